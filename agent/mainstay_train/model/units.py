@@ -16,8 +16,8 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.snapshots.units import UnitKind
 
 PROBABILITY = ".probability"
-"""End of the name of a statistic: sum of the probabilities with which a unit's gate was chosen, each
-times 65,536 and rounded."""
+"""End of the name of a statistic: the sum of the probabilities that a gate gave to a unit, each of
+them times 65,536 and rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

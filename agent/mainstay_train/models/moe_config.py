@@ -55,8 +55,8 @@ class MoeConfig(LlamaConfig):
     balance_weight: float = 1e-3
     """Factor of that term."""
     counts: str = TOKENS
-    """What is counted of each expert: its tokens, or the sum of its shares of the scores as well, in
-    fixed point. By that sum snapshots order experts with ``ordering: SoftCount``."""
+    """What is counted of each expert: its tokens, or its shares of the scores as well, in fixed
+    point. By these shares snapshots order experts with ``ordering: SoftCount``."""
 
     @property
     def counts_probabilities(self) -> bool:

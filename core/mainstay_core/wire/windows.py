@@ -42,7 +42,7 @@ class Popularity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowBasis:
-    """What a job's next window of snapshots is planned from, as it stands after a commit."""
+    """The rates, times and counts from which a job's next window is planned, after a commit."""
 
     version: Count = 0
     """Version that the commit led to."""

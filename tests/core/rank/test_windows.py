@@ -75,7 +75,7 @@ def commit_of(step: int) -> Commit:
 
 
 UNITS = (4, 3)
-"""Units of the positions. Of stage 0 the first two are experts, with 2 and 1 elements of 4 bytes."""
+"""Units of the positions, with 2 and 1 elements of 4 bytes in turn. Two of stage 0 are experts."""
 
 
 def units() -> JobUnits:
@@ -164,7 +164,9 @@ def test_the_median_step_counts_and_a_window_is_no_longer_than_automatic_ones_ma
     steps = [measures(16, step_us) for step_us in (500_000, 500_000, 1_000_000, 90_000_000)]
     assert {found for found, _ in begun(noted(state, *steps))} == {2}
 
-    many = replace(units(), positions=(tuple(replace(units().positions[0][3], name=f"0.{n}") for n in range(60)), units().positions[1]))  # fmt: skip
+    first, second = units().positions
+    long_stage = tuple(replace(first[3], name=f"0.{number}") for number in range(60))
+    many = replace(units(), positions=(long_stage, second))
     long = rank(snapshots=SnapshotRules(units=many))
     assert {found for found, _ in begun(noted(long, *[measures(4)] * 4))} == {MAX_AUTO_WINDOW}
 
@@ -179,10 +181,10 @@ def test_a_plan_whose_pods_have_no_store_measures_no_network() -> None:
 
 def test_popular_experts_come_later_from_the_next_window_on() -> None:
     state = rank(snapshots=SnapshotRules(num_instalments=4, units=units()))
-    alone = replace(PLAN, members=tuple(m for m in PLAN.members))
 
     def order(of: RankState) -> list[str]:
-        found = [u for i in range(2) for at in windows.begin_window(replace(of, plan=alone, index=i)).share for u in at]  # fmt: skip
+        members = [windows.begin_window(replace(of, index=index)) for index in range(2)]
+        found = [unit for member in members for instalment in member.share for unit in instalment]
         return [u.name for u in sorted(found, key=lambda u: u.place)]
 
     assert order(state) == ["0.0", "0.1", "0.3", "0.2"]
@@ -214,9 +216,8 @@ def test_all_members_of_a_settle_go_on_from_the_newest_basis_and_what_came_since
 def test_over_a_window_the_members_copy_each_unit_once(seed: int) -> None:
     rng = random.Random(seed)
     ordering = rng.choice((Ordering.POPULARITY, Ordering.TIME_DECAYED, Ordering.BACK_TO_FRONT))
-    rules = SnapshotRules(
-        num_instalments=rng.choice((0, 1, 2, 5)), units=units(), ordering=ordering
-    )
+    length = rng.choice((0, 1, 2, 5))
+    rules = SnapshotRules(num_instalments=length, units=units(), ordering=ordering)
     state = rank(snapshots=rules)
     for _ in range(rng.randint(0, 4)):
         told = [measures(rng.randint(1, 30)) for _ in range(4)]

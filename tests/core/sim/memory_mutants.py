@@ -83,7 +83,7 @@ _NOTE_COMMIT = windows.note_commit
 
 
 def _own_basis(state: RankState, outcome: Settlement) -> WindowBasis:
-    """Whoever settles goes on with what it has measured and counted itself: a joiner with nothing."""
+    """Whoever settles goes on with what it has measured and counted: a joiner with nothing."""
     del outcome
     return state.basis
 

@@ -16,7 +16,9 @@ from mainstay_core.snapshots.orderings import (
     note_step,
     order_units,
 )
+from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
+from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.windows import Popularity
 
 
@@ -196,3 +198,40 @@ def test_arguments_that_do_not_fit_are_named() -> None:
         note_step(Popularity(), (), Ordering.TIME_DECAYED, ONE + 1)
     with pytest.raises(InvalidSpecError, match="counts: are of 1 experts, must be of 2"):
         note_step(Popularity(running=(1, 2)), (1,), Ordering.POPULARITY)
+
+
+def skipped(order: list[str], tokens: dict[str, int], length: int) -> int:
+    """Weight gradients that a boundary replay of a window leaves out, in tokens.
+
+    In step i of the window the units of later instalments are frozen.
+    """
+    prices = [UnitPrice(name=name, full_bytes=12, compute_bytes=2) for name in order]
+    instalments = plan_instalments(prices, length)
+    return sum(
+        tokens[name]
+        for number in range(length - 1)
+        for later in instalments[number + 1 :]
+        for name in later.full
+    )
+
+
+@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0, 2.0])
+def test_the_order_by_popularity_spares_most_weight_gradients_of_a_skewed_router(
+    skew: float,
+) -> None:
+    """The n-th of 16 experts has a share of 1 / n to the power of the skew (Zipf)."""
+    rng = random.Random(5)
+    shares = [1 / number**skew for number in range(1, 17)]
+    counts = [round(4096 * share / sum(shares)) for share in rng.sample(shares, len(shares))]
+    units = [unit(0, f"e{number}") for number in range(16)]
+    tokens = {u.name: count for u, count in zip(units, counts, strict=True)}
+    order = [u.name for u in order_units(units, Ordering.POPULARITY, tokens)]
+
+    best, worst = (skipped(some, tokens, 4) for some in (order, order[::-1]))
+    for _ in range(50):
+        assert worst <= skipped(rng.sample(order, len(order)), tokens, 4) <= best
+    # Of three replayed steps, before which 3, 7 and 11 of the 16 are there: without a skew 27 / 48.
+    expected = {0.0: (0.56, 0.56), 0.5: (0.69, 0.42), 1.0: (0.82, 0.27), 2.0: (0.96, 0.07)}
+    assert (best / sum(tokens.values()) / 3, worst / sum(tokens.values()) / 3) == pytest.approx(
+        expected[skew], abs=0.01
+    )

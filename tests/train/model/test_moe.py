@@ -267,3 +267,17 @@ def test_an_expert_without_tokens_has_a_zero_gradient():
 def test_a_configuration_that_cannot_be_is_refused_by_its_field(changes, message):
     with pytest.raises(InvalidSpecError, match=message):
         workload.load(MOE, {**SMALL, **changes})
+
+
+@pytest.mark.parametrize("router", ["softmax", "sigmoid"])
+def test_shares_of_the_scores_are_counted_token_by_token_if_that_is_wanted(router):
+    block = _mixture_block(router=router, counts="probabilities")
+    plain = _mixture_block(router=router)
+
+    told = block.recompute(_x(), ADDRESS).statistics.tolist()
+    tokens, probabilities = told[:6], told[6:]
+    assert tokens == plain.recompute(_x(), ADDRESS).statistics.tolist()
+    assert [*block.spec.statistics[6:8]] == ["experts.0.probability", "experts.1.probability"]
+    # 20 tokens, whose shares add up to 1 but for what is rounded.
+    assert abs(sum(probabilities) - 20 * 65_536) <= 20 * 6 / 2
+    assert torch.equal(block.recompute(_x(), ADDRESS).output, plain.recompute(_x(), ADDRESS).output)

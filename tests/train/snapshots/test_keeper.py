@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
+from tests.core.plans import make_plan
 from torch import nn
 
 from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.job.config import SnapshotConfig
-from mainstay_core.wire.segments import SegmentKind
+from mainstay_core.rank.events import PlacedUnit, Snapshot
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.segments import SegmentHeader, SegmentKind
 from mainstay_train.exact import optimizer
 from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
@@ -72,3 +75,35 @@ def test_a_unit_comes_back_from_its_segment() -> None:
     assert written.digest(0, SegmentKind.STATE, memory) != read.digest(
         0, SegmentKind.STATE, memoryview(bytearray(len(memory)))
     )
+
+
+class PlayedClient:
+    """A store that takes everything, and remembers the headers."""
+
+    def __init__(self) -> None:
+        self.headers: list[SegmentHeader] = []
+
+    def room(self, size_bytes: int) -> Any:
+        return SimpleNamespace(memory=memoryview(bytearray(size_bytes)))
+
+    def written(self, room: Any, header: SegmentHeader, holders: Any, keep_from: int) -> None:
+        del room, holders, keep_from
+        self.headers.append(header)
+
+
+def test_an_instalment_has_the_units_that_the_window_says_and_their_place_in_its_order() -> None:
+    specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(30, 50)) for name in "abc"]
+    state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    keeper, client = keeper_of(SimpleNamespace(state=state, reducer=reducer)), PlayedClient()
+    keeper._client = cast(Any, client)
+    window = Window(first=4, length=2)
+
+    due = Snapshot(5, window, (PlacedUnit("c", 1), PlacedUnit("a", 2)))
+    keeper.snapshot(make_plan({0: ["pod.1"]}), 0, 0, due)
+    keeper.wait_copied()
+    keeper._worker.end()
+
+    told = [(h.unit_name, h.key.unit, h.key.version, h.place) for h in client.headers]
+    assert told == [("c", 2, 5, 1), ("a", 0, 5, 2)]
+    assert {(h.window, h.num_instalments) for h in client.headers} == {(4, 2)}
