@@ -123,6 +123,15 @@ MEMORY_MUTANTS = [
         **STAGES | {"P": 1, "window": 1, "units": 1, "steps": 3, "ckpt": 1},
     ),
 ]
+MEMORY_MUTANTS.append(
+    mutant(
+        "strict_records",
+        "NOT a mistake: who rolls forward cannot stand in for whoever saw the votes",
+        "simulate",
+        bud=budget(crash=1, glitch=1),
+        **ONE_WINDOW,
+    )
+)
 FIRST_WALK = {
     "vote_before_log": 125,
     "copied_once_begun": 220,
@@ -130,5 +139,6 @@ FIRST_WALK = {
     "floor_comes_last": 105,
     "given_up_goes": 50,
     "stores_before_disk": 30,
+    "strict_records": 180,
 }
 """The walk from which on some mistakes are looked for: those before do not show them."""

@@ -615,7 +615,7 @@ def settle_store(cfg: Cfg, st: State, i: int, got: dict, goal: tuple) -> State:
         st = st._replace(kept=left, seen=tuple(min(v, T) for v in st.seen))
     if disk:
         own = stores.go_back(st.stores[i], T)
-    elif action in ("heal", "replay") and "floor_stays" not in cfg.rules:
+    elif action in ("heal", "replay"):
         own = stores.lower(st.stores[i], T)
     else:
         own = st.stores[i]
@@ -626,7 +626,7 @@ def settle_store(cfg: Cfg, st: State, i: int, got: dict, goal: tuple) -> State:
         key = next(rep[1] for rep in got.values() if rep[0] == T)
         st = stores.note_record(st, i, me.ver, False, key)
     # What a stage is made anew from may be older.
-    if "kept_beside_replay" in cfg.rules or not is_anew:
+    if not is_anew:
         plan = st.plans[me.q]
         since = {m[2]: q for m, q in zip(plan.members, plan.since, strict=True)}
         kept = max((rep[6] for p, rep in got.items() if rep[5] >= since[p]), default=0)
@@ -662,7 +662,7 @@ def note_seen(cfg: Cfg, st: State, i: int) -> State:
 def kept_commit(cfg: Cfg, st: State, i: int, told: dict) -> State:
     """The votes are in: what is needless goes, and the commit is kept before it is applied."""
     pod, plan = st.pods[i], st.plans[st.pods[i].q]
-    st = stores.confirm(cfg, st, plan, pod.ver, told)
+    st = stores.confirm(cfg, st, i, pod.ver, told)
     before = pod.win
     st = stores.note_copies(cfg, st, i, list(told.values()))
     if before >= 0 and st.pods[i].win < 0:

@@ -136,8 +136,6 @@ def begin_window(cfg: Cfg, pod: Pod) -> Pod:
 
 def settled(cfg: Cfg, pod: Pod) -> Pod:
     """Every settle begins a window, so that all have the same."""
-    if "window_outlasts_settle" in cfg.rules and pod.win >= 0 and pod.win <= pod.ver:
-        return pod._replace(due=due(cfg, pod), log=(), unlogged=False)
     return begin_window(cfg, pod._replace(log=(), unlogged=False))
 
 
@@ -178,10 +176,12 @@ def note_copies(cfg: Cfg, st: State, i: int, told: list) -> State:
     return setpod(st, i, pod._replace(win=-1, kept=max(pod.kept, pod.win)))
 
 
-def confirm(cfg: Cfg, st: State, plan: Plan, step: int, got: dict) -> State:
-    """Remember, for the checks alone, what the votes of a committed step promise."""
+def confirm(cfg: Cfg, st: State, i: int, step: int, got: dict) -> State:
+    """Remember, for the checks alone, what the votes of a committed step promise, and to whom."""
+    plan = st.plans[st.pods[i].q]
     del cfg
-    kept = set(st.kept)
+    seen = (-1, -1, "votes", step, ((i, st.stores[i].life),), i)
+    kept = {*st.kept, seen}
     for m, (logged, _copied, log, _copies) in got.items():
         s = rank_of(plan)[m][1]
         kept = {k for k in kept if not (k[2] == "g" and k[3] == step and k[0] == s and k[5] == m)}
@@ -400,6 +400,7 @@ def promised(cfg: Cfg, st: State, plan: Plan, reports: dict, told: dict) -> int:
     bad = {b for t in told.values() for b in t[3]}
     hurt = {(p, *s[:4]) for p, store in enumerate(st.stores) for s in store.segments if not s.whole}
     rank = rank_of(plan)
+    is_strict = "strict_records" in cfg.rules
 
     def keeps(stage: int, unit: int, kind: str, at: int) -> bool:
         key = stage, unit, kind, at
@@ -419,7 +420,10 @@ def promised(cfg: Cfg, st: State, plan: Plan, reports: dict, told: dict) -> int:
         return all(
             any(
                 keeps(stage, u, "s", at)
-                and all(keeps(stage, u, "g", t) for t in range(at, version))
+                and all(
+                    keeps(stage, u, "g", t) and (is_strict or keeps(-1, -1, "votes", t))
+                    for t in range(at, version)
+                )
                 for at in range(version)
             )
             for u in range(cfg.units)

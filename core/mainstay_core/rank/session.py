@@ -171,9 +171,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             case events.KeepFrom():
                 self._keeper.keep_from(action.lineage, action.version)
             case events.GoBack():
-                self._keeper.go_back(
-                    action.lineage, action.version, drops_later=action.drops_later
-                )
+                self._keeper.go_back(action.lineage, action.version, drops_later=action.drops_later)
             case events.Finish():
                 self._finish()
             case _:
