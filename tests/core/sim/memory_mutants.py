@@ -176,7 +176,7 @@ MEMORY_MUTANTS = {
         [(keeper, "is_whole", lambda *_: True)],
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
-        first=20,
+        first=60,
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",
