@@ -237,9 +237,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
         record = windows.record_of(state, outcome.commit, (), outcome.certified_in)
-        return Transition(
-            rolling, (tell, *needless, *record, Apply(outcome.commit)), outcome.reason
-        )
+        actions = (tell, *needless, *record, Apply(outcome.commit))
+        return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     void = (VoidSave(state.version),) if state.valid else ()
     back = windows.go_back(state, outcome.version, from_disk=mine is StateAction.LOAD)

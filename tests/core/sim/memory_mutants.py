@@ -209,7 +209,7 @@ MEMORY_MUTANTS = {
         [(keeper, "is_whole", lambda *_: True)],
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
-        first=20,
+        first=60,
     ),
     "others-not-asked": Mutant(
         "nobody asks the stores of pods without a member",
