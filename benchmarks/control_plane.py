@@ -1,6 +1,6 @@
 """Measures what the recoveries of a large job cost the control plane, in processor time.
 
-    python benchmarks/control_plane.py [--pods 64] [--kills 4] [--api-only]
+    python benchmarks/control_plane.py [--pods 64 ...] [--kills 4]
 
 A real api and a real Redis; this process plays the supervisors of a job with one rank per pod (four
 stages, ``--pods`` / 4 lanes), so no trainer takes any processor time. For each pod that is killed:
@@ -58,7 +58,7 @@ DIGEST = "0" * 32
 
 @dataclass(slots=True)
 class Cost:
-    """What one phase cost."""
+    """The cost of one loss, join or round of heartbeats."""
 
     api_s: float = 0.0
     """Processor seconds of the api."""
@@ -72,7 +72,7 @@ class Cost:
 
 @dataclass(slots=True)
 class Counters:
-    """What has been asked and answered so far."""
+    """The numbers of requests and bytes so far."""
 
     requests: int = 0
     answer_bytes: int = 0
