@@ -18,6 +18,7 @@ from mainstay_api.kube_auth import KubernetesAuth
 from mainstay_api.limits import Limits
 from mainstay_api.long_work import LongAnswers
 from mainstay_api.metrics import LatencyMiddleware, Metrics
+from mainstay_api.plan_texts import PlanTexts
 from mainstay_api.routes import agents, faults, health, jobs, operator, snapshots
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import Store
@@ -64,6 +65,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.metrics = metrics
     app.state.limits = Limits(settings)
     app.state.long_answers = LongAnswers()
+    app.state.plan_texts = PlanTexts()
     app.state.connections = Connections()
     app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)
     app.add_middleware(LatencyMiddleware, metrics=metrics)

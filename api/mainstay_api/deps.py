@@ -20,6 +20,7 @@ from mainstay_api.bodies import MIB, BodyTooLargeError, LongRequest, length_of
 from mainstay_api.limits import Asked, Limits, TooManyError
 from mainstay_api.long_work import LongAnswers
 from mainstay_api.metrics import Metrics
+from mainstay_api.plan_texts import PlanTexts
 from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
@@ -57,6 +58,12 @@ async def get_long_answers(request: Request) -> LongAnswers:
     """Return the places in which the app makes long answers."""
     long_answers: LongAnswers = request.app.state.long_answers
     return long_answers
+
+
+async def get_plan_texts(request: Request) -> PlanTexts:
+    """Return the app's plans as text."""
+    plan_texts: PlanTexts = request.app.state.plan_texts
+    return plan_texts
 
 
 async def get_settings(request: Request) -> Settings:
@@ -292,5 +299,6 @@ HeldDep = Annotated[QuorumId | None, Depends(get_held)]
 TransactionsDep = Annotated[Transactions, Depends(get_transactions)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]
 LongAnswersDep = Annotated[LongAnswers, Depends(get_long_answers)]
+PlanTextsDep = Annotated[PlanTexts, Depends(get_plan_texts)]
 MetricsDep = Annotated[Metrics, Depends(get_metrics)]
 UidDep = Annotated[JobUid, Depends(get_uid)]

@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from mainstay_api.bodies import BodyTooLargeError
+from mainstay_api.plan_texts import PlanTexts
 from mainstay_api.store_protocol import DeletedJobError
-from mainstay_core.base import codec
 from mainstay_core.base.bounds import cut
 from mainstay_core.base.errors import (
     MAX_FIELD_CHARS,
@@ -123,13 +123,15 @@ async def _unregistered(request: Request, error: Exception) -> JSONResponse:
     return _answer(*PROBLEMS[UnregisteredPodError], str(error), todo)
 
 
-async def _stale(request: Request, error: Exception) -> JSONResponse:
-    """The current plan goes with the answer."""
-    del request
+async def _stale(request: Request, error: Exception) -> Response:
+    """The current plan goes with the answer, if the caller lacks it."""
     assert isinstance(error, StaleFactsError)
-    plan = codec.encode(error.plan) if error.plan else None
-    todo = "adopt the plan in this reply; tell only what concerns its quorum"
-    return _answer(*PROBLEMS[StaleFactsError], str(error), todo, plan=plan)
+    newest = "adopt the plan in this reply" if error.plan else "go on in the plan that you hold"
+    todo = f"{newest}; tell only what concerns its quorum"
+    status, name = PROBLEMS[StaleFactsError]
+    texts: PlanTexts = request.app.state.plan_texts
+    body = {"error": name, "detail": cut(str(error)), "what_to_do": todo}
+    return texts.answer(error.plan, body, status)
 
 
 async def _behind(request: Request, error: Exception) -> JSONResponse:

@@ -41,6 +41,7 @@ from mainstay_api.redis_client import RedisLogin, open_line
 from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
+from mainstay_core.base.field_texts import FieldTexts
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.job_store import (
@@ -207,6 +208,7 @@ class RedisStore:
         self._max_block_s = timeout_s / 2
         self._server = ""
         self._cache: dict[JobUid, Snapshot] = {}
+        self._texts: dict[JobUid, FieldTexts] = {}
         self._ledger_sizes: dict[JobUid, int] = {}
         """Entries of each job's ledger, as they were counted last."""
         self._commit = self._redis.register_script(COMMIT)
@@ -251,6 +253,7 @@ class RedisStore:
     async def delete(self, uid: JobUid) -> bool:
         """Delete everything about a job; False when there was nothing."""
         self._cache.pop(uid, None)
+        self._texts.pop(uid, None)
         self._ledger_sizes.pop(uid, None)
         names = ("stream", "recoveries", "ledger", "seen", "beats", *_OF_STORES)
         parts = [_key(uid, p) for p in names]
@@ -319,7 +322,8 @@ class RedisStore:
         Raises:
             StoreConflictError: somebody else decided first.
         """
-        texts = await beside(size_of(change.state), _texts_of, change)
+        known = self._texts.setdefault(uid, FieldTexts())
+        texts = await beside(size_of(change.state), _texts_of, change, known)
         state, plan, quorum, items = texts
         args: list[Any] = [revision, state, change.state.phase.value, plan, quorum]
         args += [self._max_events, change.state.restored_at_s, self._max_events_bytes]
@@ -482,11 +486,16 @@ def kept_steps(shape: JobShape) -> int:
     return max(MIN_LEDGER_STEPS, min(MAX_LEDGER_STEPS, room))
 
 
-def _texts_of(change: Change) -> tuple[str, str, str, list[tuple[str, str]]]:
-    """Return what a change writes: state, plan and quorum, and entries of the stream."""
+def _texts_of(change: Change, known: FieldTexts) -> tuple[str, str, str, list[tuple[str, str]]]:
+    """Return what a change writes: state, plan and quorum, and entries of the stream.
+
+    Args:
+        change: what was decided.
+        known: what was written of the job's state before.
+    """
     plan = change.plan
     return (
-        codec.dumps(change.state),
+        known.dumps(change.state),
         "" if plan is None else codec.dumps(plan),
         "" if plan is None else codec.dumps(plan.quorum),
         [item for action in change.shown for item in stream_items(action, change.at_s)],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.worlds import played
+
 from mainstay_core.base.codec import decode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.plan import Plan
@@ -44,6 +46,28 @@ def test_a_stale_fact_is_refused_with_the_current_plan(job: Any) -> None:
     assert reply["error"] == "stale"
     assert reply["plan"]["quorum"]["id"] == 2
     assert "adopt the plan" in reply["what_to_do"]
+
+
+def test_who_holds_the_current_plan_is_not_given_it_again(job: Any) -> None:
+    first = job.start()
+    job.kill(1)
+    plan = job.plan()
+    held = {"Mainstay-Quorum": "q{id}-{nonce}".format(**plan["quorum"])}
+    about = [
+        ({"facts": [played.fact("adopted", m["slot"]["pod"], m["incarnation"], quorum=q)]}, code)
+        for m, q, code in (
+            (plan["members"][0], plan["quorum"], 200),
+            (first["members"][0], first["quorum"], 409),
+        )
+    ]
+    for body, status in about:
+        path = f"{job.path}/agent/facts"
+        lacking = job.api.client.post(path, json=body)
+        holding = job.api.client.post(path, json=body, headers=held)
+        assert (lacking.status_code, holding.status_code) == (status, status)
+        assert lacking.json()["plan"] == plan
+        assert holding.json()["plan"] is None
+    assert "plan that you hold" in holding.json()["what_to_do"]
 
 
 def test_a_pod_has_to_register_before_it_says_anything(job: Any) -> None:

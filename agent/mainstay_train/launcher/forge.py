@@ -3,7 +3,9 @@
 Many pods on one machine would import torch once each, two to four seconds of
 CPU apiece. The forge imports it once and forks a launcher per pod, each the
 leader of its own process group, so that killing the group kills what would be
-the pod's trainer container.
+the pod's trainer container. All of them stay in the forge's session: a kernel
+that shares the processor by sessions (autogroup) gives all trainers together
+as much as the api, and niceness counts among processes of one session alone.
 
 It speaks frames on an inherited Unix socket (``--fd``):
 
@@ -35,10 +37,9 @@ from mainstay_train.base.settings import DEFAULT_TRAINER, LauncherSettings
 from mainstay_train.launcher import forking
 from mainstay_train.launcher.launcher import READ_BYTES, run_launcher
 
-NICENESS = 5
-"""What launchers and trainers give way to: in local mode they share a few cores with the api and
-the supervisors, whose few milliseconds of work every recovery waits for.
-"""
+NICE_STEP = 1.25
+"""What one step of niceness divides a process's weight by (sched(7))."""
+MAX_NICENESS = 19
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,16 @@ class _Pod:
     name: str
     pid: int
     pidfd: int
+
+
+def niceness_of(num_trainers: int) -> int:
+    """Return the niceness with which all trainers of a run together weigh no more than one process.
+
+    In local mode they share a few cores with Redis, the api and the supervisors, for whose few
+    milliseconds of work every recovery waits. What nobody else wants is theirs all the same.
+    """
+    needed = (n for n in range(MAX_NICENESS) if num_trainers <= NICE_STEP**n)
+    return next(needed, MAX_NICENESS)
 
 
 class Forge:
@@ -170,6 +181,12 @@ def main() -> int:
         metavar="MODULE",
         help="import it before forking; may be repeated",
     )
+    parser.add_argument(
+        "--trainers",
+        type=int,
+        default=1,
+        help="trainers that run at a time: the more, the less each weighs (%(default)s)",
+    )
     args = parser.parse_args()
     forking.log_to_stderr()
     line = socket.socket(fileno=args.fd)
@@ -179,7 +196,7 @@ def main() -> int:
     except (MainstayError, ImportError) as error:
         logger.error("%s", error)
         return 2
-    os.nice(NICENESS)
+    os.nice(niceness_of(args.trainers))
     return Forge(line, args.trainer).run()
 
 

@@ -104,7 +104,8 @@ def fork(
         run: what the child does.
         log: file, or open descriptor, for stdout and stderr; None keeps the parent's.
         give_up: the parent's open things, closed in the child.
-        new_group: make the child the leader of a session and process group of its own.
+        new_group: make the child the leader of a process group of its own, in this process's
+            session.
     """
     require_single_thread()
     parent = os.getpid()
@@ -140,7 +141,7 @@ def _become_child(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     if new_group:
-        os.setsid()
+        os.setpgid(0, 0)
     for closable in give_up:
         closable.close()
     null = os.open(os.devnull, os.O_RDONLY)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from mainstay_api import examples
@@ -17,6 +16,7 @@ from mainstay_api.deps import (
     AgentDep,
     GuardedRoute,
     HeldDep,
+    PlanTextsDep,
     SettingsDep,
     StreamsDep,
     TransactionsDep,
@@ -27,6 +27,7 @@ from mainstay_api.deps import (
 )
 from mainstay_api.facts import ToldEntry, ToldFact
 from mainstay_api.limits import TooManyError
+from mainstay_api.plan_texts import with_plan
 from mainstay_api.problems import ProblemError
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD, Instant, Longest, Name, SlotIndex
@@ -80,17 +81,17 @@ class Fired:
 @router.post("/pods", responses=examples.REGISTERED)
 async def register_pod(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, registration: PodRegistration
-) -> JSONResponse:
+) -> Response:
     """Introduce a pod. Repeating it is harmless; a pod that counted as gone is back."""
     answer = await transactions.job(uid).register(registration, held)
-    return JSONResponse(
+    return with_plan(
+        answer.plan or "null",
         {
             "config": codec.encode(answer.config),
             "manifest": await transactions.store.fetch_manifest(uid),
             "restored_at_s": answer.restored_at_s,
-            "plan": json.loads(answer.plan) if answer.plan else None,
             "cursor": answer.cursor,
-        }
+        },
     )
 
 
@@ -105,11 +106,13 @@ async def take_heartbeat(
 
 @router.post("/facts", responses=examples.PLAN_REPLY)
 async def note_facts(
-    uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Facts
-) -> JSONResponse:
-    """Learn facts and answer with the current plan; 409 with it when all facts are stale."""
-    plan = await transactions.job(uid).take_facts(body.facts, body.supervisor, held)
-    return JSONResponse({"plan": codec.encode(plan) if plan else None})
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Facts, texts: PlanTextsDep
+) -> Response:
+    """Learn facts; 409 when all of them are stale.
+
+    The answer has the current plan, or null if the request says that the caller holds it.
+    """
+    return texts.answer(await transactions.job(uid).take_facts(body.facts, body.supervisor, held))
 
 
 @router.post("/ledger")
@@ -189,11 +192,10 @@ async def recover_store(
 
 
 @router.get("/plan", responses=examples.PLAN_REPLY)
-async def fetch_plan(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
+async def fetch_plan(uid: UidDep, transactions: TransactionsDep) -> Response:
     """The current plan."""
     plan, cursor, _ = await transactions.store.fetch_plan(uid)
-    body: dict[str, Any] = {"plan": json.loads(plan) if plan else None, "cursor": cursor}
-    return JSONResponse(body)
+    return with_plan(plan or "null", {"cursor": cursor})
 
 
 @router.get("/stream", response_class=StreamingResponse, responses=examples.STREAM)

@@ -96,7 +96,11 @@ class Forge:
 
 
 def start_forge(
-    children: ChildProcesses, log: Path, env: Mapping[str, str], preload: Sequence[str] = ()
+    children: ChildProcesses,
+    log: Path,
+    env: Mapping[str, str],
+    preload: Sequence[str] = (),
+    num_trainers: int = 1,
 ) -> Forge:
     """Start the forge; it accepts requests at once and serves them when torch is there.
 
@@ -105,6 +109,7 @@ def start_forge(
         log: of the forge itself; a pod's processes write to its directory.
         env: of the forge, its launchers and all trainers.
         preload: modules that every trainer needs, imported once.
+        num_trainers: that run at a time.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -116,6 +121,7 @@ def start_forge(
             "--fd",
             str(theirs.fileno()),
         ]
+        command += ["--trainers", str(num_trainers)]
         command += [f"--preload={module}" for module in preload]
         child = children.spawn(command, log=log, environment=env, pass_fds=(theirs.fileno(),))
     return Forge(children, child, ours)

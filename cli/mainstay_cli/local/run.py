@@ -169,7 +169,11 @@ class _LocalRun:
         with claim:
             async with ChildProcesses() as children, ApiClient(self._url, self._token) as client:
                 forge = start_forge(
-                    children, self._state.logs / "forge.log", self._environment(), self._preload()
+                    children,
+                    self._state.logs / "forge.log",
+                    self._environment(),
+                    self._preload(),
+                    self._file.job.shape.num_ranks,
                 )
                 services = Services(children, client, self._service_settings())
                 started = asyncio.create_task(services.start())

@@ -27,7 +27,7 @@ class StaleFactsError(MainstayError):
 
     Args:
         why: what is stale, in one sentence.
-        plan: the newest plan, which the teller does not hold.
+        plan: the newest plan; None if the teller holds it.
     """
 
     def __init__(self, why: str, plan: Plan | None) -> None:
@@ -71,16 +71,28 @@ class SupervisorAnswers(JobTransactions):
     async def take_facts(
         self, facts: Sequence[Fact], supervisor: str, held: QuorumId | None
     ) -> Plan | None:
-        """Learn facts that were learnt in this order; return the newest plan.
+        """Learn facts that were learnt in this order.
+
+        Args:
+            facts: what was told.
+            supervisor: name of the supervisor's process that tells.
+            held: the quorum of the newest plan that it holds.
+
+        Returns:
+            The newest plan; None if there is none, or the teller holds it. In a recovery every
+            member tells several facts: to answer each with a plan of all members would cost the
+            square of their number.
 
         Raises:
             StaleFactsError: all of them are about an older quorum.
         """
         event = FactsReported(facts=tuple(facts), supervisor=supervisor)
         outcome = await self.apply(event, held)
+        plan = outcome.state.plan
+        lacking = None if plan is not None and plan.quorum == held else plan
         if outcome.stale:
-            raise StaleFactsError(outcome.reason, outcome.state.plan)
-        return outcome.state.plan
+            raise StaleFactsError(outcome.reason, lacking)
+        return lacking
 
     async def take_held(self, held: HeldJob) -> Plan | None:
         """Learn a plan that a supervisor holds and the store does not; return the newest plan."""

@@ -27,10 +27,13 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.launcher import EXIT_SUPERVISOR_GONE
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.launcher import forking
+from mainstay_train.launcher.forge import niceness_of
 
 pytest.importorskip("torch")
 
 ADDRESS = "127.0.0.1"
+TRAINERS = 3
+"""Trainers that the forge is told to weigh as one process."""
 CONFIG = JobConfig(
     job=JobUid("job-1"),
     name="demo",
@@ -140,7 +143,11 @@ class Forge:
         environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
         command = [sys.executable, "-m", "mainstay_train.launcher.forge"]
         self.process = subprocess.Popen(
-            [*command, "--fd", str(theirs.fileno()), "--trainer", "fake_trainers:run"],
+            [
+                *command,
+                *("--fd", str(theirs.fileno()), "--trainer", "fake_trainers:run"),
+                *("--trainers", str(TRAINERS)),
+            ],
             pass_fds=[theirs.fileno()],
             env=environ,
         )
@@ -293,6 +300,26 @@ def test_killing_a_launcher_kills_its_trainers(forge: Forge, pod: Pod) -> None:
     assert forge.line.expect("exited")["code"] == -signal.SIGKILL
     assert trainer.at_end()
     assert has_ended(hello["pid"])
+
+
+def test_all_trainers_share_one_session_and_weigh_no_more_than_one_process(
+    forge: Forge, pod: Pod
+) -> None:
+    line, _, pid = forge.launch(pod)
+    _, hello = pod.fork(line, "wait")
+    assert os.getsid(pid) == os.getsid(hello["pid"]) == os.getsid(forge.process.pid)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    # A niceness has an end, where tests may be already.
+    expected = min(19, own + niceness_of(TRAINERS))
+    assert os.getpriority(os.PRIO_PROCESS, hello["pid"]) == expected
+    os.kill(pid, signal.SIGKILL)
+    assert forge.line.expect("exited")["pid"] == pid
+
+
+@pytest.mark.parametrize(("num_trainers", "niceness"), [(1, 0), (2, 4), (3, 5), (8, 10), (64, 19)])
+def test_the_more_trainers_a_run_has_the_less_each_weighs(num_trainers: int, niceness: int) -> None:
+    assert niceness_of(num_trainers) == niceness
+    assert niceness_of(num_trainers + 1000) == 19
 
 
 def test_a_pod_is_killed_by_name_as_a_process_group(forge: Forge, pod: Pod) -> None:
