@@ -166,7 +166,7 @@ def _cover_position(
 
 
 class _Copies:
-    """What one store holds of one position, by unit."""
+    """The states and gradients that one store holds of one position, by unit."""
 
     def __init__(self, store: StoreStatus, held: Sequence[UnitsHeld]) -> None:
         self.units = {unit: group for group in held for unit in group.numbers}
@@ -180,7 +180,7 @@ class _Copies:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """How far stores can bring one position."""
+    """The steps by which stores bring one position to their newest step."""
 
     steps: int | None = None
     """Steps that a replay takes; None if they cannot make its state."""
