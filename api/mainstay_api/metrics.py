@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mainstay_api.snapshot_metrics import JOB_LABELS as _JOB
+from mainstay_api.snapshot_metrics import JobLabels, SnapshotMetrics
 from mainstay_core.base.release import VERSION
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import SnapshotSummary
 
-
-class JobLabels(NamedTuple):
-    """The labels of a job's series: its uid, and what it is called where it was submitted."""
-
-    job: str
-    namespace: str
-    """Empty in local mode."""
-    name: str
-
-
-_JOB = JobLabels._fields
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """Up to a quarter of an hour: that a trainer hangs is found after ``detection.hangSeconds``."""
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -48,7 +39,10 @@ class Metrics:
             registry=self.registry,
         )
         self.recoveries = Counter(
-            "mainstay_recoveries", "Finished recoveries", [*_JOB, "method"], registry=self.registry
+            "mainstay_recoveries",
+            "Finished recoveries",
+            [*_JOB, "method"],
+            registry=self.registry,
         )
         self.recovery_seconds = Histogram(
             "mainstay_recovery_seconds",
@@ -67,24 +61,6 @@ class Metrics:
             "mainstay_checkpoint_wait_seconds",
             "Seconds for which ranks waited, before they applied a step, for the copy of a "
             "checkpoint; more of checkpoint.copyMebibytes lowers it",
-            _JOB,
-            registry=self.registry,
-        )
-        self.replayed_steps = Counter(
-            "mainstay_steps_replayed",
-            "Steps replayed to make lost states anew, of each position",
-            [*_JOB, "kind"],
-            registry=self.registry,
-        )
-        self.replay_seconds = Counter(
-            "mainstay_replay_seconds",
-            "Seconds of reading and replaying, of each position",
-            [*_JOB, "kind"],
-            registry=self.registry,
-        )
-        self.damaged_copies = Counter(
-            "mainstay_damaged_copies",
-            "Copies of snapshots and logs that replays found damaged",
             _JOB,
             registry=self.registry,
         )
@@ -109,9 +85,8 @@ class Metrics:
         )
         build.labels("mainstay-api", VERSION).set(1)
         self.step = Gauge("mainstay_job_step", "Steps committed", _JOB, registry=self.registry)
-        self.loss = Gauge(
-            "mainstay_job_loss", "Loss of the last step", _JOB, registry=self.registry
-        )
+        loss = "Loss of the last step"
+        self.loss = Gauge("mainstay_job_loss", loss, _JOB, registry=self.registry)
         self.replicas = Gauge(
             "mainstay_job_replicas", "Whole replicas", _JOB, registry=self.registry
         )
@@ -122,49 +97,7 @@ class Metrics:
             registry=self.registry,
         )
 
-        self.snapshot_lag = Gauge(
-            "mainstay_job_snapshot_lag",
-            "Committed steps since the newest complete window of snapshots",
-            _JOB,
-            registry=self.registry,
-        )
-        self.snapshot_window = Gauge(
-            "mainstay_job_snapshot_window",
-            "Versions of the window that is copied, else of the newest complete one",
-            _JOB,
-            registry=self.registry,
-        )
-        self.snapshot_bytes = Gauge(
-            "mainstay_job_snapshot_bytes",
-            "Bytes in the stores of all pods, by kind of segment",
-            [*_JOB, "kind"],
-            registry=self.registry,
-        )
-        self.snapshot_memory = Gauge(
-            "mainstay_job_snapshot_memory_bytes",
-            "Memory of all pods' stores: limit, used, and the least that one of them has free",
-            [*_JOB, "state"],
-            registry=self.registry,
-        )
-        self.refused_segments = Gauge(
-            "mainstay_job_snapshot_refused",
-            "Segments that found no room in the stores of the living pods",
-            _JOB,
-            registry=self.registry,
-        )
-        self.positions = Gauge(
-            "mainstay_job_positions",
-            "Positions: all, those that stores can make anew (covered), and those that survive "
-            "the loss of any one pod (survive_pod) or failure domain (survive_domain)",
-            [*_JOB, "state"],
-            registry=self.registry,
-        )
-        self.replay_steps = Gauge(
-            "mainstay_job_replay_steps",
-            "Steps that a replay would take now, of the position that needs most",
-            _JOB,
-            registry=self.registry,
-        )
+        self.snapshots = SnapshotMetrics(self.registry)
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
@@ -201,9 +134,9 @@ class Metrics:
             self._of(self.recoveries, job, recovery.method.value).inc()
             self._of(self.lost_steps, job).inc(recovery.lost_steps)
             for replay in recovery.replays:
-                self._of(self.replayed_steps, job, replay.kind).inc(replay.steps)
-                self._of(self.replay_seconds, job, replay.kind).inc(replay.seconds)
-                self._of(self.damaged_copies, job).inc(replay.num_damaged)
+                self._of(self.snapshots.replayed, job, replay.kind).inc(replay.steps)
+                self._of(self.snapshots.replay_seconds, job, replay.kind).inc(replay.seconds)
+                self._of(self.snapshots.damaged, job).inc(replay.num_damaged)
             for stage, seconds in recovery.times.by_stage.items():
                 if seconds is not None:
                     self._of(self.recovery_seconds, job, stage).observe(seconds)
@@ -232,16 +165,16 @@ class Metrics:
     def show_snapshots(self, name: JobLabels, summary: SnapshotSummary) -> None:
         """Show what the stores of a job's pods hold, and which losses are survived."""
         window = summary.in_flight or summary.window
-        self._of(self.snapshot_lag, name).set(summary.lag)
-        self._of(self.snapshot_window, name).set(window.length if window else 0)
-        self._of(self.replay_steps, name).set(summary.replay_steps)
-        self._of(self.refused_segments, name).set(summary.num_refused)
+        self._of(self.snapshots.lag, name).set(summary.lag)
+        self._of(self.snapshots.window, name).set(window.length if window else 0)
+        self._of(self.snapshots.replay_steps, name).set(summary.replay_steps)
+        self._of(self.snapshots.refused, name).set(summary.num_refused)
         for kind in summary.kinds:
-            self._of(self.snapshot_bytes, name, kind.kind).set(kind.size_bytes)
+            self._of(self.snapshots.size_bytes, name, kind.kind).set(kind.size_bytes)
         free = summary.fullest_memory_bytes - summary.fullest_used_bytes
         memory = {"limit": summary.memory_bytes, "used": summary.used_bytes, "least_free": free}
         for state, size in memory.items():
-            self._of(self.snapshot_memory, name, state).set(size)
+            self._of(self.snapshots.memory_bytes, name, state).set(size)
         positions = {
             "all": summary.num_positions,
             "covered": summary.num_covered,
@@ -249,7 +182,7 @@ class Metrics:
             "survive_domain": summary.num_survive_domain,
         }
         for state, number in positions.items():
-            self._of(self.positions, name, state).set(number)
+            self._of(self.snapshots.positions, name, state).set(number)
 
 
 class LatencyMiddleware:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +19,8 @@ async def fetch_summary(store: Store, state: CoordinatorState) -> SnapshotSummar
     """Return the snapshots of a job in short; None in a job without."""
     if state.config.snapshots is None:
         return None
-    return summarize_job(state, await store.fetch_stores(state.config.job))
+    stores = await store.fetch_stores(state.config.job)
+    return await asyncio.to_thread(summarize_job, state, stores)
 
 
 def summarize_job(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]) -> SnapshotSummary:

@@ -31,13 +31,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from mainstay_api.long_work import LARGE, LARGE_TEXT, PIECE, beside, in_pieces, size_of
 from mainstay_api.redis_client import RedisLogin, open_line
+from mainstay_api.redis_scripts import BEAT, COMMIT, CREATE, DELETE, LEASE, RELEASE
 from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
@@ -58,6 +59,8 @@ from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import StoreCheck, StoreStatus
+
+T = TypeVar("T")
 
 PREFIX = "mainstay"
 TIMEOUT_S = 3.0
@@ -86,89 +89,6 @@ async def _call(pending: Any) -> Any:
         return await pending
     except (RedisError, OSError) as error:
         raise StoreUnavailableError(f"Redis: {str(error) or type(error).__name__}") from error
-
-
-# What Redis does in one step: scripts in Lua. mainstay_core.coordinator.job_store says the same on
-# values, and a test compares the two.
-COMMIT = """
-if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return false end
-local revision = redis.call('HINCRBY', KEYS[1], 'version', 1)
-redis.call('HSET', KEYS[1], 'state', ARGV[2], 'phase', ARGV[3], 'restored', ARGV[7])
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'plan', ARGV[4], 'quorum', ARGV[5]) end
-local at = 10
-local function take() at = at + 1; return ARGV[at - 1] end
-local last = ''
--- As many entries are kept as there is room for, if all were as long as the longest known.
-local longest = math.max(1024, redis.call('HSTRLEN', KEYS[1], 'plan'))
-for i = 1, tonumber(take()) do
-  local kind, data = take(), take()
-  longest = math.max(longest, #data)
-  local kept = math.max(16, math.min(tonumber(ARGV[6]), math.floor(tonumber(ARGV[8]) / longest)))
-  last = redis.call('XADD', KEYS[2], 'MAXLEN', '~', kept, '*', 'kind', kind, 'data', data)
-end
-for i = 1, tonumber(take()) do
-  local key = take()
-  redis.call('HSET', KEYS[3], key, take())
-end
-local kept = tonumber(ARGV[9])
-if redis.call('HLEN', KEYS[3]) > kept + kept / 8 then
-  local ids = redis.call('HKEYS', KEYS[3])
-  table.sort(ids, function(a, b) return tonumber(a) < tonumber(b) end)
-  for i = 1, #ids - kept do redis.call('HDEL', KEYS[3], ids[i]) end
-end
-local time = redis.call('TIME')
-local now = string.format('%d%06d', time[1], time[2])
-for i = 1, tonumber(take()) do redis.call('HSET', KEYS[4], take(), now) end
-for i = 1, tonumber(take()) do
-  local pod = take()
-  redis.call('HDEL', KEYS[4], pod)
-  redis.call('HDEL', KEYS[5], pod)
-  redis.call('HDEL', KEYS[6], pod)
-  redis.call('HDEL', KEYS[7], pod)
-end
-return {revision, last}
-"""
-
-BEAT = """
-if redis.call('HEXISTS', KEYS[2], ARGV[1]) == 0 then
-  return {0, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
-end
-local time = redis.call('TIME')
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%d%06d', time[1], time[2]))
-redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
-return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
-"""
-
-CREATE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end
-redis.call('HSET', KEYS[1], 'version', '1', 'state', ARGV[2], 'phase', ARGV[3],
-           'manifest', ARGV[4], 'name', ARGV[5])
-redis.call('SADD', KEYS[2], ARGV[1])
-redis.call('HSET', KEYS[3], ARGV[5], ARGV[1])
-return 1
-"""
-
-DELETE = """
-local name = redis.call('HGET', KEYS[1], 'name')
-if name and redis.call('HGET', KEYS[3], name) == ARGV[1] then redis.call('HDEL', KEYS[3], name) end
-redis.call('SREM', KEYS[2], ARGV[1])
-redis.call('SET', KEYS[4], '1', 'EX', ARGV[2])
-local known = redis.call('EXISTS', KEYS[1])
-redis.call('DEL', KEYS[1], unpack(KEYS, 5))
-return known
-"""
-
-LEASE = """
-local holder = redis.call('GET', KEYS[1])
-if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
-"""
-
-RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
-"""
 
 
 class RedisStore:
@@ -374,9 +294,7 @@ class RedisStore:
 
     async def fetch_beats(self, uid: JobUid) -> dict[PodUid, Heartbeat]:
         """Return the last heartbeat of each pod."""
-        beats = await _call(self._redis.hgetall(_key(uid, "beats")))
-        told = await in_pieces(partial(codec.loads, Heartbeat), tuple(beats.values()))
-        return dict(zip(map(PodUid, beats), told, strict=True))
+        return await _by_pod(Heartbeat, await _call(self._redis.hgetall(_key(uid, "beats"))))
 
     async def put_store(self, uid: JobUid, status: StoreStatus) -> int:
         """Keep what a pod's store of segments tells; return the newest check that is wanted."""
@@ -390,9 +308,7 @@ class RedisStore:
 
     async def fetch_stores(self, uid: JobUid) -> dict[PodUid, StoreStatus]:
         """Return what each pod's store of segments has told last."""
-        texts = await _call(self._redis.hgetall(_key(uid, "stores")))
-        told = await in_pieces(partial(codec.loads, StoreStatus), tuple(texts.values()))
-        return dict(zip(map(PodUid, texts), told, strict=True))
+        return await _by_pod(StoreStatus, await _call(self._redis.hgetall(_key(uid, "stores"))))
 
     async def fetch_checks(self, uid: JobUid) -> tuple[int, dict[PodUid, StoreCheck]]:
         """Return the number of the newest check that is wanted, and each pod's newest outcome."""
@@ -400,8 +316,7 @@ class RedisStore:
         pipe.hget(_key(uid, "job"), "check")
         pipe.hgetall(_key(uid, "checks"))
         wanted, texts = await _call(pipe.execute())
-        told = await in_pieces(partial(codec.loads, StoreCheck), tuple(texts.values()))
-        return int(wanted or 0), dict(zip(map(PodUid, texts), told, strict=True))
+        return int(wanted or 0), await _by_pod(StoreCheck, texts)
 
     async def want_check(self, uid: JobUid) -> int:
         """Note that somebody wants all stores of segments checked; return the check's number."""
@@ -500,6 +415,12 @@ def _texts_of(change: Change, known: FieldTexts) -> tuple[str, str, str, list[tu
         "" if plan is None else codec.dumps(plan.quorum),
         [item for action in change.shown for item in stream_items(action, change.at_s)],
     )
+
+
+async def _by_pod(kind: type[T], texts: Mapping[str, str]) -> dict[PodUid, T]:
+    """Return what pods have told, read from its JSON."""
+    told = await in_pieces(partial(codec.loads, kind), tuple(texts.values()))
+    return dict(zip(map(PodUid, texts), told, strict=True))
 
 
 _OF_STORES = ("stores", "checks")

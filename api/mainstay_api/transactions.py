@@ -17,8 +17,9 @@ from typing import Any
 
 from mainstay_api.auth import JobName
 from mainstay_api.long_work import beside, size_of
-from mainstay_api.metrics import JobLabels, Metrics
+from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
+from mainstay_api.snapshot_metrics import JobLabels
 from mainstay_api.snapshots import fetch_summary
 from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import MANIFEST, Job
 
-from mainstay_api.metrics import JobLabels
+from mainstay_api.snapshot_metrics import JobLabels
 
 WINDOW = {"first": 4, "length": 2}
 RUN = {"first": 4, "last": 7}

@@ -146,7 +146,7 @@ def _cover_position(
         return not is_there and _reach(left, judged).steps is None
 
     whole = _reach([*held.values()], judged)
-    alone = [uid for uid, c in held.items() if _reach([c], judged).steps is not None]
+    alone = [uid for uid, c in held.items() if _is_whole(c, judged)]
     # Who has neither a member nor a copy of the position is not missed by it.
     concerned = [pod for pod in pods if pod.uid in held or number in pod.positions]
     domains = sorted({pod.domain for pod in concerned})
@@ -166,9 +166,10 @@ def _cover_position(
 
 
 class _Copies:
-    """What one store holds of one position, by unit."""
+    """The states and gradients that one store holds of one position, by unit."""
 
     def __init__(self, store: StoreStatus, held: Sequence[UnitsHeld]) -> None:
+        self.groups = held
         self.units = {unit: group for group in held for unit in group.numbers}
         self.num_units = max((group.num_units for group in held), default=0)
         newest = [run.last for run in store.judged]
@@ -180,7 +181,7 @@ class _Copies:
 
 @dataclass(frozen=True, slots=True)
 class _Reach:
-    """How far stores can bring one position."""
+    """The steps by which stores bring one position to their newest step."""
 
     steps: int | None = None
     """Steps that a replay takes; None if they cannot make its state."""
@@ -193,22 +194,33 @@ def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> _Reach:
     if not num_units:
         return _Reach(None, "no store holds anything of it")
     most = 0
+    known: dict[tuple[int, ...], int | None] = {}
     for unit in range(num_units):
         holders = [store for store in stores if unit in store.units]
         if not holders:
             return _Reach(None, f"no store holds unit {unit}")
-        steps = _reach_of_unit(unit, holders, judged)
+        # Units that are told together by the same stores come equally far.
+        alike = tuple(id(store.units[unit]) for store in holders)
+        if alike not in known:
+            groups = [store.units[unit] for store in holders]
+            known[alike] = _reach_of(groups, min(store.newest for store in holders), judged)
+        steps = known[alike]
         if steps is None:
             return _Reach(None, f"unit {unit} has no state with all gradients since")
         most = max(most, steps)
     return _Reach(most)
 
 
-def _reach_of_unit(unit: int, holders: Sequence[_Copies], judged: Collection[int]) -> int | None:
-    """Return the steps that bring a unit to the newest step of some store that holds it."""
-    groups = [store.units[unit] for store in holders]
+def _is_whole(store: _Copies, judged: Collection[int]) -> bool:
+    """Return whether one store brings all units of a position to its newest step by itself."""
+    return len(store.units) == store.num_units and all(
+        _reach_of([group], store.newest, judged) is not None for group in store.groups
+    )
+
+
+def _reach_of(groups: Sequence[UnitsHeld], needed: int, judged: Collection[int]) -> int | None:
+    """Return the steps that bring a unit to a version or beyond, from what stores hold of it."""
     gradients = _steps(run for group in groups for run in group.gradients)
-    needed = min(store.newest for store in holders)
     for state in sorted({v for group in groups for v in group.states}, reverse=True):
         if state not in judged:
             continue  # no vote has found it good yet
