@@ -225,7 +225,7 @@ class BoundaryReplayer:
 
 
 class _Again:
-    """What is particular about a step that is computed again (see the interpreter)."""
+    """The particulars of a step that is computed again (see the interpreter)."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ def flow_digest(key: SegmentKey, tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What was sent, as the content of a segment."""
+    """A tensor that was sent, as the content of a segment."""
 
     key: SegmentKey
     copied: Copied
