@@ -17,6 +17,7 @@ from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_
 from tests.core.rank.test_session import Played, run
 
 from mainstay_core.rank import machine
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import (
     Applied,
@@ -35,7 +36,6 @@ from mainstay_core.rank.events import (
     VotesGathered,
 )
 from mainstay_core.rank.machine import Phase, RankState
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules
