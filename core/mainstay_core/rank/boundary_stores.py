@@ -1,4 +1,4 @@
-"""Decides which states of lost stages can be computed again from boundary logs (protocol section 6).
+"""Decides which states of lost stages boundary logs can bring back (protocol section 6).
 
 A stretch of lost stages begins again at some version: there each of its units is in the stores, in
 full or as compute weights. It runs the steps since with what the stages beside it logged. As the
@@ -99,9 +99,7 @@ class BoundaryStores(StoreContents):
         last = self._active_from(stretch, start)
         assert last is not None
         loads, frozen = self._loads(position, start)
-        inputs = [
-            border for border in self._borders(stretch) if abs(border[0] - position) == 1
-        ]
+        inputs = [border for border in self._borders(stretch) if abs(border[0] - position) == 1]
         return BoundaryReplay(
             position=position,
             version=version,
@@ -319,9 +317,7 @@ class BoundaryStores(StoreContents):
             )
         )
 
-    def _inputs_of(
-        self, border: Border, step: int
-    ) -> list[tuple[SegmentKey, tuple[Holder, ...]]]:
+    def _inputs_of(self, border: Border, step: int) -> list[tuple[SegmentKey, tuple[Holder, ...]]]:
         found = []
         for shard_type in range(self._num_types):
             holders = self._holders_of_type(border, step, shard_type)

@@ -151,9 +151,7 @@ class Stores(StoreContents):
         reached = [self._reach_of_unit(copies) for copies in units.values()]
         return frozenset.intersection(*reached)
 
-    def plan_replay(
-        self, position: int, version: int, lost: Collection[int] = ()
-    ) -> Replay | None:
+    def plan_replay(self, position: int, version: int, lost: Collection[int] = ()) -> Replay | None:
         """Return how to make a position's state at a version; None if it cannot be made.
 
         Each unit starts from its newest state, so as few steps as can be are applied again.

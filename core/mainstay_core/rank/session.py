@@ -220,9 +220,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.replay is not None:
             await self._begin(Op.REPLAY)
             wait = self.connections.healing(self._keeper.begin_wait())
-            outcome = await self._keeper.replay(
-                wait, self.plan, self.state.index, action.replay
-            )
+            outcome = await self._keeper.replay(wait, self.plan, self.state.index, action.replay)
             await self._begin(Op.REPLAYED)
             if isinstance(outcome, events.StateLoaded):
                 self._log_replayed(outcome.replayed)
@@ -296,9 +294,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         await self._begin(Op.LOG)
         state = self.state
         wait = self.connections.healing(keeper.begin_wait())
-        logged = await keeper.log(
-            wait, self.plan, state.index, state.lineage, state.version, types
-        )
+        logged = await keeper.log(wait, self.plan, state.index, state.lineage, state.version, types)
         await self._begin(Op.LOGGED)
         return keeper.status(state.version, logged=logged)
 

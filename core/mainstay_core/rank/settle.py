@@ -26,15 +26,14 @@ from typing import NamedTuple
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
-from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.job.config import LogKind
+from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
-
 
 AnyStores = Stores | BoundaryStores
 
@@ -281,9 +280,7 @@ def settle(
     ordered = _in_order(plan, reports)
     by_gradients = log is LogKind.GRADIENTS
     stores = (
-        Stores(store_reports, plan.lineage)
-        if by_gradients
-        else BoundaryStores(store_reports, plan)
+        Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
     )
     goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
     version = goal.version

@@ -312,7 +312,9 @@ class SegmentClient:
 
     def wait_answered(self, keys: Sequence[SegmentKey], until: Callable[[], bool]) -> Steps[None]:
         """Wait until the holders of all have answered, or are gone."""
-        while any(self._why_not.get(k, "") is None for k in keys) and not until() and not self._ended:
+        while (
+            any(self._why_not.get(k, "") is None for k in keys) and not until() and not self._ended
+        ):
             yield self._changed
 
     def why_not(self, key: SegmentKey) -> str:

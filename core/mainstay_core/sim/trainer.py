@@ -276,7 +276,9 @@ class Trainer(Process, RankSession[Connections]):
         """Log what is given to a neighbour, in a job that logs boundaries."""
         if self._segments is not None and self._segments.logs_boundaries:
             state = self.state
-            self._segments.log_sent(self.plan, state.index, state.lineage, state.version, action, content)
+            self._segments.log_sent(
+                self.plan, state.index, state.lineage, state.version, action, content
+            )
 
     def made_cell(self) -> Compute:
         """Return the cell of the adopted plan's position."""

@@ -89,9 +89,7 @@ def test_a_pod_has_room_for_what_it_sends_while_a_replica_is_missing() -> None:
     cuts = stage_blocks([b.cost for b in model.blocks], 2)
 
     def least(shape: Any) -> int:
-        return snapshot_sizes.store_bytes(
-            [model], shape, window=2, peers=0, log=LogKind.BOUNDARY
-        )
+        return snapshot_sizes.store_bytes([model], shape, window=2, peers=0, log=LogKind.BOUNDARY)
 
     # 8 types on the 3 replicas that are left are 3 at most, in 2 x 2 + 4 steps.
     sent = max(type_bytes(model, cut, replace(shape, micro_batches=1)) for cut in cuts)
