@@ -51,21 +51,22 @@ STEPS_BETWEEN = 12
 """Steps between two kills: more than two windows of the tiny model."""
 EXPERTS = "mainstay_train.models.moe:workload"
 EXPERTS_CONFIG: dict[str, Any] = {
-    "dim": 384,
+    "dim": 256,
     "layers": 6,
-    "heads": 6,
+    "heads": 4,
     "kvHeads": 2,
     "hidden": 512,
     "sequence": 256,
-    "microBatchSize": 1,
+    "microBatchSize": 2,
     "denseLayers": 0,
     "experts": 8,
     "activeExperts": 2,
     "sharedExperts": 0,
-    "expertHidden": 1024,
+    "expertHidden": 768,
 }
 """Of the mixture whose middle third is computed again."""
 BOUNDARY_STEPS = 3
+BOUNDARY_MEMORY_BYTES = 640 * MIB
 SPECS: dict[str, dict[str, Any]] = {
     "replay from memory": {
         "snapshots": {"enabled": True, "window": 2, "peers": 1, "memory": "256Mi"}
@@ -126,7 +127,7 @@ def measure_boundary(turns: int) -> None:
     cpu: dict[str, list[float]] = {name: [] for name in ratios}
     share, logged, totals_s = 0.0, 0, []
     for _ in range(turns):
-        with running_stores(MEMORY_BYTES) as at:
+        with running_stores(BOUNDARY_MEMORY_BYTES) as at:
             stage = BoundaryStage(EXPERTS, EXPERTS_CONFIG, at, num_steps=BOUNDARY_STEPS)
             frozen, share = _two_thirds(stage)
             stage.replay(())  # what is made once is there

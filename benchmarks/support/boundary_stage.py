@@ -41,7 +41,7 @@ from mainstay_train.snapshots.writer import Place, SegmentWriter
 from mainstay_train.state.segments import SegmentClient
 
 STAGE, NUM_STAGES = 1, 3
-MICRO_BATCHES = 2
+MICRO_BATCHES = 1
 RATE = 1e-4
 SENDERS = {SegmentKind.ACTIVATION: 0, SegmentKind.INPUT_GRADIENT: 2}
 """Position of the neighbour that sends each kind."""
@@ -250,7 +250,9 @@ class BoundaryStage:
         return _PlayedChain(tensors)
 
     def _copy_units(self, version: int) -> None:
-        for kind in (SegmentKind.STATE, SegmentKind.COMPUTE):
+        # Full states are loaded at both ends alone.
+        ends = (SegmentKind.STATE,) if version in (0, self.num_steps) else ()
+        for kind in (*ends, SegmentKind.COMPUTE):
             for name in self.units.names:
                 place = self.place()
                 self._writers[0].write_unit(place, place.key(name, kind, version))

@@ -50,7 +50,7 @@ class SentLog(Protocol):
 
 
 class Recomputed(Protocol):
-    """What is particular about a step that is computed again by a stage that lost its state."""
+    """The particulars of a step that is computed again by a stage that lost its state."""
 
     @property
     def lowest(self) -> int:

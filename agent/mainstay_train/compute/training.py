@@ -1,4 +1,4 @@
-"""What a session trains with: blocks by the interpreter, or whatever else builds an engine."""
+"""Builds the engines with which a session trains, for blocks or whatever else computes."""
 
 from __future__ import annotations
 

@@ -75,7 +75,16 @@ class BoundaryReplayer:
         inputs = Inputs(
             self._wanted(replay, place), self._engine.make_activation, self._copies.interrupt
         )
-        self._copies.give_up_if(lambda: inputs.closed)
+
+        def why_not() -> str:
+            if inputs.closed:
+                return "the replay is over"
+            # Neighbours in the stretch wait for what could not be kept, and this one for them.
+            return logs.problem if replay.relays else ""
+
+        self._copies.give_up_if(why_not)
+        logs.on_problem = self._copies.interrupt
+        inputs.start()
         try:
             for step in replay.steps:
                 self._load(step.loads)
@@ -90,6 +99,7 @@ class BoundaryReplayer:
         except Unusable as error:
             return LoadFailed(str(error))
         finally:
+            logs.on_problem = None
             inputs.close()
         return StateLoaded(masters, replayed=tuple(self._steps))
 
@@ -149,8 +159,6 @@ class BoundaryReplayer:
             gradient = self._engine.gradient_digest()
             told = step.record.gradients[replay.position]
             self._compare(step.record, "reduced gradient", gradient, told)
-        if replay.relays and logs.problem:
-            raise Unusable(logs.problem)  # a neighbour waits for it
         frozen = frozenset(step.frozen)
         active = [n for n in range(len(self._units.names)) if n not in frozen]
         names = [name for number in active for name in self._units.parameters[number]]
@@ -225,7 +233,7 @@ class BoundaryReplayer:
 
 
 class _Again:
-    """What is particular about a step that is computed again (see the interpreter)."""
+    """The particulars of a step that is computed again (see the interpreter)."""
 
     def __init__(
         self,

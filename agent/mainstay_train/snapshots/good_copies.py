@@ -38,10 +38,14 @@ class GoodCopies:
         self._read_well: list[BadSegment] = []
         """Copies that have the digest that they were written with."""
 
-    def give_up_if(self, closed: Callable[[], bool]) -> None:
-        """Have whoever waits for a segment give up if this holds; asked again when interrupted."""
+    def give_up_if(self, why: Callable[[], str]) -> None:
+        """Have whoever waits for a segment give up for one more reason.
+
+        Args:
+            why: returns it, or an empty sentence; asked again after :attr:`interrupt`.
+        """
         ended = self._ended
-        self._ended = lambda: ended() or ("the replay is over" if closed() else "")
+        self._ended = lambda: ended() or why()
 
     def blame(self) -> None:
         """Have all copies that were read count as damaged.

@@ -53,6 +53,9 @@ class Inputs:
         self.closed = False
         """Whether nobody wants more."""
         self._thread = threading.Thread(target=self._run, name="boundary inputs", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
         self._thread.start()
 
     def take(self, key: SegmentKey, into: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ the chain's end has cut off: whoever computes it again logs it again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,7 @@ def flow_digest(key: SegmentKey, tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What was sent, as the content of a segment."""
+    """A tensor that was sent, as the content of a segment."""
 
     key: SegmentKey
     copied: Copied
@@ -87,6 +87,8 @@ class SentLogs:
         self._copies = devices.HostCopies()
         self.problem = ""
         """Why something of the step at hand, or of the replay at hand, is not kept."""
+        self.on_problem: Callable[[], None] | None = None
+        """Called when there is one, in the background."""
 
     def begin_replay(self) -> None:
         """Forget what was wrong before."""
@@ -131,6 +133,8 @@ class SentLogs:
                     self._writer.write(place, flow.key, flow, ())
             except (StoreFull, StoreGone) as error:
                 self.problem = str(error)
+                if (told := self.on_problem) is not None:
+                    told()
             flow.copied.release()
 
     def settle(

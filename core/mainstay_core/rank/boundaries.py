@@ -57,8 +57,8 @@ class Relay:
     """The neighbour's."""
     kind: SegmentKind
     holders: Holders
-    """By shard type the pod in whose store the neighbour's message appears, in this quorum. A reader
-    asks there with the quorum's nonce, and waits."""
+    """By shard type the pod in whose store the neighbour's message appears, in this quorum. A
+    reader asks there with the quorum's nonce, and waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

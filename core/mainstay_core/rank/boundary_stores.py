@@ -1,4 +1,4 @@
-"""Decides which states of lost stages can be computed again from boundary logs (protocol section 6).
+"""Decides which states of lost stages boundary logs can bring back (protocol section 6).
 
 A stretch of lost stages begins again at some version: there each of its units is in the stores, in
 full or as compute weights. It runs the steps since with what the stages beside it logged. As the

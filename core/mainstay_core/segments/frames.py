@@ -285,8 +285,8 @@ class Fetch:
     key: SegmentKey
     header_only: bool = False
     nonce: Name = field(default="", metadata=codec.OMITTED)
-    """If it is not empty, only a segment that was written in the quorum of this nonce is wanted, and
-    the answer comes once there is one."""
+    """If it is not empty, only a segment that was written in the quorum of this nonce is wanted,
+    and the answer comes once there is one."""
     kind: Literal["fetch"] = "fetch"
 
 
@@ -331,7 +331,8 @@ Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
     "hello": Hello, "room": TakeRoom, "give-back": GiveBack, "written": Written,
     "send-again": SendAgain, "record": KeepRecord, "keep-from": KeepFrom,
-    "voted-logs": VotedLogs, "report": AskReport, "read": Read, "read-done": ReadDone, "discard": Discard,
+    "voted-logs": VotedLogs, "report": AskReport, "read": Read, "read-done": ReadDone,
+    "discard": Discard,
 }  # fmt: skip
 _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,

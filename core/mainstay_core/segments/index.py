@@ -6,8 +6,8 @@ the middle leaves nothing behind but its room. Who reads a segment, or sends it,
 is given away only once nobody does, even if the segment itself was replaced or dropped meanwhile.
 
 What crossed the boundary of a stage is kept by micro-batch. It counts once its sender has voted on
-the step (:class:`VotedLogs <mainstay_core.segments.frames.VotedLogs>`), in the quorum that it names.
-Other bytes in its place count anew.
+the step in the quorum that it names (:class:`~mainstay_core.segments.frames.VotedLogs`). Other
+bytes in its place count anew.
 
 What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
 those before. ``keep_from`` moves only forward, whatever a slow writer of another pod says. The own
@@ -433,9 +433,9 @@ class SegmentIndex:
         for (position, kind, quorum, size, step), found in sorted(types.items()):
             for run in runs_of(found):
                 shape = position, kind, quorum, size, run.first, run.last
-                at = open_runs.get(shape)
-                if at is not None and told[at].last_step == step - 1:
-                    told[at] = replace(told[at], last_step=step)
+                last = open_runs.get(shape)
+                if last is not None and told[last].last_step == step - 1:
+                    told[last] = replace(told[last], last_step=step)
                     continue
                 open_runs[shape] = len(told)
                 told.append(

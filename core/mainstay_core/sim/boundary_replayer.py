@@ -23,6 +23,10 @@ class UnusableError(Exception):
     """No good copy of a segment is left, the quorum has ended, or what comes out is another."""
 
 
+class DiffersError(UnusableError):
+    """A replay comes out differently than votes told."""
+
+
 class Segments(Protocol):
     """What a replay asks of the keeper of a trainer's segments."""
 
@@ -94,8 +98,7 @@ class LogGroup:
     def finish(self, peer: int, tag: int) -> Steps[None]:
         """Wait for nothing: who reads it asks the store."""
         del peer, tag
-        return
-        yield
+        yield from ()
 
     def _key(self, sender: int, tag: int) -> SegmentKey:
         assert tag % 2 in (FORWARD, BACKWARD)
@@ -194,9 +197,8 @@ class BoundaryReplayer:
         told = record.states[position], record.gradients[position]
         if (params, terms.gradient_digest(reduced)) != told:
             at = record.commit.step
-            raise UnusableError(f"replayed step {at} comes out differently than it was told")
+            raise DiffersError(f"replayed step {at} comes out differently than it was told")
 
 
 def _nothing() -> Steps[None]:
-    return
-    yield
+    yield from ()

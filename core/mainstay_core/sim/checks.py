@@ -292,6 +292,13 @@ class Checks:
             f"{version} than the failure-free run",
         )
 
+    def replay_differs(self, trainer: Life, why: str) -> None:
+        """A rank has computed something else than votes told."""
+        _hold(
+            any(life.was_tampered for life in self._lives.values()),
+            f"I6: {trainer.name}: {why}, though no state was ever bad",
+        )
+
     def connected(self, trainer: Life, name: str) -> None:
         """A rank has connected a group: again, if a planned plan left all its members together."""
         plan, index = trainer.state.plan, trainer.state.index

@@ -19,7 +19,7 @@ from mainstay_core.rank.replaying import Replay
 from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
-from mainstay_core.sim.boundary_replayer import BoundaryReplayer, UnusableError
+from mainstay_core.sim.boundary_replayer import BoundaryReplayer, DiffersError, UnusableError
 from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
@@ -344,7 +344,7 @@ class SegmentKeeper:
             for record in replay.records:
                 await self._apply(wait, replay, record, units)
         except UnusableError as error:
-            return LoadFailed(str(error))
+            return self._failed(error)
         return await self._made(replay, terms.whole_of([units[n] for n in sorted(units)]))
 
     async def _replay_steps(
@@ -359,7 +359,7 @@ class SegmentKeeper:
         try:
             params = await replayer.run()
         except UnusableError as error:
-            return LoadFailed(str(error))
+            return self._failed(error)
         outcome = await self._made(replay, params)
         if isinstance(outcome, StateLoaded):
             for step in replay.steps:
@@ -371,11 +371,19 @@ class SegmentKeeper:
                     await Awaited(self._client.vote_on(logs, wait.is_over))
         return outcome
 
+    def _failed(self, error: UnusableError) -> LoadFailed:
+        """Give a replay up. What is read is whole, so only a bad state can make it differ."""
+        if isinstance(error, DiffersError):
+            self._world.checks.replay_differs(self._owner, str(error))
+        return LoadFailed(str(error))
+
     async def _made(self, replay: Replay | BoundaryReplay, params: str) -> StateLoaded | LoadFailed:
         """Go on with a state that was made anew, if it is what was told."""
         await self._owner.point("replayed")
         if replay.next is not None and params != replay.next.states[replay.position]:
-            return LoadFailed(f"version {replay.version} comes out differently than it was told")
+            return self._failed(
+                DiffersError(f"version {replay.version} comes out differently than it was told")
+            )
         self._world.checks.replayed(self._owner, replay.version, params)
         self._owner.made_cell().params = params
         return StateLoaded(params)
@@ -395,7 +403,7 @@ class SegmentKeeper:
             reduced = terms.whole_of([gradients[n] for n in sorted(gradients)])
             told = record.states[replay.position], record.gradients[replay.position]
             if (masters, terms.gradient_digest(reduced)) != told:
-                raise UnusableError(f"replayed step {step} comes out differently than it was told")
+                raise DiffersError(f"replayed step {step} comes out differently than it was told")
         for unit, gradient in gradients.items():
             units[unit] = terms.unit_applied(units[unit], gradient, record.commit.scale)
         await self._owner.point("replay-half")

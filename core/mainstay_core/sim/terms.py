@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from mainstay_core.rank.votes import clip
 
-CLIP_NORM = 1.0
-"""Bound on the norm of a step's gradient."""
+CLIP_NORM = 0.01
+"""Bound on the norm of a step's gradient: every step is clipped, so that the norm counts."""
 TOKENS = 4
 """Of each shard type."""
 

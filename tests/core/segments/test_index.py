@@ -11,9 +11,18 @@ from tests.core.segments.keys import JOB, header_of, key_of, record_of
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
+from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
 from mainstay_core.segments.spans import PAGE_BYTES
-from mainstay_core.wire.segments import Run, SegmentHeader, SegmentKey, StoreReport, UnitHeld
+from mainstay_core.wire.segments import (
+    Run,
+    SegmentHeader,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    UnitHeld,
+    boundary_key,
+)
 from mainstay_core.wire.votes import CommitRecord
 
 POD = PodUid("pod-1")
@@ -400,3 +409,86 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
         index.release(segment)
     index.keep_from(twin.lineage + 1, 0)
     assert index.free_bytes == 64 * PAGE_BYTES
+
+
+# --- Logs of boundaries -------------------------------------------------------------------------
+
+
+def log_key(step: int, shard_type: int, micro_batch: int, kind: str = "activation") -> SegmentKey:
+    return boundary_key(0, 1, SegmentKind(kind), step, shard_type, micro_batch)
+
+
+def vote_on(step: int, *types: int, quorum: str = "q1", kind: str = "activation") -> VotedLogs:
+    return VotedLogs(
+        request=1, lineage=0, position=1, step=step, quorum=quorum,
+        kinds=(SegmentKind(kind),), types=types, micro_batches=2,
+    )  # fmt: skip
+
+
+def with_logs(*places: tuple[int, int]) -> SegmentIndex:
+    """Return an index with the logs of some (step, type), of two micro-batches each."""
+    index = SegmentIndex(JOB, 1 << 20)
+    for step, shard_type in places:
+        for micro_batch in range(2):
+            put_log(index, log_key(step, shard_type, micro_batch))
+    return index
+
+
+def put_log(index: SegmentIndex, key: SegmentKey, digest: str = "d") -> None:
+    room = index.take_room(10)
+    assert room is not None
+    index.put(header_of(key, 10, digest=digest), room)
+
+
+def told(index: SegmentIndex) -> list[tuple[str, int, int, int, int]]:
+    logs = index.report(PodUid("p"), "p:1", 0).logs
+    return [(x.voted_in, x.first_step, x.last_step, x.first_type, x.last_type) for x in logs]
+
+
+def test_boundary_logs_are_told_once_their_sender_has_voted_on_the_step() -> None:
+    index = with_logs((3, 0), (3, 1), (4, 0), (4, 1), (4, 3))
+    assert told(index) == []
+    assert index.note_voted(vote_on(3, 0, 1)) == ""
+    assert index.note_voted(vote_on(4, 0, 1, 3)) == ""
+    assert told(index) == [("q1", 3, 4, 0, 1), ("q1", 4, 4, 3, 3)]
+    assert index.note_voted(vote_on(4, 3, quorum="q2")) == ""
+    assert ("q2", 4, 4, 3, 3) in told(index)
+
+
+def test_a_vote_counts_for_none_of_its_logs_while_one_is_lacking() -> None:
+    index = with_logs((3, 0))
+    put_log(index, log_key(3, 1, 0))
+    why = index.note_voted(vote_on(3, 0, 1))
+    assert why == "activation of type 1 micro-batch 1 of position 1 at 3 is not kept"
+    assert told(index) == []
+
+
+def test_other_bytes_in_the_place_of_a_log_have_no_votes_and_the_same_bytes_keep_them() -> None:
+    index = with_logs((3, 0))
+    assert index.note_voted(vote_on(3, 0)) == ""
+    put_log(index, log_key(3, 0, 1))
+    assert told(index) == [("q1", 3, 3, 0, 0)]
+    put_log(index, log_key(3, 0, 1), digest="other")
+    assert told(index) == []
+
+
+def test_a_log_that_is_damaged_or_old_is_not_told() -> None:
+    index = with_logs((3, 0), (3, 1), (4, 0))
+    assert index.note_voted(vote_on(3, 0, 1)) == ""
+    assert index.note_voted(vote_on(4, 0)) == ""
+    index.discard(log_key(3, 1, 0))
+    assert told(index) == [("q1", 3, 4, 0, 0)]
+    index.keep_from(0, 4)
+    assert told(index) == [("q1", 4, 4, 0, 0)]
+    assert index.find(log_key(3, 0, 0)) is None
+    index.keep_from(0, 4, may_go_back=True)
+    assert told(index) == [], "the step is computed again"
+
+
+def test_compute_weights_are_told_by_version_and_go_with_their_window() -> None:
+    index = SegmentIndex(JOB, 1 << 20)
+    for version in (4, 5):
+        put_log(index, key_of(version, kind="compute"))
+    (held,) = index.report(PodUid("p"), "p:1", 0).units
+    assert held.computes == (Run(first=4, last=5),)
+    assert not held.states

@@ -4,6 +4,7 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
+from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -12,7 +13,7 @@ from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED
 
 SEEDS_PER_TEST = 10
-ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS}
+ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS}
 
 
 @pytest.mark.parametrize("first", range(0, 40, SEEDS_PER_TEST))

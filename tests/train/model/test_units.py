@@ -144,6 +144,8 @@ def test_only_a_unit_of_split_modules_can_be_frozen():
         block.backward_input(tape, torch.ones(2, 4))
         block.backward_weight(tape, views, frozen=frozen)
 
+    assert block.can_skip("block.apart")
+    assert not block.can_skip("block.at_once")
     weights(["block.apart"])
     assert not views["block.0.weight"].any()
     with pytest.raises(ValueError, match=r"unit 'block.at_once' cannot be frozen: the gradient of"):

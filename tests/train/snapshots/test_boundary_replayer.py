@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ from tests.train.snapshots.trained_chain import (
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
+from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
@@ -31,7 +33,7 @@ from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import Fetched, SegmentMissing
+from mainstay_train.state.segments import Fetched, SegmentMissing, StoreFull
 
 STAGE = 1
 _BYTES = torch.uint8
@@ -46,6 +48,8 @@ class Shelf:
         self.digests: dict[SegmentKey, str] = {}
         self.written: set[SegmentKey] = set()
         self.voted: list[Any] = []
+        self.is_full = False
+        self._changed = threading.Condition()
 
     def put(self, key: SegmentKey, data: bytes, digest: str) -> None:
         self.kept |= {(holder.pod, key): data for holder in HOLDERS}
@@ -65,8 +69,20 @@ class Shelf:
         memory.cast("B")[:] = self.kept[holders[0].pod, key]
         return Fetched(cast(Any, SimpleNamespace(digest=self.digests[key])), holders[0])
 
+    def fetch_awaited(
+        self, key: SegmentKey, nonce: str, holder: Holder, memory: memoryview, ended: Any
+    ) -> Any:
+        """Wait for a neighbour that waits for what the full store has not kept."""
+        assert nonce == "abc"
+        if not self.is_full:
+            return self.fetch(key, [holder], memory).header
+        with self._changed:
+            self._changed.wait_for(ended)
+        raise SegmentMissing(ended())
+
     def interrupt(self) -> None:
-        pass
+        with self._changed:
+            self._changed.notify_all()
 
     def voted_logs(self, voted: Any) -> str:
         self.voted.append(voted)
@@ -76,6 +92,8 @@ class Shelf:
 
     def write(self, place: Any, key: SegmentKey, content: Any, holders: Any) -> float:
         assert (place.position, holders) == (STAGE, ())
+        if self.is_full:
+            raise StoreFull("no room")
         memory = memoryview(bytearray(content.size_bytes))
         content.write(memory)
         assert content.digest(memory)
@@ -225,6 +243,36 @@ def test_a_log_that_was_written_wrong_is_found_by_what_votes_told(case: Case) ->
     assert isinstance(outcome, LoadFailed)
     assert "its votes told" in outcome.why
     assert case.first_input in {bad.key for bad in case.copies.bad}
+
+
+def in_a_stretch(replay: BoundaryReplay) -> BoundaryReplay:
+    """The stage after it is lost as well, and replays."""
+    relay = Relay(position=STAGE + 1, kind=SegmentKind.INPUT_GRADIENT, holders=(HOLDERS[0],) * 4)
+    return replace(replay, relays=(relay,))
+
+
+def test_in_a_stretch_a_neighbour_is_read_as_soon_as_it_has_sent(case: Case) -> None:
+    assert isinstance(case.run(in_a_stretch(case.replay())), StateLoaded)
+
+
+def test_in_a_stretch_a_full_store_ends_the_replay_for_which_neighbours_wait(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(boundary_replayer, "logged_again", lambda *_: range(4))
+    replay = in_a_stretch(case.replay())
+    case.shelf.is_full = True
+
+    outcome = case.run(replay)
+
+    assert outcome == LoadFailed("no room")
+
+
+def test_a_full_store_leaves_a_replay_without_neighbours_as_it_is(case: Case) -> None:
+    replay = case.replay()
+    case.shelf.is_full = True
+
+    assert isinstance(case.run(replay), StateLoaded)
+    assert case.shelf.voted == []
 
 
 def test_a_replay_that_nothing_can_judge_fails(case: Case) -> None:

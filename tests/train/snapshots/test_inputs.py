@@ -45,7 +45,9 @@ class Source:
 
 
 def inputs_of(source: Source) -> Inputs:
-    return Inputs(source.wanted(), lambda: torch.empty(2), lambda: None)
+    inputs = Inputs(source.wanted(), lambda: torch.empty(2), lambda: None)
+    inputs.start()
+    return inputs
 
 
 def test_tensors_come_in_order_and_a_few_of_them_early() -> None:

@@ -1,0 +1,322 @@
+"""Which states of lost stages can be computed again, against a twin that tries every beginning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from tests.core.plans import make_plan
+from tests.core.rank.test_replaying import record_of
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.rank.boundaries import logged_again, relay_holders
+from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.wire.plan import Plan, Rendezvous
+from mainstay_core.wire.segments import (
+    BadSegment,
+    Holder,
+    LogsHeld,
+    Run,
+    SegmentKey,
+    SegmentKind,
+    StoreReport,
+    UnitHeld,
+    boundary_key,
+)
+
+LINEAGE = 3
+NUM_STAGES, NUM_UNITS, NUM_TYPES = 3, 2, 2
+STATE, COMPUTE = SegmentKind.STATE, SegmentKind.COMPUTE
+ACTIVATION, INPUT_GRADIENT = SegmentKind.ACTIVATION, SegmentKind.INPUT_GRADIENT
+COMMITTED, REFUSED = "q1-n", "q0-n"
+"""The quorum of every record, and one that committed nothing."""
+
+
+def plan_of() -> Plan:
+    """A pipeline of three stages with one replica, of two types."""
+    plan = make_plan({0: ["a.1", "b.1", "c.1"]}, lanes=1, shards_per_lane=NUM_TYPES)
+    return replace(plan, lineage=LINEAGE)
+
+
+Log = tuple[int, SegmentKind, int, int, str]
+"""(position, kind, step, type, quorum of the vote)"""
+
+
+@dataclass
+class Pod:
+    """What one pod's store holds, as plain sets."""
+
+    name: str
+    units: set[tuple[int, int, SegmentKind, int]] = field(default_factory=set)
+    """(position, unit, kind, version)"""
+    logs: set[Log] = field(default_factory=set)
+    records: dict[int, bool] = field(default_factory=dict)
+    """By step: whether what votes told is in it."""
+    bad: list[BadSegment] = field(default_factory=list)
+
+    def report(self) -> StoreReport:
+        places = sorted({(position, unit) for position, unit, _, _ in self.units})
+        return StoreReport(
+            pod=PodUid(self.name),
+            address=f"{self.name}:1",
+            lineage=LINEAGE,
+            units=tuple(self._held(*place) for place in places),
+            records=tuple(
+                record_of(step, states=("s",) * NUM_STAGES if told else ())
+                for step, told in sorted(self.records.items())
+            ),
+            logs=tuple(
+                LogsHeld(
+                    position=position,
+                    kind=kind,
+                    voted_in=quorum,
+                    first_step=step,
+                    last_step=step,
+                    first_type=shard_type,
+                    last_type=shard_type,
+                    micro_batches=1,
+                )
+                for position, kind, step, shard_type, quorum in sorted(self.logs)
+            ),
+            bad=tuple(self.bad),
+        )
+
+    def _held(self, position: int, unit: int) -> UnitHeld:
+        def versions(kind: SegmentKind) -> list[int]:
+            return sorted(v for p, u, k, v in self.units if (p, u, k) == (position, unit, kind))
+
+        return UnitHeld(
+            position=position,
+            unit=unit,
+            unit_name=f"block{unit}",
+            num_units=NUM_UNITS,
+            states=tuple(versions(STATE)),
+            computes=tuple(Run(first=v, last=v) for v in versions(COMPUTE)),
+        )
+
+
+# The twin ----------------------------------------------------------------------------------
+
+
+def twin_reach(pods: Sequence[Pod], position: int, lost: Collection[int], most: int) -> set[int]:
+    """Return what can be reached, every beginning and every version tried."""
+    first = last = position
+    while first - 1 in lost:
+        first -= 1
+    while last + 1 in lost:
+        last += 1
+    judged = {step for pod in pods for step, told in pod.records.items() if told}
+    senders = [(first - 1, ACTIVATION)] if first > 0 else []
+    senders += [(last + 1, INPUT_GRADIENT)] if last < NUM_STAGES - 1 else []
+    bad = {(b.pod, b.key) for pod in pods for b in pod.bad}
+
+    def has_unit(stage: int, unit: int, kind: SegmentKind, version: int) -> bool:
+        key = SegmentKey(lineage=LINEAGE, position=stage, unit=unit, kind=kind, version=version)
+        return any(
+            (stage, unit, kind, version) in pod.units and (PodUid(pod.name), key) not in bad
+            for pod in pods
+        )
+
+    def has_log(sender: int, kind: SegmentKind, step: int, shard_type: int) -> bool:
+        key = boundary_key(LINEAGE, sender, kind, step, shard_type, 0)
+        return any(
+            (sender, kind, step, shard_type, COMMITTED) in pod.logs
+            and (PodUid(pod.name), key) not in bad
+            for pod in pods
+        )
+
+    def comes(start: int, version: int) -> bool:
+        steps_are_there = all(
+            step in judged
+            and all(has_log(s, k, step, t) for s, k in senders for t in range(NUM_TYPES))
+            for step in range(start, version)
+        )
+        return steps_are_there and all(
+            any(
+                at in judged
+                and has_unit(stage, unit, STATE, at)
+                and all(has_unit(stage, unit, COMPUTE, v) for v in range(start, at))
+                for at in range(start, version + 1)
+            )
+            for stage in range(first, last + 1)
+            for unit in range(NUM_UNITS)
+        )
+
+    return {v for v in range(most) for start in range(v + 1) if comes(start, v)}
+
+
+def draw_pods(rng: random.Random) -> list[Pod]:
+    pods = [Pod(name) for name in ("a", "b", "c")]
+    share = rng.choice((0.8, 0.9, 1.0))
+    first = rng.randrange(2)
+    full = {(p, u): first + rng.randrange(3) for p in range(NUM_STAGES) for u in range(NUM_UNITS)}
+    for pod in pods:
+        pod.records = {
+            step: rng.random() < 0.9 for step in range(6) if rng.random() < max(share, 0.9)
+        }
+    for (position, unit), at in full.items():
+        for kind, versions in ((STATE, [at]), (COMPUTE, range(first, at))):
+            for version in versions:
+                for pod in rng.sample(pods, rng.choice((1, 2))):
+                    if rng.random() < share:
+                        pod.units.add((position, unit, kind, version))
+    for sender in range(NUM_STAGES):
+        for kind in (ACTIVATION, INPUT_GRADIENT):
+            for step in range(first, 6):
+                for shard_type in range(NUM_TYPES):
+                    pod = rng.choice(pods)
+                    if rng.random() < max(share, 0.97):
+                        quorum = COMMITTED if rng.random() < 0.97 else REFUSED
+                        pod.logs.add((sender, kind, step, shard_type, quorum))
+    for pod in pods:
+        if rng.random() < 0.3 and pod.logs:
+            sender, kind, step, shard_type, _ = rng.choice(sorted(pod.logs))
+            key = boundary_key(LINEAGE, sender, kind, step, shard_type, 0)
+            rng.choice(pods).bad.append(BadSegment(key=key, pod=PodUid(pod.name)))
+        if rng.random() < 0.3 and pod.units:
+            position, unit, kind, version = rng.choice(sorted(pod.units))
+            key = SegmentKey(
+                lineage=LINEAGE, position=position, unit=unit, kind=kind, version=version
+            )
+            pod.bad.append(BadSegment(key=key, pod=PodUid(pod.name)))
+    return pods
+
+
+def test_what_is_reached_and_how_equals_a_twin_that_tries_everything() -> None:
+    plan, reached = plan_of(), 0
+    for seed in range(250):
+        rng = random.Random(seed)
+        pods = draw_pods(rng)
+        lost = set(rng.sample(range(NUM_STAGES), rng.randrange(1, NUM_STAGES + 1)))
+        stores = BoundaryStores([pod.report() for pod in pods], plan)
+        for position in sorted(lost):
+            expected = twin_reach(pods, position, lost, 8)
+            assert stores.reach(position, lost) == expected, seed
+            for version in range(8):
+                check_replay(stores, position, version, lost, possible=version in expected)
+            reached += bool(expected)
+    assert reached > 40, "many of the cases can be reached"
+
+
+def check_replay(
+    stores: BoundaryStores, position: int, version: int, lost: set[int], *, possible: bool
+) -> None:
+    replay = stores.plan_replay(position, version, lost)
+    assert (replay is not None) == possible
+    assert bool(stores.why_not(position, version, lost)) == (not possible)
+    if replay is None:
+        return
+    assert [s.record.commit.step for s in replay.steps] == list(range(replay.first_step, version))
+    full: set[int] = set()
+    for step in replay.steps:
+        at = step.record.commit.step
+        assert all(load.holders and load.key.version == at for load in step.loads)
+        full |= {load.key.unit for load in step.loads if load.key.kind is STATE}
+        weights = {load.key.unit for load in step.loads if load.key.kind is COMPUTE}
+        assert weights == set(step.frozen) == set(range(NUM_UNITS)) - full
+        senders = {(key.position, key.kind) for key, _ in step.inputs}
+        beside = {(position - 1, ACTIVATION), (position + 1, INPUT_GRADIENT)}
+        assert senders == {
+            (at, kind) for at, kind in beside if 0 <= at < NUM_STAGES and at not in lost
+        }
+        assert len(step.inputs) == NUM_TYPES * len(senders)
+        assert all(holders for _, holders in step.inputs)
+    assert full | {load.key.unit for load in replay.loads} == set(range(NUM_UNITS))
+    assert {relay.position for relay in replay.relays} == {position - 1, position + 1} & lost
+
+
+# --- Single rules ------------------------------------------------------------------------------
+
+
+def whole_pods() -> list[Pod]:
+    """Stores from which stage 1 comes again at versions 2 to 4, from version 1."""
+    pods = [Pod(name, records=dict.fromkeys(range(1, 5), True)) for name in ("a", "b", "c")]
+    pods[0].units = {(1, 0, STATE, 1), (1, 1, COMPUTE, 1), (1, 1, STATE, 2)}
+    pods[0].logs = {(0, ACTIVATION, s, t, COMMITTED) for s in range(1, 4) for t in range(2)}
+    pods[2].logs = {(2, INPUT_GRADIENT, s, t, COMMITTED) for s in range(1, 4) for t in range(2)}
+    return pods
+
+
+def stores_of(pods: Sequence[Pod]) -> BoundaryStores:
+    return BoundaryStores([pod.report() for pod in pods], plan_of())
+
+
+def test_a_lost_stage_comes_again_with_the_logs_of_both_sides() -> None:
+    stores = stores_of(whole_pods())
+    assert stores.reach(1, {1}) == {2, 3, 4}
+    replay = stores.plan_replay(1, 4, {1})
+    assert replay is not None
+    assert (replay.first_step, replay.window.length) == (1, 2)
+    assert [step.frozen for step in replay.steps] == [(1,), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (
+            lambda pods: pods[0].logs.remove((0, ACTIVATION, 2, 1, COMMITTED)),
+            (
+                "stage 1 lacks the activation of position 0, type 1, in step 2; others of its logs "
+                "are on a"
+            ),
+        ),
+        (
+            lambda pods: pods[2].logs.clear(),
+            "stage 1 lacks the input-gradient of position 2, type 0, in step 1",
+        ),
+        (
+            lambda pods: [pod.records.update({3: False}) for pod in pods],
+            "no store knows the votes on step 3",
+        ),
+        (
+            lambda pods: pods[0].units.remove((1, 1, STATE, 2)),
+            (
+                "unit block1 of position 1 has no full state up to version 4 that votes have "
+                "judged, on a"
+            ),
+        ),
+        (
+            lambda pods: pods[0].units.remove((1, 1, COMPUTE, 1)),
+            "no version of stage 1 has all units in the stores, up to version 4",
+        ),
+        (lambda pods: pods[0].units.clear(), "no store holds anything of position 1"),
+    ],
+)
+def test_the_reason_names_what_is_lacking(spoil: object, told: str) -> None:
+    pods = whole_pods()
+    assert callable(spoil)
+    spoil(pods)
+    assert stores_of(pods).why_not(1, 4, {1}) == told
+
+
+def test_a_log_of_an_attempt_that_was_refused_does_not_count() -> None:
+    pods = whole_pods()
+    pods[0].logs.remove((0, ACTIVATION, 2, 1, COMMITTED))
+    pods[1].logs.add((0, ACTIVATION, 2, 1, REFUSED))
+    assert stores_of(pods).reach(1, {1}) == {2}
+    pods[1].logs.add((0, ACTIVATION, 2, 1, COMMITTED))
+    assert stores_of(pods).reach(1, {1}) == {2, 3, 4}
+
+
+def test_several_ranks_to_a_stage_reach_nothing() -> None:
+    plan = make_plan({0: ["a.1", "b.1"]}, ranks_per_stage=2)
+    stores = BoundaryStores([pod.report() for pod in whole_pods()], plan)
+    assert stores.reach(0, {0}) == frozenset()
+    assert stores.plan_replay(0, 2, {0}) is None
+    assert "one rank to a stage" in stores.why_not(0, 2, {0})
+
+
+def test_members_of_a_position_share_the_logs_of_a_replay() -> None:
+    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, lanes=2, shards_per_lane=2)
+    pods = sorted({member.slot.pod for member in plan.members})
+    hosts = (Rendezvous(pod=pod, gather="", store="", snapshots=f"{pod}:1") for pod in pods)
+    plan = replace(plan, hosts=tuple(hosts))
+    members = [m.index for m in plan.position_members(0)]
+    shares = [logged_again(plan, index) for index in members]
+    assert sorted(t for share in shares for t in share) == list(range(4))
+    holders = relay_holders(plan, 0)
+    for index, share in zip(members, shares, strict=True):
+        pod = plan.members[index].slot.pod
+        assert {holders[t] for t in share} == {Holder(pod=pod, address=f"{pod}:1")}
