@@ -51,7 +51,7 @@ class BoundaryStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relay:
-    """What comes across a border inside the stretch: from a neighbour that replays, too."""
+    """The messages that cross a border inside the stretch, from a neighbour that replays, too."""
 
     position: int
     """The neighbour's."""

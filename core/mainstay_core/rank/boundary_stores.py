@@ -12,7 +12,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
 from mainstay_core.base.ids import PodUid
@@ -334,15 +334,3 @@ class BoundaryStores(StoreContents):
             boundary_key(self._lineage, position, kind, step, shard_type, micro_batch)
             for micro_batch in range(micro_batches)
         ]
-
-
-def replays_of(
-    stores: BoundaryStores, lost: Collection[int], version: int
-) -> Mapping[int, BoundaryReplay]:
-    """Return how each lost position is computed again at a version that all of them reach."""
-    found = {}
-    for position in sorted(lost):
-        replay = stores.plan_replay(position, version, lost)
-        assert replay is not None, f"position {position} does not reach version {version}"
-        found[position] = replay
-    return found

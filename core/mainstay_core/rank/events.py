@@ -266,7 +266,7 @@ class PlacedUnit:
     place: int
     """In the order in which the window copies the units of its position."""
     is_full: bool = True
-    """Whether its whole state is copied, or its compute weights alone: its turn is still to come."""
+    """Whether its whole state is copied; else its compute weights: its turn is still to come."""
 
     @property
     def kind(self) -> SegmentKind:

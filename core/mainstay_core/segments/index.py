@@ -74,7 +74,7 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Voted:
-    """What votes rest on the boundary logs of one type in one step."""
+    """The votes that rest on the boundary logs of one type in one step."""
 
     quorums: set[str]
     kinds: tuple[SegmentKind, ...]

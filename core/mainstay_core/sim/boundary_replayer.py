@@ -28,7 +28,7 @@ class DiffersError(UnusableError):
 
 
 class Segments(Protocol):
-    """What a replay asks of the keeper of a trainer's segments."""
+    """The keeper of a trainer's segments, as far as a replay needs it."""
 
     async def read(self, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
         """Read a segment from the first holder whose copy is good.
@@ -52,7 +52,7 @@ class Segments(Protocol):
 
 
 class LogGroup:
-    """What connects a replayed stage to those beside it: logs, in the place of a group.
+    """The logs that connect a replayed stage to those beside it, in the place of a group.
 
     Args:
         replay: that runs.

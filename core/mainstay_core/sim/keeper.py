@@ -466,7 +466,7 @@ class SegmentKeeper:
 
 
 class _ReplaySegments:
-    """What a boundary replay reads and writes in one quorum."""
+    """The segments that a boundary replay reads and writes in one quorum."""
 
     def __init__(self, keeper: SegmentKeeper, wait: Wait, plan: Plan) -> None:
         self._keeper, self._wait, self._plan = keeper, wait, plan

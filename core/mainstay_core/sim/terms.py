@@ -102,16 +102,22 @@ def unit_of(unit: int, whole: str) -> UnitTerm:
     return unit, whole
 
 
+_STATE_OF: dict[str, str] = {}
+"""By the term of compute weights the state of which they are."""
+
+
 def compute_weights(state: UnitTerm) -> UnitTerm:
     """What a unit computes with. It is no state: nothing can be applied to it."""
     unit, whole = state
-    return unit, f"weights of {whole}"
+    weights = term("weights", whole)
+    _STATE_OF[weights] = whole
+    return unit, weights
 
 
 def computed_with(copy: UnitTerm) -> UnitTerm:
     """The unit's state with which a copy computes alike: itself, or that of compute weights."""
     unit, whole = copy
-    return unit, whole.removeprefix("weights of ")
+    return unit, _STATE_OF.get(whole, whole)
 
 
 def unit_applied(state: UnitTerm, gradient: UnitTerm, scale: float) -> UnitTerm:
