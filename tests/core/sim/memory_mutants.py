@@ -98,11 +98,15 @@ def _write_once(own: Any, plan: Any, holders: Any, key: Any, whole: str) -> None
     _WRITE(own, plan, holders, key, whole)
 
 
+_LOG = vars(SegmentKeeper)["log"]
+
+
 async def _log_without_holders(
-    own: Any, wait: Any, plan: Any, index: int, lineage: int, step: int
+    own: Any, wait: Any, plan: Any, index: int, lineage: int, step: int, types: Sequence[int]
 ) -> bool:
     """A rank votes that its gradient is kept as soon as it has sent it."""
-    del wait
+    if own.logs_boundaries:
+        return bool(await _LOG(own, wait, plan, index, lineage, step, types))
     reduced = own._owner.made_cell().reduced
     for key in own.duty(plan, index, lineage, step):
         own._write(plan, own._authorship(plan, index).holders, key, reduced)
