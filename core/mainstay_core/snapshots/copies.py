@@ -237,7 +237,7 @@ class _Ascending:
 
 
 class _Kind(NamedTuple):
-    """What makes two pods of one domain, with as many bytes, the same to a stage."""
+    """The properties of a pod that count in the choice of a stage, beside its domain and load."""
 
     adjacent: bool
     outside: bool

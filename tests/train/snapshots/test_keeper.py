@@ -19,12 +19,12 @@ from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
 
 
-def keeper_of(engine: Any) -> SegmentKeeper:
+def keeper_of(engine: Any, client: Any = None) -> SegmentKeeper:
     return SegmentKeeper(
         job=JobUid("job"),
         slot=Slot(pod=PodUid("pod"), index=0),
         config=SnapshotConfig(memory_bytes=1 << 20),
-        client=cast(Any, None),
+        client=cast(Any, client),
         engine=lambda: engine,
         learning_rate=lambda _: 0.1,
         hook=lambda: lambda _: None,
@@ -95,8 +95,8 @@ def test_an_instalment_has_the_units_that_the_window_says_and_their_place_in_its
     specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(30, 50)) for name in "abc"]
     state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
     reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
-    keeper, client = keeper_of(SimpleNamespace(state=state, reducer=reducer)), PlayedClient()
-    keeper._client = cast(Any, client)
+    client = PlayedClient()
+    keeper = keeper_of(SimpleNamespace(state=state, reducer=reducer), client)
     window = Window(first=4, length=2)
 
     due = Snapshot(5, window, (PlacedUnit("c", 1), PlacedUnit("a", 2)))
