@@ -58,7 +58,7 @@ def units_of_workload(
         for number, (spec, where) in enumerate(zip(workload.blocks, wheres, strict=True))
         for expert in _experts_of_block(number, spec, where.start)
     ]
-    types = _types(workload.optimizer, layouts, device)
+    types = _types(workload.optimizer, layouts, device, compute_bytes=workload.dtype.itemsize)
     return JobUnits(positions=tuple(positions), types=types, experts=tuple(experts))
 
 
@@ -78,7 +78,8 @@ def units_of_parts(
         for index, part in enumerate(parts)
         for name, names in part.units.items()
     ]
-    types = _types(optimizer, [part.layout for part in parts], device)
+    # Compute weights of a loop of the user's own are never copied: nothing is computed again.
+    types = _types(optimizer, [part.layout for part in parts], device, compute_bytes=0)
     return JobUnits(positions=(tuple(tiled),), types=types)
 
 
@@ -131,14 +132,18 @@ def _experts_of_block(number: int, spec: BlockSpec, start: int) -> Iterable[Expe
 
 
 def _types(
-    optimizer: OptimizerFactory, layouts: Sequence[layout.BlockLayout], device: torch.device
+    optimizer: OptimizerFactory,
+    layouts: Sequence[layout.BlockLayout],
+    device: torch.device,
+    *,
+    compute_bytes: int,
 ) -> StateTypes:
     """Return the bytes of an element's state; an optimizer keeps the same of each parameter."""
     shapes: Mapping[str, Sequence[int]] = next(
         ({param.name: param.shape for param in flat.params} for flat in layouts if flat.params), {}
     )
     return StateTypes(
-        compute_bytes=0,  # none is copied: a replay of gradients computes nothing
+        compute_bytes=compute_bytes,
         master_bytes=MASTER_BYTES,
         optimizer_bytes=element_bytes(optimizer, shapes, device),
     )

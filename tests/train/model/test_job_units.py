@@ -45,6 +45,7 @@ def test_they_are_those_that_each_stage_copies_in_number_name_and_size(
     found = units_of_workload(model, shape_of(stages), SINGLE, CPU)
 
     assert len(found.positions) == stages
+    assert found.types.compute_bytes == model.dtype.itemsize
     for mine, units in zip(model.stages(stages), found.positions, strict=True):
         state = StageState(model.build(mine), model.optimizer)
         copied = UnitBytes(state, torch.zeros(state.layout.size))
