@@ -11,7 +11,7 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS
+from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank import windows
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
 from mainstay_core.rank.settle import settle
@@ -225,6 +225,19 @@ def test_over_a_window_the_members_copy_each_unit_once(seed: int) -> None:
     copied = [name for _, share in begun(state) for at in share for name in at.split()]
     assert sorted(copied) == [f"{s}.{n}" for s, count in enumerate(UNITS) for n in range(count)]
     assert len({length for length, _ in begun(state)}) == 1
+
+
+@pytest.mark.parametrize("log", LogKind)
+def test_with_boundary_logs_each_unit_is_copied_to_compute_with_until_its_turn(
+    log: LogKind,
+) -> None:
+    rules = SnapshotRules(num_instalments=3, units=units(), log=log)
+    share = windows.begin_window(rank(snapshots=rules)).share
+    turn = {unit.name: number for number, at in enumerate(share) for unit in at if unit.is_full}
+    waiting = {(u.name, number) for number, at in enumerate(share) for u in at if not u.is_full}
+    expected = {(name, number) for name, last in turn.items() for number in range(last)}
+    assert waiting == (expected if log is LogKind.BOUNDARY else set())
+    assert bool(waiting) == (log is LogKind.BOUNDARY)
 
 
 def test_each_instalment_is_due_at_its_version_and_none_after_the_last() -> None:
