@@ -231,7 +231,8 @@ def test_over_a_window_the_members_copy_each_unit_once(seed: int) -> None:
 def test_with_boundary_logs_each_unit_is_copied_to_compute_with_until_its_turn(
     log: LogKind,
 ) -> None:
-    rules = SnapshotRules(num_instalments=3, units=units(), log=log)
+    types = StateTypes(compute_bytes=4, master_bytes=4, optimizer_bytes=(4, 4))
+    rules = SnapshotRules(num_instalments=3, units=replace(units(), types=types), log=log)
     share = windows.begin_window(rank(snapshots=rules)).share
     turn = {unit.name: number for number, at in enumerate(share) for unit in at if unit.is_full}
     waiting = {(u.name, number) for number, at in enumerate(share) for u in at if not u.is_full}
