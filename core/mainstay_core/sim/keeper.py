@@ -507,7 +507,7 @@ def job_units(scenario: Scenario) -> JobUnits:
                     position=Position(stage=stage, inner=inner),
                     block=str(stage),
                     block_index=0,
-                    spans=(Span(start=0, stop=size_of(unit, SegmentKind.STATE)),),
+                    spans=(Span(start=0, stop=size_of(unit, SegmentKind.STATE) // 3),),
                 )
             )
             if unit < COUNTED:
@@ -521,8 +521,8 @@ def job_units(scenario: Scenario) -> JobUnits:
                     )
                 )
         positions.append(tuple(units))
-    # One byte of each element: its elements are a unit's bytes.
-    types = StateTypes(compute_bytes=1, master_bytes=1, optimizer_bytes=())
+    # Three bytes of each element, as of a master and two moments, make a unit's bytes.
+    types = StateTypes(compute_bytes=1, master_bytes=1, optimizer_bytes=(1, 1))
     return JobUnits(positions=tuple(positions), types=types, experts=tuple(experts))
 
 
