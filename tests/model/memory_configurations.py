@@ -91,13 +91,6 @@ MEMORY_MUTANTS = [
         **STAGES,
     ),
     mutant(
-        "given_up_goes",
-        "a window that a settle gave up goes, though no other state was judged",
-        "simulate",
-        bud=budget(trainer=3),
-        **STAGES,
-    ),
-    mutant(
         "no_compare+no_digest",
         "nobody compares what is read and what comes out",
         bud=budget(trainer=1, damage=1),
@@ -137,7 +130,6 @@ FIRST_WALK = {
     "copied_once_begun": 220,
     "complete_at_once": 220,
     "floor_comes_last": 105,
-    "given_up_goes": 50,
     "stores_before_disk": 30,
     "strict_records": 180,
 }

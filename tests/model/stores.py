@@ -85,7 +85,7 @@ def keep(cfg: Cfg, store: Store, new: Segment) -> Store:
         states = {s for s in left if s.kind == "s" and s[:2] == new[:2]}
         old = {s for s in states if store.floor < s.window < new.window}
         judged = {s.at for s in old} & {step for step, told, _key in store.records if told}
-        if "given_up_goes" not in cfg.rules and all(s.window > store.floor for s in states):
+        if all(s.window > store.floor for s in states):
             old = {s for s in old if s.at != max(judged, default=-1)}
         left -= old
     if "older_dropped_early" in cfg.rules and new.kind == "s":
