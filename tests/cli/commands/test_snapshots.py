@@ -12,6 +12,8 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.theory import paper_jobs
 
+pytestmark = pytest.mark.slow  # each starts a process of the command line
+
 
 def run_plan(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mainstay_cli.commands.main", "snapshots", "plan", *arguments]
