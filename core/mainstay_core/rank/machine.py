@@ -47,7 +47,7 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import StateAction, plan_step, settle
+from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -61,6 +61,7 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
+from mainstay_core.rank.step_plan import plan_step
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import (
     MAX_SOURCES,
