@@ -23,7 +23,7 @@ from mainstay_core.job.config import JobConfig, LogKind
 from mainstay_core.rank.authors import Authorship
 from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
 from mainstay_core.rank.events import LoadFailed
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window

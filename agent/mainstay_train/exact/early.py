@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_train.base.background import Background
 from mainstay_train.comm.group import Group
 from mainstay_train.exact.layout import StageLayout

@@ -27,7 +27,7 @@ import torch
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, share_edges
 from mainstay_core.planning.partials import grow
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
 from mainstay_train.exact.layout import StageLayout

@@ -27,9 +27,9 @@ from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, run_blocking
-from mainstay_core.rank.settle import Supply
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.crashes import Crash

@@ -6,6 +6,7 @@
 - ``machine``: the state machine: its table names who handles which event
 - ``invariants``: what must hold of the state after every event
 - ``reports``: takes in what pods, supervisors and the store report
+- ``ends``: notes that a trainer or a pod has ended
 - ``intake``: takes facts into the state, before anything is decided
 - ``checkpoints``: what is known of durable checkpoints
 - ``crashes``: when the same exception has come back too often

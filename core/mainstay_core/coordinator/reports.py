@@ -12,6 +12,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.backoff import clear_failures
 from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached
 from mainstay_core.coordinator.crashes import forget_overcome
+from mainstay_core.coordinator.ends import lose_pod
 from mainstay_core.coordinator.events import (
     FactsReported,
     PlanStored,
@@ -21,12 +22,7 @@ from mainstay_core.coordinator.events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.intake import (
-    lose_pod,
-    note_facts,
-    note_pod,
-    settle_all,
-)
+from mainstay_core.coordinator.intake import note_facts, note_pod, settle_all
 from mainstay_core.coordinator.progress import lateness_s, note_commit
 from mainstay_core.coordinator.pruning import prune_gone_pods
 from mainstay_core.coordinator.records import (

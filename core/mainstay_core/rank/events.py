@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan

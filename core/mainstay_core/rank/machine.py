@@ -5,18 +5,19 @@ reason. The last action of a transition is the one whose outcome is the next eve
 the transitions: an event that the phase does not accept raises and changes nothing.
 
 :mod:`mainstay_core.rank.state` defines the state, and what a plan means that arrives meanwhile.
+:mod:`mainstay_core.rank.adoption` has the transitions by which a rank leaves its quorum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.base.ids import Slot
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, windows
+from mainstay_core.rank.adoption import adopt, park
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -37,17 +38,15 @@ from mainstay_core.rank.events import (
     ReportsGathered,
     SavesGathered,
     SendFact,
-    Settle,
     ShareSaves,
     StateLoaded,
     TodoDone,
     VoidSave,
     VotesGathered,
     WaitForPlan,
-    WriteCheckpoint,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import StateAction, plan_step, settle
+from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -57,22 +56,19 @@ from mainstay_core.rank.state import (
     fact_of,
     interrupts,
     must_adopt,
-    report_of,
     saw_durable,
     saw_plan,
 )
+from mainstay_core.rank.step_plan import plan_step
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import (
-    MAX_SOURCES,
     Adopted,
     Cause,
     Failed,
-    Parked,
     Paused,
     Phase,
     Settled,
 )
-from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Replayed
 
 __all__ = [
@@ -101,97 +97,11 @@ def step(state: RankState, event: Event) -> Transition:
     return handler(state, event)
 
 
-def _adopt(state: RankState, *prefix: Action) -> Transition:
-    """Adopt the newest plan: settle as a member, or leave."""
-    plan = state.newest
-    assert plan is not None
-    member = plan.member_of(state.slot, state.incarnation)
-    if member is None or state.position != plan.position_of(member.index):
-        # What is written is written for a place in the plan. Without a writer there the version is
-        # not completed, and is tried again at the next boundary.
-        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint))
-    if member is None:
-        idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
-        return Transition(
-            idle,
-            (*prefix, DropHeld(), Leave(), WaitForPlan()),
-            f"{plan.quorum} has no place for this trainer",
-        )
-    if _is_unjudged(state, plan):
-        state, prefix = replace(state, held=()), (*prefix, DropHeld())
-    here = state.position == plan.position_of(member.index)
-    valid = state.valid and here and state.lineage == plan.lineage
-    new = replace(
-        state,
-        phase=Phase.SETTLING,
-        plan=plan,
-        index=member.index,
-        valid=valid,
-        attempt=0,
-        adopt_next=False,
-        step_plan=None,
-        settlement=None,
-    )
-    return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
-
-
-def _is_unjudged(state: RankState, plan: Plan) -> bool:
-    """Return whether partials were computed with a cell of which ``plan`` hears nothing any more.
-
-    Nobody can find out then that its state was bad. As a rule its stage has lost the same types.
-    """
-    return bool(state.held) and any(plan.member_of(*cell) is None for cell in state.held_with)
-
-
-def _park(
-    state: RankState,
-    why: str,
-    suspects: Sequence[int],
-    *prefix: Action,
-    cause: Cause,
-    sources: Sequence[int] = (),
-    differing: tuple[Slot, ...] = (),
-    was_told: bool = False,
-) -> Transition:
-    """Give the quorum up and wait with everything held, or adopt a newer plan if one is known.
-
-    Args:
-        state: of the rank.
-        why: the reason, for people.
-        suspects: members that seem gone.
-        prefix: actions that come first.
-        cause: the kind of the fault.
-        sources: members from which it came, beside the suspects.
-        differing: slots whose state was found to differ: they are its sources, too.
-        was_told: whether only others saw it.
-    """
-    if state.phase in _MAY_MISS_A_ROUND:
-        prefix = (*prefix, Leave())
-    if must_adopt(state):
-        return _adopt(state, *prefix)
-    assert state.plan is not None
-    slots = tuple(state.plan.members[i].slot for i in suspects)
-    named = {*slots, *differing, *(state.plan.members[i].slot for i in sources)}
-    parked_for = fact_of(
-        state,
-        Parked,
-        evidence=why,
-        suspects=slots,
-        differing=differing,
-        cause=cause,
-        sources=tuple(sorted(named))[:MAX_SOURCES],
-        was_told=was_told,
-    )
-    tell = SendFact(parked_for)
-    parked = replace(state, phase=Phase.PARKED)
-    return Transition(parked, (*prefix, tell, WaitForPlan()), why)
-
-
 def _on_plan(state: RankState, event: Event) -> Transition:
     del event
     if state.newest is None or not must_adopt(state):
         return Transition(state, (WaitForPlan(),), "no newer unplanned plan yet")
-    return _adopt(state)
+    return adopt(state)
 
 
 def _on_plan_idle(state: RankState, event: Event) -> Transition:
@@ -199,7 +109,7 @@ def _on_plan_idle(state: RankState, event: Event) -> Transition:
     del event
     if state.newest is None or (state.plan and state.plan.quorum.id >= state.newest.quorum.id):
         return Transition(state, (WaitForPlan(),), "no newer plan yet")
-    return _adopt(state)
+    return adopt(state)
 
 
 def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
@@ -284,7 +194,7 @@ def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
     sources = state.settlement.sources[state.index]
     heals = state.settlement.actions[state.index] is StateAction.HEAL
     cause = Cause.HEAL if heals else Cause.LOAD
-    return _park(replace(state, valid=False), event.why, (), cause=cause, sources=sources)
+    return park(replace(state, valid=False), event.why, (), cause=cause, sources=sources)
 
 
 def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) -> Transition:
@@ -306,7 +216,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     assert state.plan is not None
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
-        return _adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
+        return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if over:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
     step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
@@ -351,7 +261,7 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     state, actions, done = checkpoints.end_round(state, saves)
     if must_adopt(state):
         # As in _compute: its PlanSeen is over, and nothing would wake this rank once it has ended.
-        return _adopt(state, *actions, Leave())
+        return adopt(state, *actions, Leave())
     return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
@@ -364,12 +274,12 @@ def _todo(state: RankState) -> tuple[int, ...]:
 
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
     new = replace(state, held=event.held)
-    return _adopt(new) if must_adopt(new) else _reduce(new)
+    return adopt(new) if must_adopt(new) else _reduce(new)
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
     broken = replace(state, held=event.held)
-    return _park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
 
 
 def _reduce(state: RankState) -> Transition:
@@ -388,7 +298,7 @@ def _on_reduced(state: RankState, event: Reduced) -> Transition:
 
 def _on_lost(state: RankState, event: QuorumLost) -> Transition:
     cause = Cause.REDUCTION if state.phase is Phase.REDUCING else Cause.MEETING
-    return _park(state, event.why, event.suspects, cause=cause, was_told=event.was_told)
+    return park(state, event.why, event.suspects, cause=cause, was_told=event.was_told)
 
 
 def _on_votes(state: RankState, event: VotesGathered) -> Transition:
@@ -433,7 +343,7 @@ def _refused(
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         prefix = (*prefix, DropHeld(), Leave())
         cause = Cause.STATE if verdict.state_bad else Cause.RESULT
-        return _park(void, verdict.reason, (), *prefix, cause=cause, differing=verdict.differing)
+        return park(void, verdict.reason, (), *prefix, cause=cause, differing=verdict.differing)
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))
 
@@ -465,10 +375,10 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     new, writing = checkpoints.begin_due(new)
     prefix: tuple[Action, ...] = (DropHeld(), *writing)
     if state.adopt_next:
-        return _adopt(new, *prefix)
+        return adopt(new, *prefix)
     if must_adopt(new):
         # Others may have begun the next step before they heard of the plan.
-        return _adopt(new, *prefix, Leave())
+        return adopt(new, *prefix, Leave())
     return _compute(new, *prefix)
 
 
@@ -476,12 +386,6 @@ def _ignore(state: RankState, event: Event) -> Transition:
     del event
     return Transition(state, (WaitForPlan(),), "waits for the api's decision")
 
-
-_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
-"""Phases in which a rank that parks drops its pipeline. What it lost may have been complete for
-other cells of its chain. These then compute, and a plan that leaves the chain intact does not
-interrupt them: they would wait for this rank in the pipeline while it waits for them in the next
-settle."""
 
 _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.IDLE, PlanSeen): _on_plan_idle,

@@ -28,9 +28,10 @@ from mainstay_core.rank.reports import (
     vote_of,
 )
 from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
-from mainstay_core.rank.settle import StateAction, Supply
+from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport, ToldStores

@@ -1,15 +1,12 @@
 """Computes from the reports of all members where a quorum goes on after a failure.
 
 The settle is a pure function of the gathered reports (protocol section 6). Every rank of a quorum
-computes it by itself and comes to the same answer, so no coordinator takes part. The same code
-plans an ordinary step, which is a settle of ranks that hold nothing yet.
+computes it by itself and comes to the same answer, so no coordinator takes part.
 
 A *position* is (stage, inner rank). A member's state is a function of its position, never of its
-replica, so that members of a position stand in for each other. A chain has one member in each
-position, and computes a type through all of them.
+replica, so that members of a position stand in for each other.
 
 Invariants:
-    - every shard type is supplied exactly once per position (design rule 2);
     - the version is the newest that every position can reach from members that
       stayed; only if these do not cover every position do returning ranks count,
       and only then a durable version;
@@ -27,11 +24,11 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
-from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
-from mainstay_core.wire.plan import Chain, Member, Partial, Plan
+from mainstay_core.rank.step_plan import StepPlan, plan_step
+from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis
@@ -47,24 +44,6 @@ class StateAction(enum.StrEnum):
     HEAL = "heal"
     REPLAY = "replay"
     LOAD = "load"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """A partial and the member that sends it into the reduction of its position."""
-
-    partial: Partial
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """The work of one step: who computes which type, and whose copy counts."""
-
-    todo: Mapping[int, tuple[int, ...]]
-    """The shard types that each replica's chain computes, in order."""
-    table: tuple[tuple[Supply, ...], ...]
-    """The supplies of each position, by lane, in canonical order of summation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,110 +83,6 @@ class Settlement:
     complete; 0 if something of an older one may be needed yet."""
     replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
-
-
-def plan_step(
-    plan: Plan,
-    shards_per_lane: int,
-    held: Mapping[int, tuple[Partial, ...]] | None = None,
-    healing: Iterable[int] = (),
-) -> StepPlan:
-    """Return who computes what in a step, given what the members hold already.
-
-    A type that some position lacks is computed through all positions of one chain. That is the
-    chain of its default supplier, or the least loaded chain (ties by replica) if the supplier is
-    gone or heals. A chain with a healing cell computes nothing unless there is no other chain.
-
-    Args:
-        plan: membership and default suppliers.
-        shards_per_lane: types of a lane.
-        held: by member index, complete partials of this step.
-        healing: member indices that are still receiving their state.
-
-    Raises:
-        LocalProtocolError: the plan has no chain.
-    """
-    held = held or {}
-    chains = _eligible_chains(plan, frozenset(healing))
-    positions = plan.positions
-    missing = [
-        t
-        for t in range(len(plan.suppliers))
-        if not all(
-            any(covers(partial, t) for member in members for partial in held.get(member.index, ()))
-            for members in positions
-        )
-    ]
-    todo = _assign(missing, plan.suppliers, chains, shards_per_lane)
-    holdings = {m.index: tuple(held.get(m.index, ())) for m in plan.members}
-    for chain in chains:
-        for index in chain.cells:
-            holdings[index] = grow_all(holdings[index], todo[chain.replica], shards_per_lane)
-    table = tuple(
-        _cover_position(plan, members, holdings, shards_per_lane) for members in positions
-    )
-    return StepPlan(todo=todo, table=table)
-
-
-def _eligible_chains(plan: Plan, healing: frozenset[int]) -> list[Chain]:
-    if not plan.chains:
-        raise LocalProtocolError("a plan without a whole replica cannot be settled")
-    fit = [c for c in plan.chains if not healing.intersection(c.cells)]
-    return sorted(fit or plan.chains, key=lambda c: c.replica)
-
-
-def _assign(
-    missing: Sequence[int], suppliers: Sequence[int], chains: Sequence[Chain], shards_per_lane: int
-) -> dict[int, tuple[int, ...]]:
-    lists: dict[int, list[int]] = {chain.replica: [] for chain in chains}
-    orphans = []
-    for shard_type in missing:
-        if suppliers[shard_type] in lists:
-            lists[suppliers[shard_type]].append(shard_type)
-        else:
-            orphans.append(shard_type)
-    for shard_type in orphans:
-        replica = min(lists, key=lambda r: (len(lists[r]), r))
-        lists[replica].append(shard_type)
-    # The own lane first: its leading run is one partial, and what a chain was
-    # handed comes last, so that an interruption costs the others least.
-    return {
-        replica: tuple(sorted(types, key=lambda t: (t // shards_per_lane != replica, t)))
-        for replica, types in lists.items()
-    }
-
-
-def _cover_position(
-    plan: Plan,
-    members: Sequence[Member],
-    holdings: Mapping[int, tuple[Partial, ...]],
-    shards_per_lane: int,
-) -> tuple[Supply, ...]:
-    replica_of = {i: c.replica for c in plan.chains for i in c.cells}
-    offers = [
-        Supply(partial=partial, index=member.index)
-        for member in members
-        for partial in holdings[member.index]
-    ]
-    table: list[Supply] = []
-    for lane in range(len(plan.suppliers) // shards_per_lane):
-
-        def preference(supply: Supply, lane: int = lane) -> tuple[bool, int]:
-            return (replica_of.get(supply.index) != lane, supply.index)
-
-        first = lane * shards_per_lane
-        own = [s for s in offers if s.partial.lane == lane]
-        runs = [s for s in own if s.partial.first == first]
-        upto = first - 1
-        if runs:
-            best = min(runs, key=lambda s: (-s.partial.last, preference(s)))
-            table.append(best)
-            upto = best.partial.last
-        for shard_type in range(upto + 1, first + shards_per_lane):
-            singles = [s for s in own if s.partial.first == s.partial.last == shard_type]
-            assert singles, f"type {shard_type} of {members[0].rank} has no supplier"
-            table.append(min(singles, key=preference))
-    return tuple(table)
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:

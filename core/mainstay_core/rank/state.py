@@ -16,7 +16,8 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action, PlacedUnit
-from mainstay_core.rank.settle import Settlement, StepPlan
+from mainstay_core.rank.settle import Settlement
+from mainstay_core.rank.step_plan import StepPlan
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window

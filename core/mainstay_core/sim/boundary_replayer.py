@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mainstay_core.planning.program import Action
 from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad, logged_again
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import BACKWARD, FORWARD, Compute
 from mainstay_core.sim.engine import Awaited, Steps

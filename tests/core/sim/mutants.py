@@ -19,7 +19,7 @@ from mainstay_core.coordinator import repeats
 from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
-from mainstay_core.rank import checkpoints, connections, settle, votes
+from mainstay_core.rank import adoption, checkpoints, connections, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.events import Apply, DropHeld, StateLoaded
@@ -391,7 +391,7 @@ MUTANTS = {
     ),
     "keeps-pipeline": Mutant(
         "whoever parks where others may have gone on keeps its pipeline",
-        [(rank_machine, "_MAY_MISS_A_ROUND", frozenset())],
+        [(adoption, "_MAY_MISS_A_ROUND", frozenset())],
         ("kill-meeting", "reset", "kill-trainer"),
         is_rare=True,
     ),
@@ -420,7 +420,7 @@ MUTANTS = {
     ),
     "gone-state-keeps-gradients": Mutant(
         "what was computed with a cell that never voted counts",
-        [(rank_machine, "_is_unjudged", _never)],
+        [(adoption, "_is_unjudged", _never)],
         ("kill-trainer",),
         is_rare=True,
         draws=draw_deaths_with_bad_states,

@@ -18,7 +18,7 @@ from tests.train.exact.test_reduction import (
 from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_train.base.background import Background
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.layout import CHUNK

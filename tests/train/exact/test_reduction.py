@@ -8,7 +8,7 @@ from tests.train.operations import Operations
 
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.exact.layout import CHUNK, PAD, BlockLayout, StageLayout
 from mainstay_train.exact.reduction import PartialStore, Reducer, cut

@@ -11,7 +11,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig, LogKind
 from mainstay_core.planning.program import Action
-from mainstay_core.rank.settle import Supply
+from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import Engine

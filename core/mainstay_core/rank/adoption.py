@@ -1,0 +1,116 @@
+"""Leaves a quorum: adopts the newest plan, or parks until there is one.
+
+These are transitions of the rank's state machine (:mod:`mainstay_core.rank.machine`) that every
+phase shares. What was computed stays held over both, unless the newer plan makes it void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mainstay_core.base.ids import Slot
+from mainstay_core.rank.events import (
+    Action,
+    DropHeld,
+    Leave,
+    SendFact,
+    Settle,
+    WaitForPlan,
+    WriteCheckpoint,
+)
+from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
+from mainstay_core.wire.facts import MAX_SOURCES, Cause, Parked, Phase
+from mainstay_core.wire.plan import Plan
+
+_MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
+"""Phases in which a rank that parks drops its pipeline. What it lost may have been complete for
+other cells of its chain. These then compute, and a plan that leaves the chain intact does not
+interrupt them: they would wait for this rank in the pipeline while it waits for them in the next
+settle."""
+
+
+def adopt(state: RankState, *prefix: Action) -> Transition:
+    """Adopt the newest plan: settle as a member, or leave."""
+    plan = state.newest
+    assert plan is not None
+    member = plan.member_of(state.slot, state.incarnation)
+    if member is None or state.position != plan.position_of(member.index):
+        # What is written is written for a place in the plan. Without a writer there the version is
+        # not completed, and is tried again at the next boundary.
+        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint))
+    if member is None:
+        idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
+        return Transition(
+            idle,
+            (*prefix, DropHeld(), Leave(), WaitForPlan()),
+            f"{plan.quorum} has no place for this trainer",
+        )
+    if _is_unjudged(state, plan):
+        state, prefix = replace(state, held=()), (*prefix, DropHeld())
+    here = state.position == plan.position_of(member.index)
+    valid = state.valid and here and state.lineage == plan.lineage
+    new = replace(
+        state,
+        phase=Phase.SETTLING,
+        plan=plan,
+        index=member.index,
+        valid=valid,
+        attempt=0,
+        adopt_next=False,
+        step_plan=None,
+        settlement=None,
+    )
+    return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+
+
+def _is_unjudged(state: RankState, plan: Plan) -> bool:
+    """Return whether partials were computed with a cell of which ``plan`` hears nothing any more.
+
+    Nobody can find out then that its state was bad. As a rule its stage has lost the same types.
+    """
+    return bool(state.held) and any(plan.member_of(*cell) is None for cell in state.held_with)
+
+
+def park(
+    state: RankState,
+    why: str,
+    suspects: Sequence[int],
+    *prefix: Action,
+    cause: Cause,
+    sources: Sequence[int] = (),
+    differing: tuple[Slot, ...] = (),
+    was_told: bool = False,
+) -> Transition:
+    """Give the quorum up and wait with everything held, or adopt a newer plan if one is known.
+
+    Args:
+        state: of the rank.
+        why: the reason, for people.
+        suspects: members that seem gone.
+        prefix: actions that come first.
+        cause: the kind of the fault.
+        sources: members from which it came, beside the suspects.
+        differing: slots whose state was found to differ: they are its sources, too.
+        was_told: whether only others saw it.
+    """
+    if state.phase in _MAY_MISS_A_ROUND:
+        prefix = (*prefix, Leave())
+    if must_adopt(state):
+        return adopt(state, *prefix)
+    assert state.plan is not None
+    slots = tuple(state.plan.members[i].slot for i in suspects)
+    named = {*slots, *differing, *(state.plan.members[i].slot for i in sources)}
+    parked_for = fact_of(
+        state,
+        Parked,
+        evidence=why,
+        suspects=slots,
+        differing=differing,
+        cause=cause,
+        sources=tuple(sorted(named))[:MAX_SOURCES],
+        was_told=was_told,
+    )
+    tell = SendFact(parked_for)
+    parked = replace(state, phase=Phase.PARKED)
+    return Transition(parked, (*prefix, tell, WaitForPlan()), why)
