@@ -29,6 +29,7 @@ from mainstay_core.wire.segments import (
     MAX_RECORD_BYTES,
     MAX_RECORDS,
     MAX_RUNS,
+    Holder,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
@@ -48,8 +49,8 @@ class Segment:
 
     header: SegmentHeader
     span: Span
-    holders: tuple[PodUid, ...] = ()
-    """Pods that were to keep it, the writer's first; empty if that is not known."""
+    holders: tuple[Holder, ...] = ()
+    """Stores that were to keep it, the writer's first; empty if that is not known."""
     num_readers: int = 0
     """How many read or send its bytes now."""
     is_kept: bool = True
@@ -171,7 +172,7 @@ class SegmentIndex:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
 
-    def put(self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()) -> Segment:
+    def put(self, header: SegmentHeader, room: Span, holders: tuple[Holder, ...] = ()) -> Segment:
         """Keep a segment that is written, and has no refusal, in place of one of the same key."""
         assert not self.refusal_of(header)
         assert room.size == header.size_bytes

@@ -145,7 +145,7 @@ class SegmentStore:
         return self._index.find(key) is not None
 
     def _put(
-        self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[PodUid, ...]
+        self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[Holder, ...]
     ) -> str:
         """Keep a segment; return why not, empty if it is kept."""
         why = self._index.refusal_of(header)
@@ -180,7 +180,8 @@ class SegmentStore:
     def _keep(self, end: End, message: Written, content: terms.UnitTerm) -> None:
         """Keep a segment of an own trainer, and send it to its holders."""
         others = {h.pod: h.address for h in message.holders if h.pod != self._pod}
-        header, holders = message.header, (self._pod, *others)
+        header, own_place = message.header, Holder(pod=self._pod, address=self.address)
+        holders = own_place, *(h for h in message.holders if h.pod != self._pod)
         own = self._put(header, content, holders)
         delivery = Delivery(others)
 
@@ -232,12 +233,12 @@ class SegmentStore:
         )
         for holder in recopy.to:
 
-            def answered(why: str, pod: PodUid = holder.pod) -> None:
+            def answered(why: str, holder: Holder = holder) -> None:
                 self._num_open -= 1
                 self._has_failed = self._has_failed or bool(why)
                 if not why:
                     living = tuple(h for h in segment.holders if h in recopy.holders)
-                    segment.holders = (*living, pod)
+                    segment.holders = (*living, holder)
 
             self._num_open += 1
             frame = message, self._bytes[recopy.key]
