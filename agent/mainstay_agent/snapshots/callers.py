@@ -15,11 +15,10 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
-from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
-from mainstay_core.wire.segments import SegmentHeader, SegmentKey, StoreReport
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 
 IDLE_S = 60.0
 """How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
@@ -77,7 +76,7 @@ class Caller(Channel):
         """The segment that its reader waits for."""
         self._incoming: SegmentHeader | None = None
         self._room: Span | None = None
-        self._holders: tuple[PodUid, ...] = ()
+        self._holders: tuple[Holder, ...] = ()
         self._is_again = False
         self._refusal = ""
         self._outgoing: Segment | None = None

@@ -20,11 +20,10 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
-from mainstay_core.base.ids import PodUid
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
-from mainstay_core.wire.segments import SegmentKey
+from mainstay_core.wire.segments import Holder, SegmentKey
 
 STALL_S = 30.0
 """How long a holder may take nothing of what is sent and answer nothing. Then it counts as gone, so
@@ -41,8 +40,8 @@ class Parcel(NamedTuple):
     keep_from: int
     done: Callable[[str], None]
     """Called once: with why the holder does not keep it, or an empty sentence if it does."""
-    again: tuple[PodUid, ...] = ()
-    """Of a segment that is sent again, as others have gone: all pods that keep it then."""
+    again: tuple[Holder, ...] = ()
+    """Of a segment that is sent again, as others have gone: all stores that keep it then."""
 
 
 class HolderLine(Channel):

@@ -263,7 +263,7 @@ class SegmentStore:
             self._awaited,
             self._deliver,
             self._report,
-            self._pod,
+            Holder(pod=self._pod, address=self.address),
         )
         self._add(line)
 
@@ -325,18 +325,18 @@ class SegmentStore:
         for recopy in recopies:
             segment = segments[recopy.key]
             for holder in recopy.to:
-                done = partial(self._recopied, segment, recopy, holder.pod)
+                done = partial(self._recopied, segment, recopy, holder)
                 parcel = Parcel(recopy.key, self._index.from_version, done, recopy.holders)
                 self._send(holder.address, parcel)
 
-    def _recopied(self, segment: Segment, recopy: Recopy, pod: PodUid, why_not: str) -> None:
+    def _recopied(self, segment: Segment, recopy: Recopy, holder: Holder, why_not: str) -> None:
         """Note that one more pod keeps a segment, or has not taken it."""
         if why_not:
-            logger.info("%s is not at one more pod, %s: %s", recopy.key, pod, why_not)
+            logger.info("%s is not at one more pod, %s: %s", recopy.key, holder.pod, why_not)
             return
         # Those that are gone stay out: what they had is gone with them.
         living = tuple(h for h in segment.holders if h in recopy.holders)
-        segment.holders = (*living, pod)
+        segment.holders = (*living, holder)
 
     def _send(self, address: str, parcel: Parcel) -> None:
         line = self._lines.get((address, bool(parcel.again)))

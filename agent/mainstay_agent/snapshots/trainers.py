@@ -15,7 +15,6 @@ from mainstay_agent.snapshots.callers import Awaited
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
-from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -36,7 +35,7 @@ class TrainerLine(Channel):
         awaited: readers that wait for a segment.
         deliver: sends segments to holders.
         report: returns what is kept of a lineage.
-        pod: this one.
+        own: the pod of this store, and where it listens.
     """
 
     max_body = 0
@@ -49,11 +48,11 @@ class TrainerLine(Channel):
         awaited: Awaited,
         deliver: Deliver,
         report: Callable[[int], StoreReport],
-        pod: PodUid,
+        own: Holder,
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
         self._arena, self._index, self._awaited = arena, index, awaited
-        self._pod = pod
+        self._own = own
         self._deliver, self._report = deliver, report
         self._name = ""
         self._rooms: dict[int, Span] = {}
@@ -161,8 +160,8 @@ class TrainerLine(Channel):
             self._index.give_room_back(room)
             self.send(frames.encode(frames.Held(request=message.request, why_not=refusal)))
             return
-        others = tuple(h.pod for h in message.holders if h.pod != self._pod)
-        self._index.put(header, room, (self._pod, *others))
+        others = (holder for holder in message.holders if holder.pod != self._own.pod)
+        self._index.put(header, room, (self._own, *others))
         self._awaited.come(header.key)
         self._send_to_holders(message.request, header.key, message.holders, message.keep_from)
 

@@ -28,12 +28,12 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import pack_head
-from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import quote
 from mainstay_core.wire.segments import (
     MAX_HOLDERS,
     MAX_MICRO_BATCHES,
     MAX_SEGMENT_BYTES,
+    Holder,
     Holders,
     SegmentHeader,
     SegmentKey,
@@ -269,10 +269,10 @@ class Segment:
     header: SegmentHeader
     keep_from: Count = 0
     """Of one that is to be kept: what is older goes."""
-    holders: Annotated[tuple[PodUid, ...], Longest(1 + MAX_HOLDERS)] = field(
+    holders: Annotated[tuple[Holder, ...], Longest(1 + MAX_HOLDERS)] = field(
         default=(), metadata=OMITTED
     )
-    """Of one that is to be kept: all pods that are to keep it, the writer's first."""
+    """Of one that is to be kept: all stores that are to keep it, the writer's first."""
     is_again: bool = field(default=False, metadata=OMITTED)
     """Whether others have gone that kept it. The holder may have a newer one, which stays."""
     kind: Literal["segment"] = "segment"

@@ -5,10 +5,6 @@ it put into the index, whole. Who writes has a room of its own until then, so a 
 the middle leaves nothing behind but its room. Who reads a segment, or sends it, holds it: its place
 is given away only once nobody does, even if the segment itself was replaced or dropped meanwhile.
 
-What crossed the boundary of a stage is kept by micro-batch. It counts once its sender has voted on
-the step in the quorum that it names (:class:`~mainstay_core.segments.frames.VotedLogs`). Other
-bytes in its place count anew.
-
 What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
 those before. ``keep_from`` moves only forward, whatever a slow writer of another pod says. The own
 trainers of the pod alone may take it back, when the job goes on from an older checkpoint.
@@ -17,10 +13,11 @@ trainers of the pod alone may take it back, when the job goes on from an older c
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import quote
+from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
@@ -32,21 +29,18 @@ from mainstay_core.wire.segments import (
     MAX_RECORD_BYTES,
     MAX_RECORDS,
     MAX_RUNS,
-    LogsHeld,
-    Run,
+    Holder,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
     UnitHeld,
-    boundary_key,
+    runs_of,
 )
 from mainstay_core.wire.votes import CommitRecord
 
 UnitKey = tuple[int, int]
 """(position, unit)"""
-LogPlace = tuple[int, int, int]
-"""(position, step, shard type)"""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +49,8 @@ class Segment:
 
     header: SegmentHeader
     span: Span
-    holders: tuple[PodUid, ...] = ()
-    """Pods that were to keep it, the writer's first; empty if that is not known."""
+    holders: tuple[Holder, ...] = ()
+    """Stores that were to keep it, the writer's first; empty if that is not known."""
     num_readers: int = 0
     """How many read or send its bytes now."""
     is_kept: bool = True
@@ -70,15 +64,6 @@ class _Unit:
     unit_name: str
     num_units: int
     segments: dict[SegmentKey, Segment] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Voted:
-    """The votes that rest on the boundary logs of one type in one step."""
-
-    quorums: set[str]
-    kinds: tuple[SegmentKind, ...]
-    micro_batches: int
 
 
 class SegmentIndex:
@@ -97,7 +82,7 @@ class SegmentIndex:
         self._units: dict[UnitKey, _Unit] = {}
         self._logs: dict[SegmentKey, Segment] = {}
         """What crossed boundaries."""
-        self._voted: dict[LogPlace, _Voted] = {}
+        self._votes = BoundaryVotes(self._logs)
         self._records: dict[int, CommitRecord] = {}
         """By step."""
         self._record_bytes: dict[int, int] = {}
@@ -187,7 +172,7 @@ class SegmentIndex:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
         return ""
 
-    def put(self, header: SegmentHeader, room: Span, holders: tuple[PodUid, ...] = ()) -> Segment:
+    def put(self, header: SegmentHeader, room: Span, holders: tuple[Holder, ...] = ()) -> Segment:
         """Keep a segment that is written, and has no refusal, in place of one of the same key."""
         assert not self.refusal_of(header)
         assert room.size == header.size_bytes
@@ -195,7 +180,7 @@ class SegmentIndex:
         self._fingerprint = header.fingerprint
         before = self.find(header.key)
         if before is not None and before.header.digest != header.digest:
-            self._voted.pop(_log_place(header.key), None)
+            self._votes.forget(header.key)
         self.discard(header.key)
         segment = Segment(header, room, holders)
         self._num_empty += not header.size_bytes
@@ -295,16 +280,7 @@ class SegmentIndex:
         """
         if voted.lineage != self._lineage and self._logs:
             return f"logs of lineage {voted.lineage} are not kept at lineage {self._lineage}"
-        for shard_type in voted.types:
-            for key in _log_keys(voted, shard_type):
-                if key not in self._logs:
-                    return f"{key} is not kept"
-        for shard_type in voted.types:
-            place = voted.position, voted.step, shard_type
-            known = self._voted.get(place)
-            quorums = {voted.quorum} | (set() if known is None else known.quorums)
-            self._voted[place] = _Voted(quorums, voted.kinds, voted.micro_batches)
-        return ""
+        return self._votes.note(voted)
 
     def discard_damaged(self, key: SegmentKey) -> None:
         """Keep a segment no more whose bytes a trainer has found damaged."""
@@ -362,7 +338,7 @@ class SegmentIndex:
                 return
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
             self._records = {s: r for s, r in self._records.items() if s < version}
-            self._voted = {at: voted for at, voted in self._voted.items() if at[1] < version}
+            self._votes.keep_steps(stop=version)
             return
         if version <= self._from_version:
             return
@@ -372,7 +348,7 @@ class SegmentIndex:
         self._from_version = version
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
         self._records = {s: r for s, r in self._records.items() if s >= version}
-        self._voted = {at: voted for at, voted in self._voted.items() if at[1] >= version}
+        self._votes.keep_steps(first=version)
 
     def _move_to(self, lineage: int) -> None:
         """Drop everything when the lineage is a new one."""
@@ -380,7 +356,7 @@ class SegmentIndex:
             return
         self._drop(segment.header.key for segment in self.segments())
         self._records.clear()
-        self._voted.clear()
+        self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
 
     def segments(self) -> list[Segment]:
@@ -409,70 +385,8 @@ class SegmentIndex:
                 _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
             ),
             records=self.records,
-            logs=tuple(self._log_runs()[-MAX_HELD_LOGS:]),
+            logs=tuple(self._votes.list_runs(self._lineage)[-MAX_HELD_LOGS:]),
         )
-
-    def _log_runs(self) -> list[LogsHeld]:
-        """Return the boundary logs that count, of types and steps that follow each other at once.
-
-        Linear in the logs, but for sorting.
-        """
-        types: dict[tuple[int, SegmentKind, str, int, int], list[int]] = {}
-        for (position, step, shard_type), voted in sorted(self._voted.items()):
-            for kind in voted.kinds:
-                keys = _keys_of_type(
-                    self._lineage, position, kind, step, shard_type, voted.micro_batches
-                )
-                if all(key in self._logs for key in keys):
-                    for quorum in voted.quorums:
-                        at = position, kind, quorum, voted.micro_batches, step
-                        types.setdefault(at, []).append(shard_type)
-        told: list[LogsHeld] = []
-        open_runs: dict[tuple[int, SegmentKind, str, int, int, int], int] = {}
-        """Where in ``told`` the run of these types was told last."""
-        for (position, kind, quorum, size, step), found in sorted(types.items()):
-            for run in runs_of(found):
-                shape = position, kind, quorum, size, run.first, run.last
-                last = open_runs.get(shape)
-                if last is not None and told[last].last_step == step - 1:
-                    told[last] = replace(told[last], last_step=step)
-                    continue
-                open_runs[shape] = len(told)
-                told.append(
-                    LogsHeld(
-                        position=position,
-                        kind=kind,
-                        voted_in=quorum,
-                        first_step=step,
-                        last_step=step,
-                        first_type=run.first,
-                        last_type=run.last,
-                        micro_batches=size,
-                    )
-                )
-        return sorted(told, key=lambda log: (log.last_step, log))
-
-
-def _log_place(key: SegmentKey) -> LogPlace:
-    return key.position, key.version, key.shard_type
-
-
-def _keys_of_type(
-    lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batches: int
-) -> list[SegmentKey]:
-    return [
-        boundary_key(lineage, position, kind, step, shard_type, micro_batch)
-        for micro_batch in range(micro_batches)
-    ]
-
-
-def _log_keys(voted: VotedLogs, shard_type: int) -> list[SegmentKey]:
-    at, size = voted.position, voted.micro_batches
-    return [
-        key
-        for kind in voted.kinds
-        for key in _keys_of_type(voted.lineage, at, kind, voted.step, shard_type, size)
-    ]
 
 
 def record_bytes(record: CommitRecord) -> int:
@@ -498,14 +412,3 @@ def _line_of(place: UnitKey, unit: _Unit) -> UnitHeld:
         gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
         computes=tuple(runs_of(versions[SegmentKind.COMPUTE])[-MAX_RUNS:]),
     )
-
-
-def runs_of(steps: Iterable[int]) -> list[Run]:
-    """Return the unbroken runs of ascending steps."""
-    runs: list[Run] = []
-    for step in steps:
-        if runs and runs[-1].last + 1 == step:
-            runs[-1] = Run(first=runs[-1].first, last=step)
-        else:
-            runs.append(Run(first=step, last=step))
-    return runs

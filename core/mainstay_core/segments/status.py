@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
+from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.wire.segments import (
     MAX_BAD,
     MAX_HELD_STATES,
@@ -19,6 +19,7 @@ from mainstay_core.wire.segments import (
     SegmentHeader,
     SegmentKey,
     SegmentKind,
+    runs_of,
 )
 from mainstay_core.wire.stores import (
     MAX_CHECKED,

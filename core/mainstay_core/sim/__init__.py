@@ -14,7 +14,9 @@ invariant of the protocol that did not hold, if any.
 - ``connections``: the connections of a trainer under its plan
 - ``saving``: what a trainer reads from the disk and writes to it
 - ``surroundings``: what surrounds every process of a run
-- ``segments``: a pod's store of segments, and the ways to it
+- ``segments``: a pod's store of segments
+- ``segment_client``: a trainer's ways to stores of segments
+- ``units``: the units of a job, and their sizes
 - ``boundary_replayer``: a lost stage's steps, computed again from boundary logs
 - ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
 - ``trainer``: what a rank's session needs, played

@@ -23,12 +23,10 @@ from mainstay_core.sim.boundary_replayer import BoundaryReplayer, DiffersError, 
 from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
-from mainstay_core.sim.scenario import Scenario
-from mainstay_core.sim.segments import SegmentClient
+from mainstay_core.sim.segment_client import SegmentClient, Wait
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.job_units import Expert, JobUnits
-from mainstay_core.snapshots.prices import StateTypes, UnitPrice
-from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
+from mainstay_core.sim.units import key_of, size_of, unit_number
+from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
@@ -44,8 +42,6 @@ from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_core.wire.windows import Measures
 
 FINGERPRINT = "f" * 32
-COUNTED = len(terms.counted(0, 0, 0))
-"""Units of a position that are counted: as many as a stage counts integers."""
 
 
 class Owner(Life, Protocol):
@@ -61,23 +57,6 @@ class Owner(Life, Protocol):
 
     async def begin(self, action: Action) -> None:
         """Take note, before an action of a program."""
-
-
-class Wait:
-    """A wait for stores, which ends with its quorum."""
-
-    def __init__(self, changed: Signal) -> None:
-        self._changed = changed
-        self.ended = ""
-
-    def shutdown(self, why: str) -> None:
-        """End the wait."""
-        self.ended = why or "ended"
-        self._changed.fire()
-
-    def is_over(self) -> bool:
-        """Whether it was ended."""
-        return bool(self.ended)
 
 
 class SegmentKeeper:
@@ -174,7 +153,7 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
-            self._world.checks.kept.went_back(lineage)
+            self._world.checks.kept.went_back(lineage, version)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
     # What is written ------------------------------------------------------------------
@@ -492,55 +471,6 @@ class _ReplaySegments:
         await self._keeper.reach(action)
 
 
-def job_units(scenario: Scenario) -> JobUnits:
-    """Return the units of all positions. Of each stage the first two are counted as experts."""
-    shape = scenario.config.shape
-    positions, experts = [], []
-    for number, (stage, inner) in enumerate(shape.positions):
-        units = []
-        for unit in range(scenario.num_units(number)):
-            name, place = f"{number}.{unit}", 2 * stage + unit
-            units.append(
-                Unit(
-                    name=name,
-                    kind=UnitKind.EXPERT if unit < COUNTED else UnitKind.REST,
-                    position=Position(stage=stage, inner=inner),
-                    block=str(stage),
-                    block_index=0,
-                    spans=(Span(start=0, stop=size_of(unit, SegmentKind.STATE) // 3),),
-                )
-            )
-            if unit < COUNTED:
-                experts.append(
-                    Expert(
-                        unit=name,
-                        layer=stage,
-                        tokens=place,
-                        probabilities=place,
-                        capacity=1 + unit,
-                    )
-                )
-        positions.append(tuple(units))
-    # Three bytes of each element, as of a master and two moments, make a unit's bytes.
-    types = StateTypes(compute_bytes=1, master_bytes=1, optimizer_bytes=(1, 1))
-    return JobUnits(positions=tuple(positions), types=types, experts=tuple(experts))
-
-
-def unit_number(name: str) -> int:
-    """Return a unit's place in its position's canonical order."""
-    return int(name.rpartition(".")[2])
-
-
 def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:
     """Return whether bytes have the digest with which they were written."""
     return header.digest == terms.term("bytes", content)
-
-
-def key_of(lineage: int, position: int, unit: int, kind: SegmentKind, version: int) -> SegmentKey:
-    """Return the key of a segment."""
-    return SegmentKey(lineage=lineage, position=position, unit=unit, kind=kind, version=version)
-
-
-def size_of(unit: int, kind: SegmentKind) -> int:
-    """Return the bytes of a unit's segment: each unit has more than the one before."""
-    return (unit + 1) * PAGE_BYTES * (2 if kind is SegmentKind.STATE else 1)

@@ -63,6 +63,8 @@ class Kept:
         self._held: defaultdict[SegmentKey, list[tuple[terms.UnitTerm, Places]]]
         self._held = defaultdict(list)
         """Each time that all holders of a segment had it: its bytes, and where."""
+        self._counting: set[SegmentKey] = set()
+        """The segments that holders have confirmed since the job last went back before them."""
         self._damaged: set[tuple[str, SegmentKey]] = set()
         self.stores: dict[str, Store] = {}
         """All stores that ever were, by address."""
@@ -92,6 +94,7 @@ class Kept:
         if self._boundaries is not None and key.kind in BOUNDARY_KINDS:
             self._boundaries.held(key, content, places)
         self._held[key].append((content, places))
+        self._counting.add(key)
 
     def damaged(self, address: str, key: SegmentKey) -> None:
         """A segment is damaged where it lies."""
@@ -105,6 +108,9 @@ class Kept:
         self, keys: Iterable[SegmentKey], addresses: Sequence[str], peers: int
     ) -> list[SegmentKey]:
         """Return which segments are at too few of some stores, though all holders had them once.
+
+        What the job went back from does not count: stores of pods without a member may still have
+        it, and those of members have dropped it.
 
         Args:
             keys: of segments that may be needed.
@@ -120,7 +126,7 @@ class Kept:
             key
             for key in sorted(keys)
             if key.version >= oldest
-            and self._held[key]
+            and key in self._counting
             and not any((address, key) in self._damaged for address in addresses)
             and sum(store.keeps(key) for store in stores) < wanted
         ]
@@ -148,8 +154,10 @@ class Kept:
             "does not have them",
         )
 
-    def went_back(self, lineage: int) -> None:
-        """A rank goes on from a checkpoint."""
+    def went_back(self, lineage: int, version: int) -> None:
+        """A rank goes on from a checkpoint: nothing later counts."""
+        later = {k for k in self._counting if k.lineage == lineage and k.version > version}
+        self._counting -= later
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 

@@ -2,9 +2,12 @@
 
 The next window is copied to holders of its own. Until it is complete, the states of the one before
 and the gradients since lie where they were written, with one copy fewer for each pod that is gone.
-So each store that holds a new plan looks at what it keeps: of the pods that were to keep a segment,
-the first that the plan still names sends it to others, until it has as many holders as it had to
-have. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+So each store that holds a new plan looks at what it keeps: of the stores that were to keep a
+segment, the first that the plan still names sends it to others, until it has as many holders as it
+had to have. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+
+A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
+store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
 """
 
 from __future__ import annotations
@@ -21,11 +24,11 @@ from mainstay_core.wire.segments import Holder, SegmentKey
 
 
 class Held(NamedTuple):
-    """A segment of a store, and the pods that were to keep it."""
+    """A segment of a store, and the stores that were to keep it."""
 
     key: SegmentKey
-    holders: tuple[PodUid, ...]
-    """The writer's pod first; empty if that is not known."""
+    holders: tuple[Holder, ...]
+    """The writer's first; empty if that is not known."""
 
 
 class Recopy(NamedTuple):
@@ -33,8 +36,8 @@ class Recopy(NamedTuple):
 
     key: SegmentKey
     to: tuple[Holder, ...]
-    holders: tuple[PodUid, ...]
-    """Pods that keep it then; the sender is the first."""
+    holders: tuple[Holder, ...]
+    """Stores that keep it then; the sender's is the first."""
 
 
 def plan_recopies(
@@ -56,19 +59,20 @@ def plan_recopies(
     if pod not in addresses:
         return []
     wanted = 1 + min(peers, len(addresses) - 1)
-    due: list[tuple[SegmentKey, tuple[PodUid, ...]]] = []
+    due: list[tuple[SegmentKey, tuple[Holder, ...]]] = []
     for held in kept:
-        living = tuple(holder for holder in held.holders if holder in addresses)
-        if living[:1] == (pod,) and len(living) < wanted:
+        living = tuple(h for h in held.holders if addresses.get(h.pod) == h.address)
+        if living and living[0].pod == pod and len(living) < wanted:
             due.append((held.key, living))
     if not due:
         return []
     choices = _ranked(plan, pod, {key.position for key, _ in due}, peers, domains)
     found = []
     for key, living in due:
-        new = [p for p in choices[key.position] if p not in living][: wanted - len(living)]
+        keeping = {holder.pod for holder in living}
+        new = [p for p in choices[key.position] if p not in keeping][: wanted - len(living)]
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
-        found.append(Recopy(key, to, (*living, *new)))
+        found.append(Recopy(key, to, (*living, *to)))
     return found
 
 

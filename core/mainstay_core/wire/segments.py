@@ -9,6 +9,7 @@ that has no state computes the state of its position again, bit for bit (protoco
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -164,6 +165,17 @@ class Run:
 
     first: Count
     last: Count
+
+
+def runs_of(steps: Iterable[int]) -> list[Run]:
+    """Return the unbroken runs of ascending steps."""
+    runs: list[Run] = []
+    for step in steps:
+        if runs and runs[-1].last + 1 == step:
+            runs[-1] = Run(first=runs[-1].first, last=step)
+        else:
+            runs.append(Run(first=step, last=step))
+    return runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,19 @@ def test_what_lost_its_holder_comes_to_a_spare_which_sends_it_on_when_it_is_the_
     assert versions_at(clients[a]) == [3], "a pod without a place in the plan keeps what it has"
 
 
+def test_a_store_that_starts_again_in_its_pod_gets_again_what_the_one_before_had(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, before = make_store("a"), make_store("b")
+    writer = make_client(a)
+    write(writer, key_of(3), b"bytes", [before.holder])
+    assert writer.wait_held([key_of(3)]) == ""
+
+    again = make_store("b")
+    a.store.adopt(plan_of(a, again), peers=1, domains=1)
+    wait_for(make_client(again), [3])
+
+
 def test_what_is_sent_again_never_takes_the_place_of_something_newer(
     make_store: Make, make_client: MakeClient
 ) -> None:

@@ -12,7 +12,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
 from mainstay_core.segments.frames import VotedLogs
-from mainstay_core.segments.index import Segment, SegmentIndex, runs_of
+from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.wire.segments import (
     Run,
@@ -22,6 +22,7 @@ from mainstay_core.wire.segments import (
     StoreReport,
     UnitHeld,
     boundary_key,
+    runs_of,
 )
 from mainstay_core.wire.votes import CommitRecord
 

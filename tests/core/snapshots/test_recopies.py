@@ -14,18 +14,19 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.snapshots.recopies import Held, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import SegmentKey
+from mainstay_core.wire.segments import Holder, SegmentKey
 
 GRID = with_stores(make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}))
 KEY = key_of(3)
 
 
-def pods(*names: str) -> tuple[PodUid, ...]:
-    return tuple(PodUid(name) for name in names)
+def store(pod: str, before: str = "") -> Holder:
+    """The store of a pod, or one that was there before its supervisor started again."""
+    return Holder(pod=PodUid(pod), address=f"store-{pod}{before}")
 
 
-def sent(plan: Plan, pod: str, *holders: str, peers: int = 1) -> list[tuple[str, ...]]:
-    kept = [Held(KEY, pods(*holders))]
+def sent(plan: Plan, pod: str, *holders: str | Holder, peers: int = 1) -> list[tuple[str, ...]]:
+    kept = [Held(KEY, tuple(store(h) if isinstance(h, str) else h for h in holders))]
     recopies = plan_recopies(plan, PodUid(pod), kept, peers=peers, domains=2)
     return [tuple(holder.pod for holder in recopy.to) for recopy in recopies]
 
@@ -49,6 +50,15 @@ def test_a_segment_goes_out_of_its_stage_first_and_with_few_pods_to_a_spare() ->
     assert sent(few, "s", "gone", "s") != [], "a spare sends as well"
 
 
+def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_before() -> None:
+    before = store("a", before="-before")
+    few = with_stores(make_plan({0: ["a.1"], 1: ["b.1"]}))
+    assert sent(few, "b", before, "b") == [("a",)]
+    assert sent(few, "a", before, "b") == [], "it has nothing to send"
+    (to,) = sent(GRID, "a", "a", store("b", before="-before"))
+    assert len(to) == 1
+
+
 def test_of_what_nobody_said_who_keeps_it_nothing_is_sent() -> None:
     assert sent(GRID, "a") == []
     assert sent(GRID, "elsewhere", "elsewhere", "gone") == []
@@ -65,24 +75,27 @@ def test_all_stores_together_bring_every_segment_back_to_as_many_holders_as_can_
     plan = with_spare(with_stores(make_plan(chains)), *"st"[: rng.randint(0, 2)])
     plan = replace(plan, quorum=replace(plan.quorum, id=9))
     living, peers = sorted(store_addresses(plan)), rng.randint(0, 3)
-    everybody = [*living, *pods("gone", "away")]
-    holders: dict[SegmentKey, tuple[PodUid, ...]] = {}
+    restarted = [store(pod, before="-before") for pod in living[:2]]
+    everybody = [*map(store, living), *map(store, ("gone", "away")), *restarted]
+    holders: dict[SegmentKey, tuple[Holder, ...]] = {}
     for version in range(30):
         key = key_of(version, position=rng.randrange(stages))
         holders[key] = tuple(rng.sample(everybody, rng.randint(1, min(4, len(everybody)))))
-    after = {key: [h for h in told if h in living] for key, told in holders.items()}
+    here = [store(pod) for pod in living]
+    after = {key: [h for h in told if h in here] for key, told in holders.items()}
     senders: dict[SegmentKey, list[PodUid]] = {}
     for pod in living:
-        kept = [Held(key, told) for key, told in holders.items() if pod in told]
+        kept = [Held(key, told) for key, told in holders.items() if store(pod) in told]
         rng.shuffle(kept)
         for recopy in plan_recopies(plan, pod, kept, peers=peers, domains=2):
             senders.setdefault(recopy.key, []).append(pod)
-            after[recopy.key] += [holder.pod for holder in recopy.to]
+            after[recopy.key] += recopy.to
             assert set(recopy.holders) == set(after[recopy.key])
-            assert recopy.holders[0] == pod
+            assert recopy.holders[0] == store(pod)
 
     wanted = 1 + min(peers, len(living) - 1)
     for key, told in holders.items():
-        left = [h for h in told if h in living]
+        left = [h for h in told if h in here]
+        assert len({h.pod for h in after[key]}) == len(after[key])
         assert len(after[key]) == len(set(after[key])) == (max(wanted, len(left)) if left else 0)
         assert len(senders.get(key, [])) == (0 < len(left) < wanted)
