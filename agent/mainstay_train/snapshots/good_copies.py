@@ -10,7 +10,8 @@ import torch
 from mainstay_core.base.ids import PodUid
 from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import SegmentClient, SegmentMissing, StoreGone
+from mainstay_train.state.segments import SegmentClient, SegmentMissing
+from mainstay_train.state.store_connection import StoreGone
 
 logger = logging.getLogger(__name__)
 

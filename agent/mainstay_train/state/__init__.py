@@ -4,6 +4,7 @@
 - ``heal``: copies the state of living cells to a joiner
 - ``serving``: says when this trainer's state may be copied
 - ``arena``: the memory of this trainer's pod, as its store gives it
+- ``store_connection``: connects a trainer to the store of segments of its pod
 - ``segments``: writes segments into the memory of this trainer's pod
 - ``segment_reader``: reads segments from the stores of other pods
 - ``controller``: saves and loads checkpoints for the session

@@ -8,19 +8,14 @@ nothing.
 
 from __future__ import annotations
 
-import itertools
-import mmap
-import socket
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError, brief
-from mainstay_core.base.frames import FrameParser
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import (
     Holder,
@@ -29,20 +24,13 @@ from mainstay_core.wire.segments import (
     StoreReport,
 )
 from mainstay_core.wire.votes import CommitRecord
-from mainstay_train.state.arena import READ_BYTES, read_at, receive_arena
+from mainstay_train.state.arena import read_at
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
-
-WELCOME_S = 60.0
-"""How long the store may take to give its arena. It is in the same pod, and was there before the
-pod was known to anybody."""
+from mainstay_train.state.store_connection import StoreConnection, StoreGone
 
 
 class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
     """The pod's store has no room for a segment."""
-
-
-class StoreGone(MainstayError):  # noqa: N818 - a state, not a failure
-    """The pod's store cannot be asked any more: it has ended, or this side was shut down."""
 
 
 class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
@@ -100,33 +88,14 @@ class SegmentClient:
 
     def __init__(self, path: str, slot: int, incarnation: str, local: str) -> None:
         self._reader = SegmentReader(local)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._changed = threading.Condition()
-        """Guards what follows; notified with everything that may end a wait."""
-        self._sending = threading.Lock()
-        """Held while a frame is written. Never taken while the other lock is held."""
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, frames.ToTrainer] = {}
-        self._rooms: set[int] = set()
         self._written: dict[SegmentKey, _Written] = {}
         self._unheld: dict[int, _Written] = {}
         """Those whose holders have not all answered, by the request to send them."""
-        self._ended: str | None = None
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
         """Called when all holders have a segment: with the bytes sent, and what that took."""
-        try:
-            self._socket.settimeout(WELCOME_S)
-            self._socket.connect(path)
-            hello = frames.Hello(slot=slot, incarnation=incarnation)
-            self._socket.sendall(frames.encode(hello))
-            self._fd, size = receive_arena(self._socket)
-            self._socket.settimeout(None)
-        except (OSError, RemoteProtocolError):
-            self._socket.close()
-            raise
-        self._arena = memoryview(mmap.mmap(self._fd, size))
-        self._thread = threading.Thread(target=self._read, name="segments", daemon=True)
-        self._thread.start()
+        self._store = StoreConnection(path, slot, incarnation, self._note_held)
+        self._changed = self._store.changed
+        """Guards what is written; notified with everything that may end a wait."""
 
     def shutdown(self, why: str) -> None:
         """End every wait and all later calls; returns at once.
@@ -134,11 +103,9 @@ class SegmentClient:
         The store keeps what is written. It hears of the end once no room of this trainer is open:
         a room whose owner has left is given to others, while a thread may still write into it.
         """
-        with self._changed:
-            self._ended = self._ended or why
-            self._changed.notify_all()
+        self._store.end(why)
         self._reader.shutdown(why)
-        self._leave_if_done()
+        self._store.hang_up_if_done()
 
     def poke(self) -> None:
         """Have whoever waits here ask again whether anything can come of it."""
@@ -154,19 +121,16 @@ class SegmentClient:
             StoreFull: there is none.
             StoreGone: the store cannot be asked.
         """
-        with self._changed:
-            number = next(self._numbers)
-            self._raise_if_ended()
-            self._rooms.add(number)
+        number = self._store.open_room()
         try:
-            answer = self._ask(number, frames.TakeRoom(request=number, size=size))
+            answer = self._store.ask(number, frames.TakeRoom(request=number, size=size))
             if isinstance(answer, frames.Full):
                 raise StoreFull(answer.why)
             assert isinstance(answer, frames.Room)
         except MainstayError:
-            self._forget_room(number)
+            self._store.close_room(number)
             raise
-        return Room(self._arena[answer.offset : answer.offset + size], number)
+        return Room(self._store.arena[answer.offset : answer.offset + size], number)
 
     def give_back(self, room: Room) -> None:
         """Give back a room into which nothing will be written.
@@ -175,9 +139,9 @@ class SegmentClient:
             StoreGone: the store cannot be asked; it takes the room back all the same.
         """
         try:
-            self._send(frames.GiveBack(request=room.number))
+            self._store.send(frames.GiveBack(request=room.number))
         finally:
-            self._forget_room(room.number)
+            self._store.close_room(room.number)
 
     def written(
         self, room: Room, header: SegmentHeader, holders: Sequence[Holder], keep_from: int
@@ -203,9 +167,9 @@ class SegmentClient:
             )
             self._written[header.key] = self._unheld[room.number] = sent
         try:
-            self._send(message)
+            self._store.send(message)
         finally:
-            self._forget_room(room.number)
+            self._store.close_room(room.number)
 
     def send_again(self, key: SegmentKey, holders: Sequence[Holder], keep_from: int) -> None:
         """Have a segment that this pod's store has sent to holders, to new ones or once more.
@@ -214,12 +178,12 @@ class SegmentClient:
             StoreGone: the store cannot be asked.
         """
         with self._changed:
-            number = next(self._numbers)
+            number = self._store.next_number()
             self._written[key] = self._unheld[number] = _Written()
         message = frames.SendAgain(
             request=number, key=key, holders=tuple(holders), keep_from=keep_from
         )
-        self._send(message)
+        self._store.send(message)
 
     def voted_logs(self, voted: frames.VotedLogs) -> str:
         """Have boundary logs count for a step, if all of them are kept.
@@ -234,13 +198,15 @@ class SegmentClient:
             StoreGone: the store cannot be asked.
         """
         with self._changed:
-            number = next(self._numbers)
+            number = self._store.next_number()
             answer = self._unheld[number] = _Written()
-        self._send(replace(voted, request=number))
+        self._store.send(replace(voted, request=number))
         with self._changed:
-            self._changed.wait_for(lambda: answer.why_not is not None or self._ended is not None)
+            self._changed.wait_for(
+                lambda: answer.why_not is not None or self._store.ended is not None
+            )
             if answer.why_not is None:
-                raise StoreGone(str(self._ended))
+                raise StoreGone(str(self._store.ended))
             return answer.why_not
 
     def wait_held(
@@ -257,7 +223,7 @@ class SegmentClient:
         """
         with self._changed:
             self._changed.wait_for(
-                lambda: self._ended is not None or until() or not self._any_open(keys)
+                lambda: self._store.ended is not None or until() or not self._any_open(keys)
             )
             for key in sorted(keys):
                 why_not = self._why_not_held(key)
@@ -274,6 +240,15 @@ class SegmentClient:
             found = {key: written.why_not for key, written in self._written.items()}
         return {key: why_not or "" for key, why_not in found.items() if why_not != ""}
 
+    def _note_held(self, answer: frames.Held) -> None:
+        """Note what holders have confirmed. Called by the reader thread, under the lock."""
+        if answer.request not in self._unheld:
+            raise RemoteProtocolError("an answer to nothing")
+        written = self._unheld.pop(answer.request)
+        written.why_not = answer.why_not
+        if written.sent_bytes and not answer.why_not:
+            self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
+
     def _any_open(self, keys: Collection[SegmentKey]) -> bool:
         found = (self._written.get(key) for key in keys)
         return any(written is not None and written.why_not is None for written in found)
@@ -283,7 +258,7 @@ class SegmentClient:
         if written is None:
             return f"{key} was not written here, or is needed no more"
         if written.why_not is None:
-            return self._ended or f"{key} was not waited for any longer"
+            return self._store.ended or f"{key} was not waited for any longer"
         return f"{key} is not at {written.why_not}" if written.why_not else ""
 
     # What is kept ----------------------------------------------------------------
@@ -294,7 +269,7 @@ class SegmentClient:
         Raises:
             StoreGone: the store cannot be asked.
         """
-        self._send(frames.KeepRecord(record=record))
+        self._store.send(frames.KeepRecord(record=record))
 
     def keep_from(
         self,
@@ -318,7 +293,7 @@ class SegmentClient:
         with self._changed:
             self._drop_older(lineage, version)
             self._changed.notify_all()
-        self._send(
+        self._store.send(
             frames.KeepFrom(
                 lineage=lineage,
                 version=version,
@@ -344,9 +319,8 @@ class SegmentClient:
         Raises:
             StoreGone: the store cannot be asked.
         """
-        with self._changed:
-            number = next(self._numbers)
-        answer = self._ask(number, frames.AskReport(request=number, lineage=lineage))
+        number = self._store.next_number()
+        answer = self._store.ask(number, frames.AskReport(request=number, lineage=lineage))
         assert isinstance(answer, frames.Reported)
         return answer.report
 
@@ -371,7 +345,7 @@ class SegmentClient:
         into = into.cast("B")
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
-                read_at(self._fd, found.offset, into)
+                read_at(self._store.fd, found.offset, into)
                 return Fetched(found.header, None)
         return self._first(key, holders, into)
 
@@ -420,19 +394,18 @@ class SegmentClient:
         Raises:
             StoreGone: the store cannot be asked.
         """
-        self._send(frames.Discard(key=key))
+        self._store.send(frames.Discard(key=key))
 
     @contextmanager
     def _reading(self, key: SegmentKey) -> Iterator[frames.Found | None]:
         """Have a segment of this pod's store stay where it is; None if it does not have it."""
-        with self._changed:
-            number = next(self._numbers)
-        answer = self._ask(number, frames.Read(request=number, key=key))
+        number = self._store.next_number()
+        answer = self._store.ask(number, frames.Read(request=number, key=key))
         try:
             yield answer if isinstance(answer, frames.Found) else None
         finally:
             if isinstance(answer, frames.Found):
-                self._send(frames.ReadDone(request=number))
+                self._store.send(frames.ReadDone(request=number))
 
     def _first(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
         """Ask holders until one has the segment."""
@@ -449,77 +422,3 @@ class SegmentClient:
                 return Fetched(header, holder)
             asked.append(f"{holder.pod} ({holder.address}): it does not have it")
         raise SegmentMissing(f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}")
-
-    # The connection --------------------------------------------------------------
-
-    def _ask(self, number: int, message: frames.FromTrainer) -> frames.ToTrainer:
-        """Send a request and wait for its answer.
-
-        Raises:
-            StoreGone: there will be none.
-        """
-        self._send(message)
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._answers or self._ended is not None)
-            if number in self._answers:
-                return self._answers.pop(number)
-            raise StoreGone(str(self._ended))
-
-    def _send(self, message: frames.FromTrainer) -> None:
-        with self._changed:
-            self._raise_if_ended()
-        try:
-            with self._sending:
-                self._socket.sendall(frames.encode(message))
-        except OSError as error:
-            with self._changed:
-                self._raise_if_ended()
-            raise StoreGone(f"the pod's store of segments: {error}") from error
-
-    def _raise_if_ended(self) -> None:
-        if self._ended is not None:
-            raise StoreGone(self._ended)
-
-    def _forget_room(self, number: int) -> None:
-        with self._changed:
-            self._rooms.discard(number)
-        self._leave_if_done()
-
-    def _leave_if_done(self) -> None:
-        with self._changed:
-            if self._ended is None or self._rooms:
-                return
-        # Only the reader closes the socket: its number must not be reused under a blocked call.
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    # What follows runs in the reader thread.
-
-    def _read(self) -> None:
-        why = "the pod's store of segments has ended"
-        try:
-            parser = FrameParser(max_body=0)
-            while data := self._socket.recv(READ_BYTES):
-                for frame in parser.feed(data):
-                    self._take(frames.decode_to_trainer(frame.head))
-        except (OSError, RemoteProtocolError) as error:
-            why = f"the pod's store of segments: {error}"
-        finally:
-            with self._changed:
-                self._ended = self._ended or why
-                self._changed.notify_all()
-            with self._sending:
-                self._socket.close()
-
-    def _take(self, message: frames.ToTrainer) -> None:
-        with self._changed:
-            if isinstance(message, frames.Held):
-                if message.request not in self._unheld:
-                    raise RemoteProtocolError("an answer to nothing")
-                written = self._unheld.pop(message.request)
-                written.why_not = message.why_not
-                if written.sent_bytes and not message.why_not:
-                    self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
-            elif not isinstance(message, frames.Arena):
-                self._answers[message.request] = message
-            self._changed.notify_all()

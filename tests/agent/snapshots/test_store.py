@@ -15,13 +15,8 @@ from tests.core.segments.keys import header_of, key_of, record_of
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
-from mainstay_train.state.segments import (
-    Fetched,
-    SegmentClient,
-    SegmentMissing,
-    StoreFull,
-    StoreGone,
-)
+from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing, StoreFull
+from mainstay_train.state.store_connection import StoreGone
 
 Make = Callable[..., Pod]
 MakeClient = Callable[..., SegmentClient]
@@ -456,7 +451,7 @@ def flip(client: SegmentClient, key: SegmentKey, at: int) -> None:
     """Change a bit of a segment where it lies in its pod's memory."""
     with client._reading(key) as found:
         assert found is not None
-        client._arena[found.offset + at] ^= 1
+        client._store.arena[found.offset + at] ^= 1
 
 
 def test_segments_that_go_while_they_are_checked_take_nothing_along(
