@@ -83,7 +83,8 @@ class BoundaryReplayer:
             return logs.problem if replay.relays else ""
 
         self._copies.give_up_if(why_not)
-        logs.on_problem = self._copies.interrupt
+        if replay.relays:  # else an interrupt would end reads of a replay that can go on
+            logs.on_problem = self._copies.interrupt
         inputs.start()
         try:
             for step in replay.steps:

@@ -69,21 +69,25 @@ class GoodCopies:
         memory: memoryview,
         digest: Callable[[], str],
     ) -> None:
-        """Read a segment from the first holder whose copy is good.
+        """Read a segment from the first holder whose copy is good, from this pod first.
+
+        A copy here that is not among the holders is not read: it was blamed, or it is a log of an
+        attempt that does not count.
 
         Args:
             key: of the segment.
-            holders: pods that have it.
+            holders: pods whose copies count; this one may be among them.
             memory: receives it, of its size.
             digest: returns that of what is in the memory.
 
         Raises:
             Unusable: no copy is good, or the quorum has ended.
         """
-        left, whys = list(holders), list[str]()
+        left, whys = [holder for holder in holders if holder.pod != self._pod], list[str]()
+        own = len(left) < len(holders)
         while not self._ended():
             try:
-                read = self._client.fetch(key, left, memory)
+                read = self._client.fetch(key, left, memory, own=own)
             except (SegmentMissing, StoreGone) as error:
                 raise Unusable("; ".join([*whys, str(error)])) from error
             pod = self._pod if read.holder is None else read.holder.pod
@@ -91,6 +95,7 @@ class GoodCopies:
                 self._read_well.append(BadSegment(key=key, pod=pod))
                 return
             if read.holder is None:
+                own = False
                 self._client.discard(key)
             else:
                 left.remove(read.holder)

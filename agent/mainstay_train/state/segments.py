@@ -326,7 +326,9 @@ class SegmentClient:
 
     # Reading ---------------------------------------------------------------------
 
-    def fetch(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
+    def fetch(
+        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, *, own: bool = True
+    ) -> Fetched:
         """Read a segment from this pod's store if it has it, else from the first holder that has.
 
         Nothing here checks the digest that the header names. Whoever finds that it is another one
@@ -336,6 +338,7 @@ class SegmentClient:
             key: of the segment.
             holders: other pods that may have it, in the order in which they are asked.
             into: receives the bytes; as long as the segment, and void if this raises.
+            own: whether the copy of this pod's store counts.
 
         Raises:
             SegmentMissing: nobody has it, or can be asked; the sentence names the key and whoever
@@ -343,11 +346,13 @@ class SegmentClient:
             StoreGone: the store of this pod cannot be asked, or this side was shut down.
         """
         into = into.cast("B")
+        if not own:
+            return self._first(key, holders, into, "this pod: its copy does not count")
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
                 read_at(self._store.fd, found.offset, into)
                 return Fetched(found.header, None)
-        return self._first(key, holders, into)
+        return self._first(key, holders, into, "this pod: it does not have it")
 
     def fetch_awaited(
         self,
@@ -407,9 +412,11 @@ class SegmentClient:
             if isinstance(answer, frames.Found):
                 self._store.send(frames.ReadDone(request=number))
 
-    def _first(self, key: SegmentKey, holders: Sequence[Holder], into: memoryview) -> Fetched:
+    def _first(
+        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, why_not_own: str
+    ) -> Fetched:
         """Ask holders until one has the segment."""
-        asked = ["this pod: it does not have it"]
+        asked = [why_not_own]
         for holder in holders:
             try:
                 header = self._reader.fetch(holder.address, key, into)

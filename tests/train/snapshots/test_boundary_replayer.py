@@ -49,6 +49,8 @@ class Shelf:
         self.written: set[SegmentKey] = set()
         self.voted: list[Any] = []
         self.is_full = False
+        self.num_interrupts = 0
+        """Each breaks what is being read."""
         self._changed = threading.Condition()
 
     def put(self, key: SegmentKey, data: bytes, digest: str) -> None:
@@ -63,7 +65,10 @@ class Shelf:
 
     # The store's client
 
-    def fetch(self, key: SegmentKey, holders: Sequence[Holder], memory: memoryview) -> Fetched:
+    def fetch(
+        self, key: SegmentKey, holders: Sequence[Holder], memory: memoryview, *, own: bool = False
+    ) -> Fetched:
+        assert not own, "no holder is this pod"
         if not holders:
             raise SegmentMissing(f"nobody has the {key}")
         memory.cast("B")[:] = self.kept[holders[0].pod, key]
@@ -81,6 +86,7 @@ class Shelf:
         raise SegmentMissing(ended())
 
     def interrupt(self) -> None:
+        self.num_interrupts += 1
         with self._changed:
             self._changed.notify_all()
 
@@ -273,6 +279,7 @@ def test_a_full_store_leaves_a_replay_without_neighbours_as_it_is(case: Case) ->
 
     assert isinstance(case.run(replay), StateLoaded)
     assert case.shelf.voted == []
+    assert case.shelf.num_interrupts == 1, "reading ends with the replay, and not before"
 
 
 def test_a_replay_that_nothing_can_judge_fails(case: Case) -> None:

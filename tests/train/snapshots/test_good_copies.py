@@ -1,0 +1,68 @@
+"""A replay reads copies that count, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
+from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
+from mainstay_train.state.segments import Fetched, SegmentMissing
+
+OWN = Holder(pod=PodUid("own"), address="own:1")
+OTHER = Holder(pod=PodUid("other"), address="other:1")
+KEY = boundary_key(0, 1, SegmentKind.ACTIVATION, 5, 0, 0)
+
+
+class Stores:
+    """The store of this pod, and another one; both have a copy."""
+
+    def __init__(self, own: bytes, other: bytes, written: bytes | None = None) -> None:
+        self.kept = {OWN.pod: own, OTHER.pod: other}
+        self.written = written
+        self.interrupt = lambda: None
+
+    def fetch(
+        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, *, own: bool = True
+    ) -> Fetched:
+        pods = [OWN.pod] * own + [holder.pod for holder in holders]
+        for pod in pods:
+            if pod in self.kept:
+                into[:] = self.kept[pod]
+                header = SimpleNamespace(digest=(self.written or self.kept[pod]).hex())
+                holder = None if pod == OWN.pod else OTHER
+                return Fetched(cast(Any, header), holder)
+        raise SegmentMissing(f"nobody has the {key}")
+
+    def discard(self, key: SegmentKey) -> None:
+        assert key == KEY
+        del self.kept[OWN.pod]
+
+
+def read(stores: Stores, holders: Sequence[Holder]) -> bytes:
+    memory = memoryview(bytearray(1))
+    copies = GoodCopies(cast(Any, stores), OWN.pod, lambda: "")
+    copies.read(KEY, holders, memory, lambda: bytes(memory).hex())
+    return bytes(memory)
+
+
+def test_the_copy_of_the_own_pod_comes_first() -> None:
+    assert read(Stores(b"a", b"b"), [OTHER, OWN]) == b"a"
+
+
+def test_a_copy_of_the_own_pod_that_does_not_count_is_not_read() -> None:
+    """It was blamed, or is a log of a refused attempt: it is as it was written, and wrong."""
+    assert read(Stores(b"x", b"b"), [OTHER]) == b"b"
+    with pytest.raises(Unusable, match="nobody has"):
+        read(Stores(b"x", b"b"), [])
+
+
+def test_a_damaged_copy_of_the_own_pod_is_discarded_and_another_one_is_read() -> None:
+    stores = Stores(b"x", b"b", written=b"b")
+
+    assert read(stores, [OWN, OTHER]) == b"b"
+    assert OWN.pod not in stores.kept
