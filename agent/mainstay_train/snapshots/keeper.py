@@ -202,6 +202,8 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         writer = self._writer
         writer.keep_from = version if drops_later else min(writer.keep_from, version)
+        if drops_later:  # what comes after is written anew
+            self._bad = [bad for bad in self._bad if bad.key.version < version]
         with suppress(StoreGone):
             self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 

@@ -287,6 +287,8 @@ class SegmentIndex:
         if self.find(key) is not None:
             self.num_discarded += 1
             self.discard(key)
+            # What comes in its place may be other bytes, which nobody has voted on.
+            self._votes.forget(key)
 
     # Commits, and what goes ------------------------------------------------------
 

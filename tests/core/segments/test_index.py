@@ -473,6 +473,14 @@ def test_other_bytes_in_the_place_of_a_log_have_no_votes_and_the_same_bytes_keep
     assert told(index) == []
 
 
+def test_what_comes_in_place_of_a_damaged_log_has_no_votes() -> None:
+    index = with_logs((3, 0))
+    assert index.note_voted(vote_on(3, 0)) == ""
+    index.discard_damaged(log_key(3, 0, 1))
+    put_log(index, log_key(3, 0, 1), digest="other")
+    assert told(index) == []
+
+
 def test_a_log_that_is_damaged_or_old_is_not_told() -> None:
     index = with_logs((3, 0), (3, 1), (4, 0))
     assert index.note_voted(vote_on(3, 0, 1)) == ""

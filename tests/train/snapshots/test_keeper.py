@@ -13,7 +13,7 @@ from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.rank.events import PlacedUnit, Snapshot
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.segments import SegmentHeader, SegmentKind
+from mainstay_core.wire.segments import BadSegment, SegmentHeader, SegmentKey, SegmentKind
 from mainstay_train.exact import optimizer
 from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
@@ -107,3 +107,18 @@ def test_an_instalment_has_the_units_that_the_window_says_and_their_place_in_its
     told = [(h.unit_name, h.key.unit, h.key.version, h.place) for h in client.headers]
     assert told == [("c", 2, 5, 1), ("a", 0, 5, 2)]
     assert {(h.window, h.num_instalments) for h in client.headers} == {(4, 2)}
+
+
+def test_a_damaged_copy_counts_again_once_all_have_loaded_what_was_before_it() -> None:
+    played = SimpleNamespace(keep_from=lambda *_, **__: None)
+    keeper = keeper_of(None, played)
+    keys = [
+        SegmentKey(lineage=0, position=0, unit=0, kind=SegmentKind.STATE, version=version)
+        for version in (3, 5)
+    ]
+    keeper._bad = [BadSegment(key=key, pod=PodUid("pod")) for key in keys]
+
+    keeper.go_back(0, 4, drops_later=False)
+    assert [bad.key for bad in keeper._bad] == keys
+    keeper.go_back(0, 4, drops_later=True)
+    assert [bad.key for bad in keeper._bad] == keys[:1]
