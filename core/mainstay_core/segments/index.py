@@ -409,10 +409,10 @@ class SegmentIndex:
                 _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
             ),
             records=self.records,
-            logs=tuple(self._log_runs()[-MAX_HELD_LOGS:]),
+            logs=tuple(self.log_runs()[-MAX_HELD_LOGS:]),
         )
 
-    def _log_runs(self) -> list[LogsHeld]:
+    def log_runs(self) -> list[LogsHeld]:
         """Return the boundary logs that count, of types and steps that follow each other at once.
 
         Linear in the logs, but for sorting.
