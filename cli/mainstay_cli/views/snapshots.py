@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.words import count, show_bytes
-from mainstay_core.job.config import LogKind
 from mainstay_core.segments.index import runs_of
+from mainstay_core.wire.recoveries import name_log
 
-LOGS = {
-    LogKind.GRADIENTS: "logs of gradients",
-    LogKind.BOUNDARY: "logs of the boundaries of stages",
-}
 MAX_DAMAGED = 20
 """Damaged copies that are printed one by one."""
 
@@ -56,10 +52,9 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         f"  {summary['coverage']}",
     ]
     if summary.get("ordering"):
-        lines[1:1] = [
-            f"  units are copied in the order {summary['ordering']}; a lost state is made anew from "
-            f"{LOGS.get(summary.get('log', ''), summary.get('log', ''))}"
-        ]
+        order, log = summary["ordering"], name_log(summary.get("log", ""))
+        told = f"  units are copied in the order {order}; a lost state is made anew from {log}"
+        lines.insert(1, told)
     if summary["num_covered"]:
         lines += [f"  a replay would take {count(summary['replay_steps'], 'step')} now at most"]
     if summary["short_of"]:

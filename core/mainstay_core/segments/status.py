@@ -39,7 +39,6 @@ from mainstay_core.wire.stores import (
 )
 from mainstay_core.wire.votes import CommitRecord
 
-
 _KINDS_OF_UNITS = (SegmentKind.STATE, SegmentKind.GRADIENT, SegmentKind.COMPUTE)
 _Alike = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """(position, versions of states, steps of gradients, versions of compute weights)."""
@@ -54,9 +53,7 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
     records = index.records
     judged = (r.commit.step for r in records if r.states)
     logs = index.log_runs()
-    has_boundaries = bool(logs) or any(
-        s.header.key.kind is SegmentKind.COMPUTE for s in segments
-    )
+    has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
     return StoreStatus(
         pod=pod,
         memory_bytes=index.size_bytes,

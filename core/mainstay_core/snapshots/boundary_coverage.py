@@ -33,7 +33,7 @@ class Reach:
 
 
 class BoundaryCopies:
-    """What stores have told of a job that logs boundaries, one rank to a stage.
+    """The content of the stores of a job that logs boundaries, one rank to a stage, as they told it.
 
     Args:
         stores: of living pods, all of the lineage in force.
@@ -120,7 +120,7 @@ def steps_of(runs: Iterable[Run]) -> set[int]:
 
 
 class _Contents:
-    """What some stores hold together.
+    """The contents of some stores, taken together.
 
     Args:
         left: stores whose logs and commits count.

@@ -188,8 +188,8 @@ class PositionCoverage:
     num_members: Count = 0
     """Living pods with a member that has its state."""
     num_copies: Count = 0
-    """Pods whose stores can do so alone; of boundary logs, which lie with their sender, those of all
-    pods are taken."""
+    """Pods whose stores can do so alone; boundary logs, which lie with their sender, are taken from
+    all pods."""
     replay_steps: Count = 0
     """Steps that would be replayed now, if it is covered."""
     pods: Annotated[tuple[Name, ...], Longest(MAX_LOSSES)] = ()

@@ -1,4 +1,4 @@
-"""Which losses boundary logs survive, against a twin that tries all, and against a settle's rule."""
+"""Which losses are survived by boundary logs, against a twin, and against a settle's rule."""
 
 from __future__ import annotations
 
@@ -204,9 +204,7 @@ def test_the_loss_of_one_stage_is_survived_by_the_logs_beside_it() -> None:
 
 def test_two_neighbours_in_one_domain_take_the_copy_of_one_of_them_along() -> None:
     racks = ("rack-1", "rack-1", "rack-2")
-    seen = [
-        covered(pod, stage, domain=racks[stage]) for stage, pod in enumerate(pipeline())
-    ]
+    seen = [covered(pod, stage, domain=racks[stage]) for stage, pod in enumerate(pipeline())]
     first, second, third = cover(PLACES, seen, LINEAGE, NUM_TYPES)
     assert (first.domains, second.domains, third.domains) == (("rack-1",), ("rack-1",), ())
 
