@@ -210,6 +210,8 @@ _STORES = {
     "short_of": "",
     "coverage": "the loss of any one pod is survived; the loss of all trainers, whose pods live, "
     "is survived",
+    "log": "gradients",
+    "ordering": "Popularity",
 }
 SNAPSHOTS: Responses = {
     200: _example(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
-from mainstay_core.wire.stores import SnapshotSummary, StoreCheck, StoreStatus
+from mainstay_core.wire.stores import PositionCoverage, SnapshotSummary, StoreCheck, StoreStatus
 
 
 async def fetch_summary(store: Store, state: CoordinatorState) -> SnapshotSummary | None:
@@ -30,9 +31,7 @@ def summarize_job(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus])
         state: of the job.
         stores: what each pod's store has told last.
     """
-    pods, lineage = covered_pods(state, stores), _lineage(state)
-    coverage = cover(state.shape.positions, pods, lineage)
-    return summarize(coverage, pods, lineage)
+    return _judge(state, covered_pods(state, stores))[1]
 
 
 def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]) -> dict[str, Any]:
@@ -42,12 +41,12 @@ def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]
         state: of the job.
         stores: what each pod's store has told last.
     """
-    pods, lineage = covered_pods(state, stores), _lineage(state)
-    coverage = cover(state.shape.positions, pods, lineage)
+    pods = covered_pods(state, stores)
+    coverage, summary = _judge(state, pods)
     return {
-        "lineage": lineage,
+        "lineage": _lineage(state),
         "step": state.step,
-        "summary": codec.encode(summarize(coverage, pods, lineage)),
+        "summary": codec.encode(summary),
         "positions": [codec.encode(position) for position in coverage],
         "stores": [
             {"name": pod.name, "domain": pod.domain, **codec.encode(pod.store)}
@@ -112,6 +111,18 @@ def covered_pods(
         for pod in state.pods
         if not pod.gone
     )
+
+
+def _judge(
+    state: CoordinatorState, pods: Sequence[CoveredPod]
+) -> tuple[tuple[PositionCoverage, ...], SnapshotSummary]:
+    """Return what each position survives, and the whole in short."""
+    snapshots, lineage = state.config.snapshots, _lineage(state)
+    log = snapshots.log if snapshots is not None else LogKind.GRADIENTS
+    num_types = state.shape.num_types if log is LogKind.BOUNDARY else 0
+    coverage = cover(state.shape.positions, pods, lineage, num_types)
+    ordering = snapshots.ordering if snapshots is not None else ""
+    return coverage, summarize(coverage, pods, lineage, log=log, ordering=ordering)
 
 
 def _lineage(state: CoordinatorState) -> int:

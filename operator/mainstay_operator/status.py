@@ -277,6 +277,8 @@ def _snapshots(stores: SnapshotSummary) -> dict[str, Any]:
     shown = _without_none(
         window=_versions(stores.window),
         inFlight=_versions(stores.in_flight),
+        ordering=stores.ordering or None,
+        log=stores.log or None,
         memory=f"{used} of {memory}",
         positions=stores.num_positions,
         covered=stores.num_covered,

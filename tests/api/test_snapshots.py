@@ -19,10 +19,15 @@ SUMS = "0000000a0000000b"
 @pytest.fixture
 def snapshot_job(api: Any) -> Job:
     """A job of one replica of two stages, whose pods keep snapshots: pod-0 has stage 0."""
+    return make_job(api, "kept")
+
+
+def make_job(api: Any, name: str, **snapshots: Any) -> Job:
     manifest = copy.deepcopy(MANIFEST)
-    manifest["metadata"]["name"] = "kept"
+    manifest["metadata"]["name"] = name
     manifest["spec"]["parallelism"]["replicas"] = 1
-    manifest["spec"]["snapshots"] = {"enabled": True, "memory": "64Mi", "peers": 1}
+    spec = {"enabled": True, "memory": "64Mi", "peers": 1, **snapshots}
+    manifest["spec"]["snapshots"] = spec
     job = Job(api, manifest)
     for pod in ("pod-0", "pod-1"):
         job.register(pod, snapshots=f"{pod}:2", domain=f"node-of-{pod}")
@@ -104,6 +109,30 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     memory = series["mainstay_job_snapshot_memory_bytes"]
     assert memory["least_free"] == 63 << 20
     assert memory["limit"] == 128 << 20
+
+
+def test_what_stores_tell_of_boundary_logs_covers_the_stages_beside_them(api: Any) -> None:
+    job = make_job(api, "logged", replay="Boundary", ordering="BackToFront")
+    log = {
+        "voted_in": "q1-a", "first_step": 4, "last_step": 7, "first_type": 0,
+        "last_type": 3, "micro_batches": 1,
+    }  # fmt: skip
+    told = {
+        "pod-0": log | {"position": 0, "kind": "activation"},
+        "pod-1": log | {"position": 1, "kind": "input-gradient"},
+    }
+    for pod, held in told.items():
+        sent = status(pod, 0, 1, logs=[held], certified=[{"quorum": "q1-a", **RUN}])
+        for group in sent["units"]:
+            group |= {"gradients": [], "computes": [{"first": 4, "last": 4}]}
+        assert job.agent("store", sent) == {"check": 0}
+
+    shown = job.api.get(f"{job.path}/snapshots")
+    assert [(p["is_covered"], p["pods"]) for p in shown["positions"]] == [(True, [])] * 2
+    assert [p["replay_steps"] for p in shown["positions"]] == [3, 3]
+    assert (shown["summary"]["log"], shown["summary"]["ordering"]) == ("boundary", "BackToFront")
+    assert "all trainers of any one stage" in shown["summary"]["coverage"]
+    assert series_of(job)["mainstay_job_positions"]["survive_pod"] == 2.0
 
 
 def series_of(job: Job) -> dict[str, dict[str, float]]:

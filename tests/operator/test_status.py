@@ -92,6 +92,8 @@ STORES: dict[str, Any] = {
     "num_survive_domain": 0,
     "replay_steps": 5,
     "coverage": "the loss of 1 pod is not survived: demo-1 (s1)",
+    "log": "boundary",
+    "ordering": "Popularity",
 }
 
 
@@ -104,6 +106,8 @@ def test_the_status_says_which_losses_are_survived_by_what_pods_hold() -> None:
     assert shown["snapshotLagSteps"] == 3
     assert shown["snapshots"] == {
         "window": "8 to 11",
+        "ordering": "Popularity",
+        "log": "boundary",
         "memory": "3.0 MiB of 64.0 MiB",
         "kinds": [{"kind": "state", "size": "3.0 MiB"}],
         "positions": 2,

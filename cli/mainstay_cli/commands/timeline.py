@@ -12,7 +12,7 @@ from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import one_line
 from mainstay_core.base.words import count
-from mainstay_core.wire.recoveries import STAGES
+from mainstay_core.wire.recoveries import STAGES, name_log
 
 HELP = """Show what happened to a job: recoveries with reason and their five times.
 
@@ -67,10 +67,10 @@ def render(recoveries: list[dict[str, Any]]) -> str:
 
 def _replay_line(replay: dict[str, Any]) -> str:
     """Return how one position was made anew: kind, states, steps, cost."""
-    damaged = replay["num_damaged"]
+    damaged, log = replay["num_damaged"], name_log(replay["kind"])
     return (
-        f"replayed s{replay['stage']}.i{replay['inner']} from {replay['kind']}: states of versions "
-        f"{replay['first']} to {replay['last']}, {count(replay['steps'], 'step')} of "
+        f"replayed s{replay['stage']}.i{replay['inner']} from {log}: states of "
+        f"versions {replay['first']} to {replay['last']}, {count(replay['steps'], 'step')} of "
         f"{replay['planned_steps']} planned up to version {replay['version']} in "
         f"{replay['seconds']:.3f} s"
         + (f", {count(damaged, 'copy', 'copies')} found damaged" if damaged else "")

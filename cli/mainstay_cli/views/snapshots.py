@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.words import count, show_bytes
+from mainstay_core.segments.index import runs_of
+from mainstay_core.wire.recoveries import name_log
 
 MAX_DAMAGED = 20
 """Damaged copies that are printed one by one."""
@@ -23,7 +25,8 @@ def describe_snapshots(told: Mapping[str, Any]) -> str:
             f"{store['name']:<24} {show_bytes(store['used_bytes']):>10} "
             f"{show_bytes(store['memory_bytes']):>10}"
         )
-        groups = [_group(group, places) for group in store["units"]] or ["nothing"]
+        groups = [_group(group, places) for group in store["units"]]
+        groups = [*groups, *_logs(store.get("logs", ()), places)] or ["nothing"]
         lines += [
             f"  {head if not number else ' ' * len(head)}  {group}"
             for number, group in enumerate(groups)
@@ -48,6 +51,10 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         f"  {count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in {used}",
         f"  {summary['coverage']}",
     ]
+    if summary.get("ordering"):
+        order, log = summary["ordering"], name_log(summary.get("log", ""))
+        told = f"  units are copied in the order {order}; a lost state is made anew from {log}"
+        lines.insert(1, told)
     if summary["num_covered"]:
         lines += [f"  a replay would take {count(summary['replay_steps'], 'step')} now at most"]
     if summary["short_of"]:
@@ -97,10 +104,25 @@ def _versions(window: Mapping[str, Any]) -> str:
 def _group(group: Mapping[str, Any], places: Mapping[int, str]) -> str:
     place = places.get(group["position"], f"position {group['position']}")
     states = ", ".join(map(str, group["states"])) or "none"
+    computes = group.get("computes", ())
+    more = f"; compute weights {_runs(computes)}" if computes else ""
     return (
         f"{place:<9} {_runs(group['units'])} of {group['num_units']} "
-        f"({states}; {_runs(group['gradients'])})"
+        f"({states}; {_runs(group['gradients'])}{more})"
     )
+
+
+def _logs(logs: Sequence[Mapping[str, Any]], places: Mapping[int, str]) -> list[str]:
+    """Return which steps' boundary logs there are, one line for each sender and kind."""
+    steps: dict[tuple[int, str], set[int]] = {}
+    for log in logs:
+        found = steps.setdefault((log["position"], log["kind"]), set())
+        found.update(range(log["first_step"], log["last_step"] + 1))
+    return [
+        f"{places.get(position, f'position {position}'):<9} {kind} of steps "
+        f"{_runs([{'first': run.first, 'last': run.last} for run in runs_of(sorted(found))])}"
+        for (position, kind), found in sorted(steps.items())
+    ]
 
 
 def _runs(runs: Sequence[Mapping[str, int]]) -> str:

@@ -211,6 +211,10 @@ class SnapshotsStatus(Section):
     """Versions of the newest complete window."""
     in_flight: Short | None = None
     """Versions of the window that is being copied."""
+    ordering: Short | None = None
+    """Order in which a window copies the parts of the state."""
+    log: Short | None = None
+    """From which logs a lost state is made anew: gradients, or boundary."""
     memory: Short | None = None
     """Memory used, of what all pods give."""
     kinds: Annotated[

@@ -387,8 +387,12 @@ class SegmentIndex:
                 _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
             ),
             records=self.records,
-            logs=tuple(self._votes.list_runs(self._lineage)[-MAX_HELD_LOGS:]),
+            logs=tuple(self.log_runs()[-MAX_HELD_LOGS:]),
         )
+
+    def log_runs(self) -> list[LogsHeld]:
+        """Return the boundary logs that count, of types and steps that follow each other at once."""
+        return self._votes.list_runs(self._lineage)
 
 
 def record_bytes(record: CommitRecord) -> int:

@@ -13,6 +13,7 @@ from itertools import groupby
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.wire.segments import (
+    BOUNDARY_KINDS,
     MAX_BAD,
     MAX_HELD_STATES,
     MAX_RUNS,
@@ -26,15 +27,22 @@ from mainstay_core.wire.stores import (
     MAX_GROUPS,
     MAX_KINDS,
     MAX_SUMS,
+    MAX_TOLD_LOGS,
     MAX_WINDOWS,
     SUM_DIGITS,
     CheckedSegments,
+    CommittedSteps,
     SegmentBytes,
     StoreCheck,
     StoreStatus,
     UnitsHeld,
     WindowHeld,
 )
+from mainstay_core.wire.votes import CommitRecord
+
+_KINDS_OF_UNITS = (SegmentKind.STATE, SegmentKind.GRADIENT, SegmentKind.COMPUTE)
+_Alike = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""(position, versions of states, steps of gradients, versions of compute weights)."""
 
 
 def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
@@ -43,7 +51,10 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
     Complexity: linear in the segments, but for their order.
     """
     segments = index.segments()
-    judged = (r.commit.step for r in index.records if r.states)
+    records = index.records
+    judged = (r.commit.step for r in records if r.states)
+    logs = index.log_runs()
+    has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
     return StoreStatus(
         pod=pod,
         memory_bytes=index.size_bytes,
@@ -57,6 +68,8 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
         num_refused=index.num_refused,
         short_of=index.short_of,
         num_discarded=index.num_discarded,
+        logs=tuple(logs[-MAX_TOLD_LOGS:]),
+        certified=_certified(records)[-MAX_RUNS:] if has_boundaries else (),
     )
 
 
@@ -80,22 +93,34 @@ def _windows(segments: Sequence[Segment]) -> tuple[WindowHeld, ...]:
     return tuple(windows[-MAX_WINDOWS:])
 
 
+def _certified(records: Iterable[CommitRecord]) -> tuple[CommittedSteps, ...]:
+    """Return which quorums have committed steps, runs of steps at once."""
+    found: list[CommittedSteps] = []
+    for record in records:
+        step, quorum = record.commit.step, record.certified_in
+        if found and (found[-1].quorum, found[-1].last) == (quorum, step - 1):
+            found[-1] = replace(found[-1], last=step)
+        else:
+            found.append(CommittedSteps(quorum=quorum, first=step, last=step))
+    return tuple(found)
+
+
 def _groups(headers: Iterable[SegmentHeader]) -> tuple[UnitsHeld, ...]:
     """Return what is held of each unit, those with the same versions in one group."""
-    held: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    held: dict[tuple[int, int], dict[SegmentKind, list[int]]] = {}
     sizes: dict[int, int] = {}
     for header in headers:
         key = header.key
-        states, gradients = held.setdefault((key.position, key.unit), ([], []))
-        if key.kind is SegmentKind.STATE:
-            states.append(key.version)
-        elif key.kind is SegmentKind.GRADIENT:
-            gradients.append(key.version)
+        if key.kind in BOUNDARY_KINDS:
+            continue  # of no unit
+        held.setdefault((key.position, key.unit), {}).setdefault(key.kind, []).append(key.version)
         sizes[key.position] = header.num_units
-    groups: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for (position, unit), (states, gradients) in sorted(held.items()):
-        alike = position, tuple(sorted(states)), tuple(sorted(gradients))
-        groups.setdefault(alike, []).append(unit)
+    groups: dict[_Alike, list[int]] = {}
+    for (position, unit), by_kind in sorted(held.items()):
+        states, gradients, computes = (
+            tuple(sorted(by_kind.get(kind, ()))) for kind in _KINDS_OF_UNITS
+        )
+        groups.setdefault((position, states, gradients, computes), []).append(unit)
     told = [
         UnitsHeld(
             position=position,
@@ -103,8 +128,9 @@ def _groups(headers: Iterable[SegmentHeader]) -> tuple[UnitsHeld, ...]:
             units=tuple(runs_of(units)),
             states=states[-MAX_HELD_STATES:],
             gradients=tuple(runs_of(gradients)[-MAX_RUNS:]),
+            computes=tuple(runs_of(computes)[-MAX_RUNS:]),
         )
-        for (position, states, gradients), units in sorted(groups.items())
+        for (position, states, gradients, computes), units in sorted(groups.items())
     ]
     return tuple(told[:MAX_GROUPS])
 

@@ -13,6 +13,7 @@
 - ``recopies``: what a store sends again, after pods that kept it too have gone
 - ``inventory``: what stores hold, and the answer that a replay lacks something
 - ``coverage``: which losses positions survive, by what stores have told
+- ``boundary_coverage``: how far stores bring lost stages by boundary logs, by what they have told
 - ``checks``: which copies are damaged, by checksums that stores have told
 - ``stretches``: which lost stages are replayed together
 - ``boundary_replay``: from copies and logged activations to the state of lost stages

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
-from mainstay_core.wire.segments import Run
+from mainstay_core.job.config import LogKind
+from mainstay_core.snapshots.boundary_coverage import BoundaryCopies, Reach, steps_of
 from mainstay_core.wire.stores import (
     MAX_LOSSES,
     PositionCoverage,
@@ -43,7 +44,10 @@ class CoveredPod:
 
 
 def cover(
-    positions: Sequence[tuple[int, int]], pods: Sequence[CoveredPod], lineage: int
+    positions: Sequence[tuple[int, int]],
+    pods: Sequence[CoveredPod],
+    lineage: int,
+    num_types: int = 0,
 ) -> tuple[PositionCoverage, ...]:
     """Return which losses each position survives.
 
@@ -53,8 +57,12 @@ def cover(
         positions: (stage, inner) of each, in order.
         pods: those that live.
         lineage: of the plan in force; stores of another one hold nothing that counts.
+        num_types: shard types of a step in a job that logs boundaries, which has one rank to a
+            stage; 0: the job logs gradients.
     """
-    judged = _steps(run for pod in _told(pods, lineage) for run in _store_of(pod).judged)
+    if num_types:
+        return _cover_by_boundaries(positions, pods, lineage, num_types)
+    judged = steps_of(run for pod in _told(pods, lineage) for run in _store_of(pod).judged)
     return tuple(
         _cover_position(number, place, pods, lineage, judged)
         for number, place in enumerate(positions)
@@ -62,7 +70,12 @@ def cover(
 
 
 def summarize(
-    coverage: Sequence[PositionCoverage], pods: Sequence[CoveredPod], lineage: int
+    coverage: Sequence[PositionCoverage],
+    pods: Sequence[CoveredPod],
+    lineage: int,
+    *,
+    log: LogKind = LogKind.GRADIENTS,
+    ordering: str = "",
 ) -> SnapshotSummary:
     """Return the job's snapshots in short.
 
@@ -70,6 +83,8 @@ def summarize(
         coverage: as :func:`cover` returns it.
         pods: those that live.
         lineage: of the plan in force.
+        log: kind of log of the job.
+        ordering: of the job, for people.
     """
     stores = [_store_of(pod) for pod in pods if pod.store is not None]
     windows = _windows(pods, lineage)
@@ -103,12 +118,20 @@ def summarize(
         num_discarded=sum(store.num_discarded for store in stores),
         num_refused=sum(store.num_refused for store in stores),
         short_of=f"pod {short.name}: {_store_of(short).short_of}" if short else "",
-        coverage=describe(coverage),
+        coverage=describe(coverage, log),
+        log=log.value,
+        ordering=ordering,
     )
 
 
-def describe(coverage: Sequence[PositionCoverage]) -> str:
-    """Return in one sentence which losses are survived, and by which positions which are not."""
+def describe(coverage: Sequence[PositionCoverage], log: LogKind = LogKind.GRADIENTS) -> str:
+    """Return in one sentence which losses are survived, and by which positions which are not.
+
+    Args:
+        coverage: as :func:`cover` returns it.
+        log: kind of log of the job. By logs of boundaries a stage needs those beside it, so only
+            the loss of one stage's trainers is spoken of.
+    """
     lost_pods, lost_domains = _by_loss(coverage, "pods"), _by_loss(coverage, "domains")
     bare = [p for p in coverage if not p.is_covered]
     if all(not p.num_members for p in bare) and len(bare) == len(coverage):
@@ -120,7 +143,8 @@ def describe(coverage: Sequence[PositionCoverage]) -> str:
         names = _names(f"{_place(p)}: {p.why_not}" for p in bare)
         parts.append(f"no store can make these anew: {names}")
     else:
-        parts.append("the loss of all trainers, whose pods live, is survived")
+        whose = " of any one stage" if log is LogKind.BOUNDARY else ""
+        parts.append(f"the loss of all trainers{whose}, whose pods live, is survived")
     return "; ".join(parts)
 
 
@@ -165,6 +189,51 @@ def _cover_position(
     )
 
 
+def _cover_by_boundaries(
+    positions: Sequence[tuple[int, int]],
+    pods: Sequence[CoveredPod],
+    lineage: int,
+    num_types: int,
+) -> tuple[PositionCoverage, ...]:
+    """Return which losses positions survive, where the stages beside a lost one have logged."""
+    members = [{p.uid for p in pods if n in p.positions} for n in range(len(positions))]
+    training = {pod.uid for pod in pods if pod.positions}
+    told = {pod.uid: _store_of(pod) for pod in _told(pods, lineage)}
+    copies = BoundaryCopies(told, training, len(positions), num_types)
+    # A pod without a member, units and logs is not missed by anybody.
+    concerned = {uid for uid, store in told.items() if store.units or store.logs} | training
+    by_domain = {
+        domain: {pod.uid for pod in pods if pod.domain == domain}
+        for domain in sorted({pod.domain for pod in pods})
+    }
+
+    def has_loss(number: int, gone: Collection[PodUid]) -> bool:
+        if members[number].difference(gone) or concerned.isdisjoint(gone):
+            return False
+        lost = {n for n, uids in enumerate(members) if not uids.difference(gone)}
+        return copies.reach(lost, number, gone).steps is None
+
+    def cover_one(number: int, place: tuple[int, int]) -> PositionCoverage:
+        lost = {number, *(n for n, uids in enumerate(members) if not uids)}
+        whole = copies.reach(lost, number)
+        return PositionCoverage(
+            position=number,
+            stage=place[0],
+            inner=place[1],
+            is_covered=whole.steps is not None,
+            why_not=whole.why_not,
+            num_members=len(members[number]),
+            num_copies=sum(copies.is_enough(uid, lost, number) for uid in told),
+            replay_steps=whole.steps or 0,
+            pods=tuple(p.name for p in pods if has_loss(number, {p.uid}))[:MAX_LOSSES],
+            domains=tuple(d for d, uids in by_domain.items() if has_loss(number, uids))[
+                :MAX_LOSSES
+            ],
+        )
+
+    return tuple(cover_one(number, place) for number, place in enumerate(positions))
+
+
 class _Copies:
     """The states and gradients that one store holds of one position, by unit."""
 
@@ -179,26 +248,17 @@ class _Copies:
         its way."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """The steps by which stores bring one position to their newest step."""
-
-    steps: int | None = None
-    """Steps that a replay takes; None if they cannot make its state."""
-    why_not: str = ""
-
-
-def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> _Reach:
+def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> Reach:
     """Return how far stores bring a position together."""
     num_units = max((store.num_units for store in stores), default=0)
     if not num_units:
-        return _Reach(None, "no store holds anything of it")
+        return Reach(None, "no store holds anything of it")
     most = 0
     known: dict[tuple[int, ...], int | None] = {}
     for unit in range(num_units):
         holders = [store for store in stores if unit in store.units]
         if not holders:
-            return _Reach(None, f"no store holds unit {unit}")
+            return Reach(None, f"no store holds unit {unit}")
         # Units that are told together by the same stores come equally far.
         alike = tuple(id(store.units[unit]) for store in holders)
         if alike not in known:
@@ -206,9 +266,9 @@ def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> _Reach:
             known[alike] = _reach_of(groups, min(store.newest for store in holders), judged)
         steps = known[alike]
         if steps is None:
-            return _Reach(None, f"unit {unit} has no state with all gradients since")
+            return Reach(None, f"unit {unit} has no state with all gradients since")
         most = max(most, steps)
-    return _Reach(most)
+    return Reach(most)
 
 
 def _is_whole(store: _Copies, judged: Collection[int]) -> bool:
@@ -220,7 +280,7 @@ def _is_whole(store: _Copies, judged: Collection[int]) -> bool:
 
 def _reach_of(groups: Sequence[UnitsHeld], needed: int, judged: Collection[int]) -> int | None:
     """Return the steps that bring a unit to a version or beyond, from what stores hold of it."""
-    gradients = _steps(run for group in groups for run in group.gradients)
+    gradients = steps_of(run for group in groups for run in group.gradients)
     for state in sorted({v for group in groups for v in group.states}, reverse=True):
         if state not in judged:
             continue  # no vote has found it good yet
@@ -266,10 +326,6 @@ def _add_up(kinds: Iterable[SegmentBytes]) -> tuple[SegmentBytes, ...]:
         SegmentBytes(kind=name, num_segments=number, size_bytes=size)
         for name, (number, size) in sorted(sums.items())
     )
-
-
-def _steps(runs: Iterable[Run]) -> set[int]:
-    return {step for run in runs for step in range(run.first, run.last + 1)}
 
 
 def _told(pods: Sequence[CoveredPod], lineage: int) -> list[CoveredPod]:

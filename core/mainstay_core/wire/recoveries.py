@@ -23,6 +23,7 @@ from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.base.words import count
+from mainstay_core.job.config import LogKind
 from mainstay_core.wire.formats import format_of, recovery_of_format_1
 from mainstay_core.wire.plan import Method
 
@@ -124,12 +125,17 @@ class Recovery:
         return recovery_of_format_1(data) if told == 1 else data
 
 
+def name_log(kind: str) -> str:
+    """Return a kind of log in words; one that only a newer peer knows as it is."""
+    return "boundary logs" if kind == LogKind.BOUNDARY else kind
+
+
 def describe_replays(replays: Sequence[Replayed]) -> str:
     """Return what replays came to, in one clause; empty without one."""
     if not replays:
         return ""
     places = [f"s{r.stage}.i{r.inner}" if r.inner else f"s{r.stage}" for r in replays]
-    kinds = " and ".join(sorted({r.kind for r in replays}))
+    kinds = " and ".join(sorted({name_log(r.kind) for r in replays}))
     steps, planned = max(r.steps for r in replays), max(r.planned_steps for r in replays)
     damaged = sum(r.num_damaged for r in replays)
     worst = f"; {count(damaged, 'copy', 'copies')} found damaged" if damaged else ""

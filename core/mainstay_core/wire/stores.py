@@ -17,12 +17,15 @@ from mainstay_core.wire.segments import (
     MAX_HELD_STATES,
     MAX_HELD_UNITS,
     MAX_RUNS,
+    LogsHeld,
     Run,
     SegmentKey,
 )
 
 MAX_GROUPS = 4096
 """Groups of units that one store tells of; what is beyond is not told."""
+MAX_TOLD_LOGS = 4096
+"""Runs of boundary logs that one store tells of; the newest are told."""
 MAX_WINDOWS = 64
 """Windows of which a store has states: that in flight, the complete one, and what settles left."""
 MAX_KINDS = 16
@@ -75,11 +78,23 @@ class UnitsHeld:
     """Versions of which it holds the state, ascending."""
     gradients: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = ()
     """Steps of which it holds the gradient, ascending."""
+    computes: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = field(default=(), metadata=OMITTED)
+    """Versions of which it holds the compute weights, ascending."""
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """Return the units' numbers, ascending."""
         return tuple(n for run in self.units for n in range(run.first, run.last + 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedSteps:
+    """Consecutive steps that one quorum has committed."""
+
+    quorum: Name
+    """As text."""
+    first: Count
+    last: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +152,15 @@ class StoreStatus:
     """Copies that a trainer has found damaged here, since the store began."""
     checked: StoreCheck | None = field(default=None, metadata=OMITTED)
     """A check that was asked for and is done, told once."""
+    logs: Annotated[tuple[LogsHeld, ...], Longest(MAX_TOLD_LOGS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Boundary logs on which votes rest."""
+    certified: Annotated[tuple[CommittedSteps, ...], Longest(MAX_RUNS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Quorums that have committed the steps of which it has commits, ascending by step; told where
+    it holds logs of boundaries or compute weights, since a log counts by its quorum."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "short_of")
@@ -164,7 +188,8 @@ class PositionCoverage:
     num_members: Count = 0
     """Living pods with a member that has its state."""
     num_copies: Count = 0
-    """Pods whose stores can do so alone."""
+    """Pods whose stores can do so alone; boundary logs, which lie with their sender, are taken from
+    all pods."""
     replay_steps: Count = 0
     """Steps that would be replayed now, if it is covered."""
     pods: Annotated[tuple[Name, ...], Longest(MAX_LOSSES)] = ()
@@ -215,6 +240,11 @@ class SnapshotSummary:
     """Which store lacks room, and for what; empty where none does."""
     coverage: Sentence = ""
     """What is survived and what is not, in one sentence."""
+    log: Name = field(default="", metadata=OMITTED)
+    """Kind of log from which a replay is made, of
+    :class:`mainstay_core.job.config.LogKind`; empty where it is not told."""
+    ordering: Name = field(default="", metadata=OMITTED)
+    """Order in which a window copies the units."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "short_of", "coverage")

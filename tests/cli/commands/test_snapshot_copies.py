@@ -123,6 +123,28 @@ def test_what_stores_hold_is_listed_by_position_and_by_store(
     assert json.loads(capsys.readouterr().out) == demo.told
 
 
+def test_boundary_logs_are_listed_with_the_order_of_units(
+    demo: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.told["summary"] |= {"log": "boundary", "ordering": "Popularity"}
+    store = demo.told["stores"][0]
+    store["units"][0] |= {"gradients": [], "computes": [{"first": 9, "last": 11}]}
+    log = {"position": 1, "kind": "input-gradient", "voted_in": "q1-a", "first_type": 0}
+    log |= {"last_type": 1, "micro_batches": 2}
+    store["logs"] = [
+        log | {"first_step": 8, "last_step": 9},
+        log | {"first_step": 10, "last_step": 12, "voted_in": "q2-b"},
+    ]
+    snapshot_copies.ls("demo")
+    shown = capsys.readouterr().out
+    assert (
+        "  units are copied in the order Popularity; a lost state is made anew from boundary logs\n"
+        in shown
+    )
+    assert "s1        0-2 of 4 (8, 12; none; compute weights 9-11)\n" in shown
+    assert "s1        input-gradient of steps 8-12\n" in shown
+
+
 def test_good_copies_are_said_to_be_good(demo: Job, capsys: pytest.CaptureFixture[str]) -> None:
     demo.outcomes.insert(0, GOOD | {"waiting": ["demo-2"]})
     snapshot_copies.verify("demo")

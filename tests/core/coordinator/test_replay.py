@@ -175,9 +175,14 @@ def test_a_record_says_how_a_state_was_made_anew_and_every_text_says_the_same(wo
     assert f"go on at step 5; {sentence}" in world.messages()
 
 
-def replayed(**fields: Any) -> Replayed:
+def test_a_replay_from_boundary_logs_is_called_one() -> None:
+    told = describe_replays([replayed("boundary", seconds=0.5)])
+    assert told.startswith("s1 made anew from boundary logs and the states of versions 2 to 3: ")
+
+
+def replayed(kind: str = "gradients", **fields: Any) -> Replayed:
     return Replayed(
-        stage=1, inner=0, kind="gradients", first=2, last=3, version=5, planned_steps=3, steps=2,
+        stage=1, inner=0, kind=kind, first=2, last=3, version=5, planned_steps=3, steps=2,
         **fields,
     )  # fmt: skip
 

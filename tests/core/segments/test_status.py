@@ -9,11 +9,12 @@ import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.segments.status import Checksums, status_of
-from mainstay_core.wire.segments import Run
-from mainstay_core.wire.stores import WindowHeld
+from mainstay_core.wire.segments import Run, SegmentKind, boundary_key
+from mainstay_core.wire.stores import CommittedSteps, WindowHeld
 
 POD = PodUid("pod-1")
 
@@ -33,7 +34,7 @@ def test_a_status_says_of_each_unit_what_the_report_says(seed: int) -> None:
     rng = random.Random(seed)
     index = SegmentIndex(JOB, 200 * PAGE_BYTES)
     for step in range(60):
-        kind = rng.choice(("state", "gradient"))
+        kind = rng.choice(("state", "gradient", "compute"))
         put(index, rng.randint(0, 9), unit=rng.randint(0, 3), kind=kind, position=rng.randint(0, 1))
         if rng.random() < 0.3:
             index.record(record_of(step % 10))
@@ -42,14 +43,15 @@ def test_a_status_says_of_each_unit_what_the_report_says(seed: int) -> None:
     status, report = status_of(index, POD), index.report(POD, "a:1", 0)
 
     told = {
-        (group.position, unit): (group.states, group.gradients, group.num_units)
+        (group.position, unit): (group.states, group.gradients, group.computes, group.num_units)
         for group in status.units
         for unit in group.numbers
     }
     assert told == {
-        (u.position, u.unit): (u.states, u.gradients, u.num_units) for u in report.units
+        (u.position, u.unit): (u.states, u.gradients, u.computes, u.num_units) for u in report.units
     }
-    assert len(status.units) == len({(g.position, g.states, g.gradients) for g in status.units})
+    alike = {(g.position, g.states, g.gradients, g.computes) for g in status.units}
+    assert len(status.units) == len(alike)
     steps = [s for run in status.judged for s in range(run.first, run.last + 1)]
     assert steps == [r.commit.step for r in report.records]
     segments = index.segments()
@@ -57,6 +59,38 @@ def test_a_status_says_of_each_unit_what_the_report_says(seed: int) -> None:
     assert status.used_bytes == len(segments) * PAGE_BYTES
     firsts = {s.header.window for s in segments if s.header.key.kind == "state"}
     assert status.windows == tuple(WindowHeld(first=f, length=2) for f in sorted(firsts))
+
+
+def test_boundary_logs_are_told_as_in_the_report_and_belong_to_no_unit() -> None:
+    index = SegmentIndex(JOB, 200 * PAGE_BYTES)
+    assert put(index, 2, kind="state", position=1)
+    for step in (2, 3, 4):
+        key = boundary_key(0, 1, SegmentKind.ACTIVATION, step, 0, 0)
+        room = index.take_room(10)
+        assert room is not None
+        index.put(header_of(key), room)
+        kinds = (SegmentKind.ACTIVATION,)
+        voted = VotedLogs(
+            request=1, lineage=0, position=1, step=step, quorum="q1-abc", kinds=kinds, types=(0,),
+            micro_batches=1,
+        )  # fmt: skip
+        assert not index.note_voted(voted)
+        index.record(replace(record_of(step), certified_in="q1-abc" if step < 4 else "q2-def"))
+    status = status_of(index, POD)
+    assert status.logs == index.report(POD, "a:1", 0).logs
+    assert [(log.first_step, log.last_step) for log in status.logs] == [(2, 4)]
+    assert [(g.position, g.numbers, g.states) for g in status.units] == [(1, (0,), (2,))]
+    assert status.certified == (
+        CommittedSteps(quorum="q1-abc", first=2, last=3),
+        CommittedSteps(quorum="q2-def", first=4, last=4),
+    )
+
+
+def test_where_gradients_are_logged_no_quorum_is_told() -> None:
+    index = SegmentIndex(JOB, 200 * PAGE_BYTES)
+    assert put(index, 2, kind="gradient")
+    index.record(record_of(2))
+    assert status_of(index, POD).certified == ()
 
 
 def test_a_commit_whose_votes_are_not_known_is_not_judged() -> None:

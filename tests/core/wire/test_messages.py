@@ -148,6 +148,8 @@ SUMMARY = stores.SnapshotSummary(
     num_refused=3,
     short_of="pod demo-0: a segment does not fit",
     coverage="the loss of 1 pod is not survived: demo-0 (s1)",
+    log="boundary",
+    ordering="Popularity",
 )
 
 EXAMPLES: dict[str, Any] = {
@@ -197,6 +199,34 @@ EXAMPLES: dict[str, Any] = {
             ),
             changed=(KEY,),
         ),
+    ),
+    "store-status-of-boundaries": stores.StoreStatus(
+        pod=POD,
+        memory_bytes=65536,
+        used_bytes=12288,
+        units=(
+            stores.UnitsHeld(
+                position=1,
+                num_units=2,
+                units=(segments.Run(first=0, last=1),),
+                states=(3,),
+                computes=(segments.Run(first=2, last=2),),
+            ),
+        ),
+        judged=(segments.Run(first=2, last=4),),
+        logs=(
+            segments.LogsHeld(
+                position=1,
+                kind=segments.SegmentKind.INPUT_GRADIENT,
+                voted_in="q7-beef",
+                first_step=2,
+                last_step=4,
+                first_type=0,
+                last_type=3,
+                micro_batches=2,
+            ),
+        ),
+        certified=(stores.CommittedSteps(quorum="q7-beef", first=2, last=4),),
     ),
     "store-reply": stores.StoreReply(check=2),
     "position-coverage": stores.PositionCoverage(

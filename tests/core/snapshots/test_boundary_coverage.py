@@ -1,0 +1,228 @@
+"""Which losses are survived by boundary logs, against a twin, and against a settle's rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+
+from tests.core.rank.test_boundary_stores import (
+    COMMITTED,
+    LINEAGE,
+    NUM_STAGES,
+    NUM_TYPES,
+    Pod,
+    draw_pods,
+    plan_of,
+    twin_reach,
+)
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.job.config import LogKind
+from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.segments.index import runs_of
+from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
+from mainstay_core.wire.segments import SegmentKind
+from mainstay_core.wire.stores import CommittedSteps, PositionCoverage, StoreStatus, UnitsHeld
+
+PLACES = tuple((stage, 0) for stage in range(NUM_STAGES))
+MOST = 8
+"""Versions that are drawn are below this one."""
+
+
+def covered(pod: Pod, *serves: int, domain: str = "") -> CoveredPod:
+    """Return a pod as the api sees it, with what its store tells."""
+    report = pod.report()
+    store = StoreStatus(
+        pod=PodUid(pod.name),
+        memory_bytes=100,
+        used_bytes=10,
+        lineage=LINEAGE,
+        units=tuple(
+            UnitsHeld(
+                position=u.position,
+                num_units=u.num_units,
+                units=tuple(runs_of([u.unit])),
+                states=u.states,
+                computes=u.computes,
+            )
+            for u in report.units
+        ),
+        judged=tuple(runs_of(step for step, told in sorted(pod.records.items()) if told)),
+        logs=report.logs,
+        certified=tuple(
+            CommittedSteps(quorum=COMMITTED, first=run.first, last=run.last)
+            for run in runs_of(sorted(pod.records))
+        ),
+    )
+    return CoveredPod(
+        uid=PodUid(pod.name),
+        name=pod.name,
+        domain=domain or pod.name,
+        positions=frozenset(serves),
+        store=store,
+    )
+
+
+def draw(rng: random.Random) -> tuple[dict[str, Pod], list[CoveredPod]]:
+    """Return pods' stores, most with one stage of a pipeline, and how they are seen."""
+    pods = draw_pods(rng)
+    for pod in pods:
+        pod.bad.clear()  # a status does not tell what readers found
+    if rng.random() < 0.5:
+        units, logs = {u for pod in pods for u in pod.units}, {x for pod in pods for x in pod.logs}
+        for pod in pods:
+            pod.units |= {unit for unit in sorted(units) if rng.random() < 0.95}
+            pod.logs |= {log for log in sorted(logs) if rng.random() < 0.95}
+    seen = []
+    for number, pod in enumerate(pods):
+        serves = [stage for stage in range(NUM_STAGES) if rng.random() < 0.15]
+        serves += [number] if rng.random() < 0.7 else []
+        seen.append(covered(pod, *serves, domain=rng.choice("xy")))
+    return {pod.name: pod for pod in pods}, seen
+
+
+def newest_of(pod: Pod) -> int | None:
+    steps = [step for step, told in pod.records.items() if told]
+    steps += [step for _, _, step, _, _ in pod.logs]
+    return max(steps, default=None)
+
+
+def reaches(
+    pods: Sequence[Pod], position: int, lost: Collection[int], training: Collection[str]
+) -> bool:
+    """Whether some version is reached that all stores which are needed have told of."""
+    first = last = position
+    while first - 1 in lost:
+        first -= 1
+    while last + 1 in lost:
+        last += 1
+    senders = {(first - 1, SegmentKind.ACTIVATION), (last + 1, SegmentKind.INPUT_GRADIENT)}
+    newest = {
+        pod.name: step
+        for pod in pods
+        if any(first <= stage <= last for stage, _, _, _ in pod.units)
+        or any((at, kind) in senders for at, kind, _, _, _ in pod.logs)
+        if (step := newest_of(pod)) is not None
+    }
+    of_training = [step for name, step in newest.items() if name in training]
+    needed = min(of_training or newest.values(), default=0)
+    return any(version >= needed for version in twin_reach(pods, position, lost, MOST))
+
+
+def test_coverage_is_what_trying_everything_says() -> None:
+    num_covered = num_lost = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        pods, seen = draw(rng)
+        members = {s: {p.name for p in seen if s in p.positions} for s in range(NUM_STAGES)}
+        training = {p.name for p in seen if p.positions}
+        coverage = cover(PLACES, seen, LINEAGE, NUM_TYPES)
+        for told in coverage:
+            without = {s for s in members if not members[s]} | {told.position}
+            expected = reaches([*pods.values()], told.position, without, training)
+            assert told.is_covered == expected
+            assert bool(told.why_not) == (not expected)
+            num_covered += expected
+            num_lost += check_losses(told, pods, seen, members, training)
+    assert num_covered > 40
+    assert num_lost > 40
+
+
+def check_losses(
+    told: PositionCoverage,
+    pods: dict[str, Pod],
+    seen: Sequence[CoveredPod],
+    members: dict[int, set[str]],
+    training: set[str],
+) -> int:
+    """Check each pod's and each domain's loss; return how many are survived by stores alone."""
+    found = 0
+    losses = [(told.pods, p.name, {p.name}) for p in seen]
+    for domain in sorted({p.domain for p in seen}):
+        losses += [(told.domains, domain, {p.name for p in seen if p.domain == domain})]
+    for named, name, gone in losses:
+        touched = any(pods[n].units or pods[n].logs or n in training for n in gone)
+        lost = {s for s in members if members[s] <= gone}
+        left = [pod for pod in pods.values() if pod.name not in gone]
+        by_stores = told.position in lost and reaches(left, told.position, lost, training)
+        survives = told.position not in lost or by_stores
+        assert (name in named) == (touched and not survives)
+        found += by_stores
+    return found
+
+
+def test_what_a_settle_can_compute_again_counts_as_covered_with_as_many_steps() -> None:
+    found = 0
+    for seed in range(1000, 1150):
+        rng = random.Random(seed)
+        pods, seen = draw(rng)
+        plan, reports = plan_of(), [pod.report() for pod in pods.values()]
+        stores = BoundaryStores(reports, plan)
+        newest = max((n for p in pods.values() if (n := newest_of(p)) is not None), default=0)
+        members = {s for p in seen for s in p.positions}
+        for told in cover(PLACES, seen, LINEAGE, NUM_TYPES):
+            lost = {*range(NUM_STAGES)} - members | {told.position}
+            reached = stores.reach(told.position, lost)
+            if newest + 1 in reached:
+                assert told.is_covered
+            if told.is_covered:
+                replay = stores.plan_replay(told.position, max(reached), lost)
+                assert replay is not None
+                assert told.replay_steps == len(replay.steps)
+                found += 1
+    assert found > 40
+
+
+def pipeline() -> list[Pod]:
+    """Stage n in pod n: each keeps the units of the stage before too, and its own logs."""
+    pods = [Pod(name) for name in ("a", "b", "c")]
+    for stage, pod in enumerate(pods):
+        pod.records = dict.fromkeys(range(6), True)
+        for unit in (0, 1):
+            for holder in (pod, pods[(stage + 1) % NUM_STAGES]):
+                holder.units.add((stage, unit, SegmentKind.STATE, 2 + unit))
+                if unit:
+                    holder.units.add((stage, unit, SegmentKind.COMPUTE, 2))
+        for kind in (SegmentKind.ACTIVATION, SegmentKind.INPUT_GRADIENT):
+            pod.logs |= {(stage, kind, step, t, COMMITTED) for step in range(6) for t in (0, 1)}
+    return pods
+
+
+def test_the_loss_of_one_stage_is_survived_by_the_logs_beside_it() -> None:
+    seen = [covered(pod, stage) for stage, pod in enumerate(pipeline())]
+    coverage = cover(PLACES, seen, LINEAGE, NUM_TYPES)
+    assert [(p.is_covered, p.pods, p.num_copies, p.replay_steps) for p in coverage] == [
+        (True, (), 2, 4)
+    ] * NUM_STAGES
+    assert describe(coverage, LogKind.BOUNDARY) == (
+        "the loss of any one pod is survived; the loss of all trainers of any one stage, whose "
+        "pods live, is survived"
+    )
+    summary = summarize(coverage, seen, LINEAGE, log=LogKind.BOUNDARY, ordering="Popularity")
+    assert (summary.log, summary.ordering) == ("boundary", "Popularity")
+
+
+def test_two_neighbours_in_one_domain_take_the_copy_of_one_of_them_along() -> None:
+    racks = ("rack-1", "rack-1", "rack-2")
+    seen = [covered(pod, stage, domain=racks[stage]) for stage, pod in enumerate(pipeline())]
+    first, second, third = cover(PLACES, seen, LINEAGE, NUM_TYPES)
+    assert (first.domains, second.domains, third.domains) == (("rack-1",), ("rack-1",), ())
+
+
+def test_a_log_that_went_with_its_sender_uncovers_the_stages_beside_it() -> None:
+    pods = pipeline()
+    pods[1].logs.clear()
+    seen = [covered(pod, stage) for stage, pod in enumerate(pods)]
+    first, second, third = cover(PLACES, seen, LINEAGE, NUM_TYPES)
+    assert (first.is_covered, second.is_covered, third.is_covered) == (False, True, False)
+    assert first.why_not == "stage 0 lacks the input-gradient of stage 1, type 0, in step 2"
+    assert first.pods == ("a",)
+
+
+def test_a_log_of_a_refused_attempt_does_not_count() -> None:
+    pods = pipeline()
+    pods[1].logs = {(p, k, s, t, "q0-n" if s == 4 else q) for p, k, s, t, q in pods[1].logs}
+    seen = [covered(pod, stage) for stage, pod in enumerate(pods)]
+    first = cover(PLACES, seen, LINEAGE, NUM_TYPES)[0]
+    assert not first.is_covered
+    assert first.why_not.endswith("type 0, in step 4")
