@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.words import count, show_bytes
-from mainstay_core.segments.index import runs_of
 from mainstay_core.wire.recoveries import name_log
+from mainstay_core.wire.segments import runs_of
 
 MAX_DAMAGED = 20
 """Damaged copies that are printed one by one."""

@@ -30,6 +30,7 @@ from mainstay_core.wire.segments import (
     MAX_RECORDS,
     MAX_RUNS,
     Holder,
+    LogsHeld,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
@@ -391,7 +392,7 @@ class SegmentIndex:
         )
 
     def log_runs(self) -> list[LogsHeld]:
-        """Return the boundary logs that count, of types and steps that follow each other at once."""
+        """Return the boundary logs that count, those of types and steps in a row as one."""
         return self._votes.list_runs(self._lineage)
 
 
