@@ -33,7 +33,7 @@ class Reach:
 
 
 class BoundaryCopies:
-    """The content of the stores of a job that logs boundaries, one rank to a stage, as they told it.
+    """The contents of the stores of a job that logs boundaries, one rank to a stage.
 
     Args:
         stores: of living pods, all of the lineage in force.
