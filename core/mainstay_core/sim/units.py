@@ -44,7 +44,7 @@ def job_units(scenario: Scenario) -> JobUnits:
                 )
         positions.append(tuple(units))
     # One byte of each element: its elements are a unit's bytes.
-    types = StateTypes(compute_bytes=0, master_bytes=1, optimizer_bytes=())
+    types = StateTypes(compute_bytes=1, master_bytes=1, optimizer_bytes=())
     return JobUnits(positions=tuple(positions), types=types, experts=tuple(experts))
 
 
