@@ -80,7 +80,9 @@ class Kept:
         name, window = str(plan.quorum), action.window
         known = self._windows.setdefault((name, action.version), window)
         _hold(known == window, f"I7: at {action.version} of {name} is {window}, and {known}")
-        for unit in (unit for unit in action.units if unit.is_full):
+        for unit in action.units:
+            if not unit.is_full:
+                continue  # compute weights are copied at each version until the state is
             key = (name, window, plan.position_of(index), unit.name)
             first = self._copied.setdefault(key, (index, action.version))
             _hold(
