@@ -151,7 +151,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     void = (VoidSave(state.version),) if state.valid else ()
-    back = windows.go_back(state, outcome.version, from_disk=mine is StateAction.LOAD)
+    from_disk = mine is StateAction.LOAD
+    back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
         settled,
         phase=Phase.HEALING,

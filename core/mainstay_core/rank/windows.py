@@ -152,21 +152,27 @@ def _note_counts(rules: SnapshotRules | None, basis: WindowBasis, commit: Commit
     return replace(basis, popularity=popularity)
 
 
-def go_back(state: RankState, version: int, *, from_disk: bool) -> tuple[GoBack, ...]:
-    """Return the action that has the pod's store keep what comes after a settled version.
+def go_back(
+    state: RankState, version: int, kept_from: int, *, from_disk: bool
+) -> tuple[GoBack | KeepFrom, ...]:
+    """Return the actions that have the pod's store keep what comes after a settled version.
 
     The store of a pod that had no member for a while may know of newer windows only: the others
-    have gone back to a checkpoint meanwhile.
+    have gone back to a checkpoint meanwhile. Or it has not heard that a window is complete, and
+    would take its states for given up.
 
     Args:
         state: of a rank that has no state of the version.
         version: that is settled.
-        from_disk: whether all load it, so that nothing later counts.
+        kept_from: first version of the newest complete window; 0 if older ones may be needed.
+        from_disk: whether all load the version, so that nothing later counts.
     """
     assert state.plan is not None
     if state.snapshots is None:
         return ()
-    return (GoBack(state.plan.lineage, version, drops_later=from_disk),)
+    lineage = state.plan.lineage
+    complete = (KeepFrom(lineage, kept_from),) if kept_from else ()
+    return (GoBack(lineage, version, drops_later=from_disk), *complete)
 
 
 def catch_up(state: RankState, kept_from: int) -> tuple[RankState, tuple[KeepFrom, ...]]:

@@ -142,9 +142,9 @@ class SegmentKeeper:
         state = self._owner.state
         assert state.plan is not None
         checks = self._world.checks.kept
-        checks.needless(
-            self._process.name, lineage, version, state.version, len(state.plan.positions)
-        )
+        # A rank that joins is told what the others have.
+        newest = max(state.version, state.settlement.version if state.settlement else 0)
+        checks.needless(self._process.name, lineage, version, newest, len(state.plan.positions))
         self._keep_from = version
         self._client.keep_from(lineage, version)
 

@@ -389,6 +389,11 @@ def test_a_rank_that_missed_the_votes_learns_what_they_completed() -> None:
 
 
 def test_a_joiner_lowers_what_its_store_keeps_from_and_a_load_voids_what_is_later() -> None:
-    assert windows.go_back(rank(), 3, from_disk=True) == (GoBack(0, 3, drops_later=True),)
-    assert windows.go_back(rank(), 3, from_disk=False) == (GoBack(0, 3, drops_later=False),)
-    assert windows.go_back(rank(snapshots=None), 3, from_disk=True) == ()
+    assert windows.go_back(rank(), 3, 0, from_disk=True) == (GoBack(0, 3, drops_later=True),)
+    assert windows.go_back(rank(), 3, 0, from_disk=False) == (GoBack(0, 3, drops_later=False),)
+    assert windows.go_back(rank(snapshots=None), 3, 2, from_disk=True) == ()
+
+
+def test_the_store_of_who_joins_hears_which_window_is_complete() -> None:
+    told = windows.go_back(rank(), 5, 4, from_disk=False)
+    assert told == (GoBack(0, 5, drops_later=False), KeepFrom(0, 4))
