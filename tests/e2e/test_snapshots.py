@@ -47,6 +47,8 @@ RUNS = {
 }
 """Losses of a run, one after the other; what is left out has its default."""
 LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}
+SLOW = ("a-stage-of-two", "a-holder-too", "before-a-window")
+"""What is run by `make chaos` alone: `make test` has a time."""
 HELD_AT = 6
 """The step before which segments are damaged."""
 STAGE_LOST = 1
@@ -69,7 +71,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
     }
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.chaos if n in SLOW else ()) for n in LOSSES]
+)
 def test_lost_stages_leave_no_trace_in_the_bits(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], name: str
 ) -> None:
