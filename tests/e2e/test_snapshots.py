@@ -159,7 +159,7 @@ def damage(job: LocalJob, pod: str) -> str:
             )
             with client._reading(key) as found:
                 assert found is not None
-                client._arena[found.offset] ^= FLIPPED
+                client._store.arena[found.offset] ^= FLIPPED
         return unit.unit_name
 
 
