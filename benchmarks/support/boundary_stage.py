@@ -19,7 +19,7 @@ from support.segment_stage import ADDRESS, LINEAGE, PODS, Stores
 
 from mainstay_core.base.ids import RankId, Slot
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import JobConfig, LogKind
+from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.authors import Authorship
 from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
 from mainstay_core.rank.events import LoadFailed
@@ -181,7 +181,7 @@ class BoundaryStage:
         )
         self.engine = training.build_engine(STAGE, NUM_STAGES, 0, lambda _: None)
         self.engine.state.initialize(0)
-        self.units = UnitBytes(self.engine.state, self.engine.reducer.reduced, LogKind.BOUNDARY)
+        self.units = UnitBytes(self.engine.state, self.engine.reducer.reduced)
         self.num_steps = num_steps
         self.plan = make_plan(stores)
         clients = [

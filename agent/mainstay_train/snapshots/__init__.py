@@ -5,6 +5,7 @@
 - ``writer``: writes segments into the memory of this trainer's pod
 - ``sent_log``: logs what a stage gives its neighbours
 - ``good_copies``: reads segments for a replay, each from a holder whose copy is as it was written
+- ``vote_checks``: compares what a replay makes with what votes said of it
 - ``replayer``: makes a position's state anew from copies and gradients
 - ``inputs``: reads ahead what neighbours sent, while a replay computes
 - ``boundary_replayer``: makes a position's state anew by computing its steps again

@@ -23,7 +23,7 @@ from mainstay_core.rank.boundaries import (
     UnitLoad,
     logged_again,
 )
-from mainstay_core.rank.events import LoadFailed, ReplayedStep, StateLoaded
+from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
@@ -31,6 +31,7 @@ from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.inputs import Inputs, Wanted
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.vote_checks import VoteChecks
 from mainstay_train.snapshots.writer import Place
 
 logger = logging.getLogger(__name__)
@@ -58,9 +59,6 @@ class BoundaryReplayer:
     ) -> None:
         self._engine, self._units, self._copies = engine, units, copies
         self._learning_rate = learning_rate
-        self._num_checks = 0
-        """Versions at which the whole was compared with what votes told."""
-        self._steps: list[ReplayedStep] = []
 
     def run(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> StateLoaded | LoadFailed:
         """Carry out a replay.
@@ -70,6 +68,7 @@ class BoundaryReplayer:
             logs: keep again what this position sent.
             place: this trainer's, as the plan says.
         """
+        checks = VoteChecks(self._engine, self._copies, replay.position)
         before: CommitRecord | None = None
         logs.begin_replay()
         inputs = Inputs(
@@ -89,20 +88,22 @@ class BoundaryReplayer:
         try:
             for step in replay.steps:
                 self._load(step.loads)
-                self._check_masters(replay, step.record, before, is_whole=not step.frozen)
-                self._compute(replay, step, inputs, logs, place)
+                if not step.frozen:
+                    checks.compare_masters(step.record, checks.digest_masters(before))
+                self._compute(step, checks, inputs, logs, place)
                 before = step.record
             self._load(replay.loads)
-            masters = self._check_masters(replay, replay.next, before, is_whole=True)
-            if not self._num_checks:
-                raise Unusable("no vote has told what the state must be: nothing can be compared")
+            masters = checks.digest_masters(before)
+            if replay.next is not None:
+                checks.compare_masters(replay.next, masters)
+            checks.require_one()
             self._settle_logs(replay, logs, place)
         except Unusable as error:
             return LoadFailed(str(error))
         finally:
             logs.on_problem = None
             inputs.close()
-        return StateLoaded(masters, replayed=tuple(self._steps))
+        return StateLoaded(masters, replayed=tuple(checks.steps))
 
     def _load(self, loads: Sequence[UnitLoad]) -> None:
         """Load what a step begins with. Compute weights come last: full states renew them all."""
@@ -145,8 +146,8 @@ class BoundaryReplayer:
 
     def _compute(
         self,
-        replay: BoundaryReplay,
         step: BoundaryStep,
+        checks: VoteChecks,
         inputs: Inputs,
         logs: SentLogs,
         place: Place,
@@ -157,60 +158,11 @@ class BoundaryReplayer:
         log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
         self._engine.compute_again(commit.step, again, log)
         if not step.frozen:
-            gradient = self._engine.gradient_digest()
-            told = step.record.gradients[replay.position]
-            self._compare(step.record, "reduced gradient", gradient, told)
+            checks.compare_gradient(step.record)
         frozen = frozenset(step.frozen)
         active = [n for n in range(len(self._units.names)) if n not in frozen]
         names = [name for number in active for name in self._units.parameters[number]]
         self._engine.apply_again(commit, self._learning_rate(commit.step), names)
-
-    def _check_masters(
-        self,
-        replay: BoundaryReplay,
-        record: CommitRecord | None,
-        before: CommitRecord | None,
-        *,
-        is_whole: bool,
-    ) -> str:
-        """Compare the masters at a version with what the votes on its step said.
-
-        Args:
-            replay: at hand.
-            record: of the step at this version; None if it is not known.
-            before: of the step before it; None if that was not computed again.
-            is_whole: whether all units have their full state.
-
-        Returns:
-            The digest of the masters; empty if they are not whole.
-
-        Raises:
-            Unusable: they are others.
-        """
-        if not is_whole:
-            return ""
-        masters = self._engine.state.masters_digest().whole.hex()
-        if record is not None:
-            self._compare(record, "masters", masters, record.states[replay.position])
-        if before is not None:
-            counted = self._engine.counted_masters(masters)
-            gradient = before.gradients[replay.position]
-            self._steps.append(ReplayedStep(before.commit, gradient, counted))
-        return masters
-
-    def _compare(self, record: CommitRecord, what: str, found: str, told: str) -> None:
-        """Compare a digest with that which the votes on a step told.
-
-        Raises:
-            Unusable: they differ, though each segment is as it was written.
-        """
-        if found != told:
-            self._copies.blame()
-            raise Unusable(
-                f"replayed step {record.commit.step}: the {what} have digest {found}, its votes "
-                f"told {told}"
-            )
-        self._num_checks += 1
 
     def _settle_logs(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> None:
         """Have what was logged again count for the steps that it is of.

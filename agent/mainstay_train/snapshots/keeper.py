@@ -326,7 +326,7 @@ class SegmentKeeper:
         # A reduction that broke leaves its buffer to whoever may still write there.
         state, reduced = engine.state, engine.reducer.reduced
         if self._cached is None or self._cached[0] is not state or self._cached[1] is not reduced:
-            self._cached = (state, reduced, UnitBytes(state, reduced, self._config.log))
+            self._cached = (state, reduced, UnitBytes(state, reduced))
         return self._cached[2]
 
     def _place(self, plan: Plan, index: int, lineage: int) -> Place:

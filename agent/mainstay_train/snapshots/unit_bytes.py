@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.exact import digests
@@ -40,15 +39,9 @@ class UnitBytes:
     Args:
         state: of the stage.
         reduced: its reduced gradient, flat.
-        log: from what a lost state is made anew. Only boundary logs need compute weights.
     """
 
-    def __init__(
-        self,
-        state: StageState,
-        reduced: torch.Tensor,
-        log: LogKind = LogKind.GRADIENTS,
-    ) -> None:
+    def __init__(self, state: StageState, reduced: torch.Tensor) -> None:
         self._state, self._reduced = state, reduced
         self.parameters = tuple(names for block in state.blocks for names in block.units.values())
         """Model-wide names of each unit's parameters."""
@@ -59,17 +52,15 @@ class UnitBytes:
             SegmentKind.COMPUTE: [_laid_out(tensors) for tensors in self._compute_tensors()],
         }
         self.numbers = {name: number for number, name in enumerate(self.names)}
-        computes = log is LogKind.BOUNDARY
         self.prices = tuple(
             UnitPrice(
                 name=name,
                 full_bytes=self.size_bytes(number, SegmentKind.STATE),
-                compute_bytes=self.size_bytes(number, SegmentKind.COMPUTE) if computes else 0,
+                compute_bytes=0,
             )
             for number, name in enumerate(self.names)
         )
-        """Of the units, by number. A replay of gradients computes nothing: there no compute weights
-        are copied."""
+        """Of the units, by number: gradients are divided by them. Compute weights play no part."""
 
     def skippable(self, block: int, frozen: Collection[str]) -> tuple[str, ...]:
         """Return the frozen units of a block whose weight gradients can be left out.

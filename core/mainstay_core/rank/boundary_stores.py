@@ -24,7 +24,7 @@ from mainstay_core.rank.boundaries import (
     relay_holders,
 )
 from mainstay_core.rank.replaying import StoreContents
-from mainstay_core.snapshots.stretches import Stretch, find_stretches
+from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretches
 from mainstay_core.snapshots.windows import MAX_LENGTH, Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
@@ -37,8 +37,6 @@ from mainstay_core.wire.segments import (
     boundary_key,
 )
 
-Border = tuple[int, SegmentKind]
-"""(position of the sender, what it sends)."""
 Bad = frozenset[tuple[PodUid, SegmentKey]]
 
 
@@ -99,7 +97,11 @@ class BoundaryStores(StoreContents):
         last = self._active_from(stretch, start)
         assert last is not None
         loads, frozen = self._loads(position, start)
-        inputs = [border for border in self._borders(stretch) if abs(border[0] - position) == 1]
+        inputs = [
+            border
+            for border in borders_of(stretch, self._plan.num_stages)
+            if abs(border[0] - position) == 1
+        ]
         return BoundaryReplay(
             position=position,
             version=version,
@@ -151,15 +153,6 @@ class BoundaryStores(StoreContents):
         if self._plan.ranks_per_stage != 1:
             return None
         return next(s for s in find_stretches({position, *lost}) if position in s.stages)
-
-    def _borders(self, stretch: Stretch) -> list[Border]:
-        """Return who sends what crosses the stretch's borders: nothing at the pipeline's ends."""
-        borders: list[Border] = []
-        if stretch.first > 0:
-            borders.append((stretch.first - 1, SegmentKind.ACTIVATION))
-        if stretch.last < self._plan.num_stages - 1:
-            borders.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
-        return borders
 
     def _relays(self, stretch: Stretch, position: int) -> list[Relay]:
         """Return what comes across borders inside the stretch."""
@@ -290,7 +283,7 @@ class BoundaryStores(StoreContents):
         """Return why a stretch cannot compute a step again; empty if it can."""
         if not self._is_judged(step):
             return f"no store knows the votes on step {step}"
-        for position, kind in self._borders(stretch):
+        for position, kind in borders_of(stretch, self._plan.num_stages):
             for shard_type in range(self._num_types):
                 if not self._holders_of_type((position, kind), step, shard_type):
                     pods = sorted({h.pod for h, _ in self._logs.get((position, kind), ())})

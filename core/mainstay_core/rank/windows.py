@@ -54,12 +54,10 @@ def begin_window(state: RankState) -> RankState:
         authors = tuple(tuple(map(author_of, members)) for members in state.plan.positions)
         layers = rules.units.layers
         popularity, _ = orderings.close_window(basis.popularity, rules.ordering, layers)
-        basis, order = (
-            replace(basis, popularity=popularity),
-            (rules.ordering, popularity.ordered_by),
-        )
+        basis = replace(basis, popularity=popularity)
         budget_bytes = basis.bytes_per_s * basis.step_us // MICROSECONDS
-        what = _Ordered(rules.units, *order, with_compute=rules.log is LogKind.BOUNDARY)
+        with_compute = rules.log is LogKind.BOUNDARY
+        what = _Ordered(rules.units, rules.ordering, popularity.ordered_by, with_compute)
         if not rules.num_instalments and budget_bytes:
             length = _automatic_length(what, authors, budget_bytes)
         position, me = state.member_position, author_of(state.plan.members[state.index])

@@ -300,7 +300,7 @@ class SegmentKeeper:
             UnitPrice(
                 name=str(n),
                 full_bytes=size_of(n, SegmentKind.STATE),
-                compute_bytes=size_of(n, SegmentKind.COMPUTE) if self.logs_boundaries else 0,
+                compute_bytes=0,
             )
             for n in reversed(units)
         )

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 
 from mainstay_core.base.bounds import Count, Sentence
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.stretches import Stretch, find_stretches
+from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretches
 from mainstay_core.snapshots.windows import MAX_LENGTH
-from mainstay_core.wire.segments import LogsHeld, Run, SegmentKind
+from mainstay_core.wire.segments import LogsHeld, Run
 from mainstay_core.wire.stores import StoreStatus, UnitsHeld
-
-Border = tuple[int, SegmentKind]
-"""(stage that sends, what it sends)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +99,6 @@ class BoundaryCopies:
         # A store whose pod trains nothing may have stopped with a step long ago.
         of_training = [step for uid, step in told.items() if uid in self._training]
         return min(of_training or told.values(), default=0)
-
-
-def borders_of(stretch: Stretch, num_stages: int) -> list[Border]:
-    """Return who sends what crosses a stretch's borders: nothing at the pipeline's ends."""
-    borders: list[Border] = []
-    if stretch.first > 0:
-        borders.append((stretch.first - 1, SegmentKind.ACTIVATION))
-    if stretch.last < num_stages - 1:
-        borders.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
-    return borders
 
 
 def steps_of(runs: Iterable[Run]) -> set[int]:

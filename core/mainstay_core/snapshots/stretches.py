@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
+from mainstay_core.wire.segments import SegmentKind
+
+Border = tuple[int, SegmentKind]
+"""(stage of the sender, what it sends); with one rank to a stage that is its position, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -57,6 +61,16 @@ def find_stretches(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
         else:
             found.append(Stretch(first=stage, last=stage))
     return tuple(found)
+
+
+def borders_of(stretch: Stretch, num_stages: int) -> list[Border]:
+    """Return who sends what crosses a stretch's borders: nothing at the pipeline's ends."""
+    borders: list[Border] = []
+    if stretch.first > 0:
+        borders.append((stretch.first - 1, SegmentKind.ACTIVATION))
+    if stretch.last < num_stages - 1:
+        borders.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
+    return borders
 
 
 def note_loss(running: Iterable[Stretch], lost_stages: Iterable[int]) -> Cascade:

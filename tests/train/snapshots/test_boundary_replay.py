@@ -19,7 +19,6 @@ from tests.train.snapshots.trained_chain import (
     train,
 )
 
-from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.snapshots.unit_bytes import UnitBytes
@@ -53,7 +52,7 @@ def test_a_stage_computes_its_steps_again_while_units_are_frozen(model: str, dty
     for stage, before in enumerate(trained.engines):
         again = make_engine(model, dtype, stage)
         again.state.initialize(8)  # what is not loaded is wrong
-        units = UnitBytes(again.state, again.reducer.reduced, LogKind.BOUNDARY)
+        units = UnitBytes(again.state, again.reducer.reduced)
         order = list(range(len(units.names)))[::-1]
         relogged = Log()
         for step in range(STEPS):

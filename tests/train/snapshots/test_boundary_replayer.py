@@ -21,7 +21,6 @@ from tests.train.snapshots.trained_chain import (
 )
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.config import LogKind
 from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.snapshots.stretches import Stretch
@@ -115,7 +114,7 @@ class Case:
         self.engine = make_engine("moe", "bfloat16", STAGE)
         self.engine.state.initialize(8)  # what is not loaded is wrong
         reduced = self.engine.reducer.reduced
-        self.units = UnitBytes(self.engine.state, reduced, LogKind.BOUNDARY)
+        self.units = UnitBytes(self.engine.state, reduced)
         self.copies = GoodCopies(cast(Any, self.shelf), PodUid("own"), lambda: "")
         self.first_input = boundary_key(0, STAGE - 1, SegmentKind.ACTIVATION, 0, 0, 0)
 

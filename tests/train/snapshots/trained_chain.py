@@ -9,7 +9,7 @@ from tests.train.compute.test_interpreter import Pipe, in_threads
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import JobConfig, LogKind
+from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.segments import SegmentKind
@@ -115,7 +115,7 @@ def train(model: str, dtype: str) -> Trained:
         engine.state.initialize(7)
     nothing = [[] for _ in engines]
     trained = Trained(engines, [Log() for _ in engines], *([*map(list, nothing)] for _ in "123"))
-    kept = [UnitBytes(e.state, e.reducer.reduced, LogKind.BOUNDARY) for e in engines]
+    kept = [UnitBytes(e.state, e.reducer.reduced) for e in engines]
     for step in range(STEPS + 1):
         for stage, units in enumerate(kept):
             kinds = (SegmentKind.STATE, SegmentKind.COMPUTE)
