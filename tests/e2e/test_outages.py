@@ -112,7 +112,10 @@ def check_times(cluster: Cluster, silent: dict[str, Any], cut_s: float) -> None:
     assert min(times) >= 0
     # The last sign of life: after the last commit, which needed the pod, and no beat after the cut.
     assert before[-1]["committed_at_s"] <= silent["started_at_s"] <= cut_s + HEARTBEAT_S
-    assert HEARTBEAT_TIMEOUT_S < silent["detect_s"] < sum(times) <= gap_s
+    # It is noticed a timeout after the last heartbeat. A commit after that, which needed the pod's
+    # vote, is a later sign of life: so from that sign it may take less.
+    assert silent["started_at_s"] + silent["detect_s"] > cut_s
+    assert silent["detect_s"] < sum(times) <= gap_s
     ended_s = silent["started_at_s"] + sum(times)
     assert ended_s == pytest.approx(next_commit["committed_at_s"], abs=1e-3)
     later_s = gap_s - median(e["step_s"] for e in before)
