@@ -47,7 +47,7 @@ bench: setup ## The benchmarks: ratios measured within one run
 lint: setup ## Style, types, import rules, what nothing uses, lock
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p mainstay_core -p mainstay_net -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli -p mainstay_operator
+	$(BIN)/mypy -p mainstay_core -p mainstay_net -p mainstay_fork -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli -p mainstay_operator
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/python scripts/lock.py --check

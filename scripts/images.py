@@ -25,6 +25,7 @@ PACKAGES = {
     "api": ("core/mainstay_core", "core/mainstay_net", "api/mainstay_api"),
     "agent": (
         "core/mainstay_core",
+        "core/mainstay_fork",
         "core/mainstay_net",
         "agent/mainstay_agent",
         "agent/mainstay_train",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 from mainstay_agent import probe
 from mainstay_agent import settings as supervisor_settings
@@ -16,15 +17,15 @@ from mainstay_net.acceptor import raise_descriptor_limit
 logger = logging.getLogger("mainstay_agent")
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run a supervisor with the settings of flags and environment; return the exit code."""
     try:
-        asked = supervisor_settings.parse_check(sys.argv[1:], os.environ)
+        asked = supervisor_settings.parse_check(arguments, os.environ)
         if asked is not None:
             why_not = probe.check(*asked)
             print(why_not or "ok")  # noqa: T201 - a command line's answer
             return 1 if why_not else 0
-        settings = supervisor_settings.parse(sys.argv[1:], os.environ)
+        settings = supervisor_settings.parse(arguments, os.environ)
     except InvalidSpecError as error:
         print(f"{error} (see --help)", file=sys.stderr)  # noqa: T201 - a command line's answer
         return 2
@@ -45,4 +46,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

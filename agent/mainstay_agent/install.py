@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = ("mainstay_core", "mainstay_net", "mainstay_train")
+PACKAGES = ("mainstay_core", "mainstay_fork", "mainstay_net", "mainstay_train")
 EXIT_USAGE = 2
 
 

@@ -61,19 +61,15 @@ def roles(run_pid: int, members: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Pids by role, pods named by their lowest rank.
 
     ``members`` are the ranks of the api; a pod is a launcher with its trainers, and a supervisor;
-    the forge is the launchers' parent.
+    the forge of trainers is the launchers' parent.
     """
     parents = _parents()
     found = {"local run": run_pid}
-    environments: dict[str, int] = {}
+    by_pod = supervisors()
     for pid in parents:
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"mainstay_agent" in command:
-                for text in Path(f"/proc/{pid}/environ").read_text().split("\0"):
-                    if text.startswith("MAINSTAY_POD="):
-                        environments[text.partition("=")[2]] = pid
-            elif parents[pid] == run_pid or parents.get(parents[pid]) == run_pid:
+            if parents[pid] == run_pid or parents.get(parents[pid]) == run_pid:
                 # Some are started through a guard that waits for them.
                 for role, part in (("api", b"mainstay_api"), ("redis", b"redis-server")):
                     if any(part in word for word in command) and b"-I" not in command:
@@ -83,8 +79,22 @@ def roles(run_pid: int, members: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         launcher = parents[trainer]
         found[f"trainer {rank}"] = trainer
         found[f"launcher {rank}"] = launcher
-        found[f"supervisor {rank}"] = environments[str(member["pod"])]
+        found[f"supervisor {rank}"] = by_pod[str(member["pod"])]
         found["forge"] = parents[launcher]
+    return found
+
+
+def supervisors() -> dict[str, int]:
+    """Pids of all supervisors of local runs, by the UIDs of their pods.
+
+    They are forked, so what tells them apart is the file that takes their output.
+    """
+    found: dict[str, int] = {}
+    for pid in _parents():
+        with contextlib.suppress(OSError):
+            log = Path(os.readlink(f"/proc/{pid}/fd/1"))
+            if log.name == "supervisor.log":
+                found[log.parent.name] = pid
     return found
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import httpx
 import yaml
+from benchmarks.support.census import supervisors
 
 POLL_S = 0.02
 GIVE_UP_S = 120.0
@@ -154,21 +155,11 @@ def kill_trainer(member: Mapping[str, Any]) -> float:
 def kill_pod(member: Mapping[str, Any]) -> float:
     """Kill -9 every process of a rank's pod, as a lost node would; return the wall clock before."""
     launcher = os.getpgid(int(member["pid"]))
-    supervisor = next(
-        pid for pid, environ in _environments() if f"MAINSTAY_POD={member['pod']}" in environ
-    )
+    supervisor = supervisors()[str(member["pod"])]
     at_s = time.time()
     os.killpg(launcher, signal.SIGKILL)
     os.kill(supervisor, signal.SIGKILL)
     return at_s
-
-
-def _environments() -> Iterator[tuple[int, list[str]]]:
-    """(pid, environment) of every supervisor."""
-    for directory in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if b"mainstay_agent" in (directory / "cmdline").read_bytes():
-                yield int(directory.name), (directory / "environ").read_text().split("\0")
 
 
 @contextlib.contextmanager

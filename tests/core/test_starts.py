@@ -146,7 +146,7 @@ def test_one_place_forks_and_the_others_begin_a_program_anew() -> None:
     """That the one place refuses a process with threads: tests/train/launcher/test_launcher.py."""
     forking = [start.where for start in OURS if start.forks]
 
-    assert forking == ["mainstay_train.launcher.forking.fork"]
+    assert forking == ["mainstay_fork.children.fork"]
 
 
 def test_of_tests_and_benchmarks_only_make_fuzz_forks() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = {
     "mainstay_core": "core",
+    "mainstay_fork": "core",
     "mainstay_net": "core",
     "mainstay_agent": "agent",
     "mainstay_train": "agent",

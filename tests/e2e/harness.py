@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import yaml
+from benchmarks.support.census import supervisors
 
 HERE = Path(__file__).parent
 MAINSTAY = [sys.executable, "-m", "mainstay_cli.commands.main"]
@@ -192,13 +193,7 @@ class LocalJob:
             # What an out-of-memory kill of the trainer container does.
             os.killpg(os.getpgid(trainer), signal.SIGKILL)
             return
-        # Both halves of a pod have its directory; only the supervisor is named after its module.
-        pod = next(
-            line.split()[0]
-            for line in processes_of(self.state_dir)
-            if "mainstay_agent" in line and _pod_of(int(line.split()[0])) == _pod_of(trainer)
-        )
-        os.kill(int(pod), signal.SIGKILL)
+        os.kill(supervisors()[_pod_of(trainer).name], signal.SIGKILL)
 
     def wait(self) -> int:
         """Wait for the end of the run and return its exit code."""

@@ -1,12 +1,12 @@
 """What tests of planned changes need to see and do: gates, ranks, pods, commands."""
 
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import MAINSTAY, Layout, LocalJob, make_job, processes_of
+from benchmarks.support.census import supervisors
+from tests.e2e.harness import MAINSTAY, Layout, LocalJob, make_job
 
 NUM_STEPS = 12
 
@@ -24,13 +24,9 @@ def open_gate(tmp_path: Path, step: int | str) -> None:
 
 
 def supervisor_of(job: LocalJob, pod: str) -> int:
-    """Return the pid of a pod's supervisor: of its two halves the one named after its module."""
-    directory = f"/pods/{pod}"
-    return next(
-        int(line.split()[0])
-        for line in processes_of(job.state_dir)
-        if "mainstay_agent" in line and directory in os.readlink(f"/proc/{line.split()[0]}/fd/1")
-    )
+    """Return the pid of a pod's supervisor."""
+    assert (job.state_dir / "pods" / pod).is_dir()
+    return supervisors()[pod]
 
 
 def ranks(job: LocalJob) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.support.census import supervisors
 from tests.e2e import matrix
 from tests.e2e.harness import (
     MAINSTAY,
@@ -14,7 +15,6 @@ from tests.e2e.harness import (
     LocalJob,
     local_job,
     make_job,
-    processes_of,
     run_undisturbed,
 )
 
@@ -49,7 +49,8 @@ def ask(job: LocalJob, what: str) -> subprocess.CompletedProcess[str]:
 
 def wait_until_it_stands(job: LocalJob) -> None:
     job.wait_until(lambda: job.fetch()["state"] == "suspended")
-    job.wait_until(lambda: not any("mainstay_agent" in p for p in processes_of(job.state_dir)))
+    pods = {path.name for path in job.state_dir.glob("pods/*")}
+    job.wait_until(lambda: pods.isdisjoint(supervisors()))
 
 
 def test_a_suspended_job_goes_on_with_the_same_bits(

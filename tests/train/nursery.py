@@ -30,7 +30,8 @@ environment.prepare()  # before anything imports torch: workers compute as train
 import torch  # noqa: E402
 from tests.train.crew import Failure  # noqa: E402
 
-from mainstay_train.launcher import forking  # noqa: E402
+from mainstay_fork import children  # noqa: E402
+from mainstay_train.launcher import warming  # noqa: E402
 
 ALWAYS = ("mainstay_train.launcher.main", "torch._dynamo")
 """All of a trainer, and torch's compiler: the first step of torch's own optimizers imports it, and
@@ -42,7 +43,7 @@ NAME_BYTES = 1 << 10
 def serve(line: socket.socket) -> None:
     """Fork workers until the line ends; they end with this process."""
     warm = set(ALWAYS)
-    forking.warm_up(ALWAYS)
+    warming.warm_up(ALWAYS)
     while True:
         name, descriptors, _, _ = socket.recv_fds(line, NAME_BYTES, 1)
         if not name:
@@ -52,9 +53,9 @@ def serve(line: socket.socket) -> None:
         with Connection(descriptors[0]) as pipe:
             try:
                 if module not in warm:
-                    forking.warm_up([module])
+                    warming.warm_up([module])
                     warm.add(module)
-                forking.fork(partial(_work, pipe), None, [line])
+                children.fork(partial(_work, pipe), None, [line])
             except Exception:
                 pipe.send(Failure(traceback.format_exc()))
 

@@ -48,6 +48,7 @@ from mainstay_core.supervisor.launcher import (
     SupervisorLost,
     step,
 )
+from mainstay_fork import children
 from mainstay_train.base.output import Relay
 from mainstay_train.base.settings import (
     DEFAULT_PRELOAD,
@@ -55,7 +56,7 @@ from mainstay_train.base.settings import (
     LauncherSettings,
     TrainerSettings,
 )
-from mainstay_train.launcher import forking
+from mainstay_train.launcher import warming
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +84,10 @@ class Launcher:
     """
 
     def __init__(
-        self, settings: LauncherSettings, give_up: Iterable[forking.Closable] = ()
+        self, settings: LauncherSettings, give_up: Iterable[children.Closable] = ()
     ) -> None:
         self._settings = settings
-        self._run_trainer = forking.resolve(settings.trainer)
+        self._run_trainer = warming.resolve(settings.trainer)
         self._give_up = tuple(give_up)
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector)
@@ -184,7 +185,7 @@ class Launcher:
     def _fork(self, action: ForkChild, settings: TrainerSettings) -> None:
         relayed = self._relay.open(f"slot {action.slot}") if self._settings.relay else None
         log = Path(settings.work_dir) / f"trainer-{action.slot}.log" if relayed is None else relayed
-        pid = forking.fork(lambda: self._train(settings), log, self._inherited())
+        pid = children.fork(lambda: self._train(settings), log, self._inherited())
         if relayed is not None:
             os.close(relayed)
         child = Child(action.slot, action.incarnation, pid)
@@ -201,7 +202,7 @@ class Launcher:
         torch.set_num_threads(1)
         return int(self._run_trainer(settings))
 
-    def _inherited(self) -> list[forking.Closable]:
+    def _inherited(self) -> list[children.Closable]:
         """What no child may keep open."""
         assert self._supervisor is not None
         return [
@@ -216,7 +217,7 @@ class Launcher:
     def _reap(self, process: _Process) -> None:
         self._drop(process)
         child = process.child
-        code, number = forking.reap(child.pid)
+        code, number = children.reap(child.pid)
         self._feed(Exited(child.slot, child.incarnation, code, number))
 
     def _report(self, report: Report) -> None:
@@ -240,11 +241,11 @@ class Launcher:
         for process in tuple(self._processes.values()):
             os.kill(process.child.pid, signal.SIGKILL)
             self._drop(process)
-            forking.reap(process.child.pid)
+            children.reap(process.child.pid)
         self._relay.drain()
 
 
-def run_launcher(settings: LauncherSettings, give_up: Iterable[forking.Closable] = ()) -> int:
+def run_launcher(settings: LauncherSettings, give_up: Iterable[children.Closable] = ()) -> int:
     """Be the launcher of one pod; return the exit code.
 
     Torch must be imported already, and this process must have one thread.
@@ -303,9 +304,9 @@ def main() -> int:
         f"{DEFAULT_PRELOAD}: torch's own optimizers import it]",
     )
     args = parser.parse_args()
-    forking.log_to_stderr()
+    warming.log_to_stderr()
     try:
-        forking.warm_up([args.trainer.partition(":")[0], *args.preload])
+        warming.warm_up([args.trainer.partition(":")[0], *args.preload])
         return run_launcher(
             LauncherSettings(
                 pod=args.pod,

@@ -1,8 +1,9 @@
-"""Asks the forge, the one process with torch preloaded, to fork the pods' launchers.
+"""Asks a forge, a process that is warm, to fork what pods consist of.
 
-Importing torch costs seconds of CPU per process; forking from a process that has
-it costs milliseconds. The forge is reached over a socket pair, with frames; its
-end of that socket is also its parent pipe.
+There are two: one forks supervisors, one with torch imported forks launchers. Imports cost each
+process up to seconds of CPU; forking from a process that has them costs milliseconds. A forge is
+reached over a socket pair, with frames (:mod:`mainstay_fork.forge`); its end of that socket is also
+its parent pipe.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mainstay_cli.local.processes import Child, ChildProcesses
 from mainstay_core.base.errors import RemoteProtocolError
@@ -23,7 +25,7 @@ READ_BYTES = 65536
 
 
 class Forge:
-    """The forge's process and the conversation with it."""
+    """A forge's process and the conversation with it."""
 
     def __init__(self, children: ChildProcesses, child: Child, sock: socket.socket) -> None:
         self.child = child
@@ -33,33 +35,24 @@ class Forge:
         self._exited: dict[str, asyncio.Future[int]] = {}
         self._reading = asyncio.create_task(self._read(), name="forge")
 
-    async def launch(self, pod: str, pod_dir: Path) -> Child:
-        """Have a launcher forked for a pod and return it.
+    async def launch(self, pod: str, **wanted: Any) -> Child:
+        """Have a process forked for a pod and return it.
 
         Args:
             pod: UID of the pod.
-            pod_dir: where it finds its supervisor's socket and writes its logs.
+            wanted: what this kind of forge needs to know besides.
 
         Raises:
             RemoteProtocolError: the forge refused or ended.
-            OSError: the launcher cannot be watched.
+            OSError: the process cannot be watched.
         """
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._launched[pod] = future
         self._exited[pod] = asyncio.get_running_loop().create_future()
         with contextlib.suppress(OSError):  # then its end is noticed by reading
-            head = {
-                "kind": "launch",
-                "pod": pod,
-                "pod_dir": str(pod_dir),
-                "socket": str(pod_dir / "supervisor.sock"),
-            }
-            await asyncio.get_running_loop().sock_sendall(self._socket, pack(head))
+            frame = pack({"kind": "launch", "pod": pod, **wanted})
+            await asyncio.get_running_loop().sock_sendall(self._socket, frame)
         return await future
-
-    async def exit_code(self, pod: str) -> int:
-        """Return with what a launcher exited; negative is the signal that ended it."""
-        return await asyncio.shield(self._exited[pod])
 
     async def _read(self) -> None:
         loop = asyncio.get_running_loop()
@@ -87,41 +80,33 @@ class Forge:
         if frame.kind == "launched":
             pid = int(frame.head["pid"])
             try:
-                future.set_result(self._children.adopt(pid))
+                future.set_result(self._children.adopt(pid, self._exited[pod]))
             except OSError as error:  # no descriptor left to watch it with
                 future.set_exception(error)
         else:
             reason = frame.head.get("reason")
-            future.set_exception(RemoteProtocolError(f"no launcher for {pod}: {reason}"))
+            future.set_exception(RemoteProtocolError(f"nothing forked for {pod}: {reason}"))
 
 
 def start_forge(
     children: ChildProcesses,
+    module: str,
     log: Path,
     env: Mapping[str, str],
-    preload: Sequence[str] = (),
-    num_trainers: int = 1,
+    arguments: Sequence[str] = (),
 ) -> Forge:
-    """Start the forge; it accepts requests at once and serves them when torch is there.
+    """Start a forge; it accepts requests at once and serves them when it has imported all.
 
     Args:
         children: owns the process.
+        module: the forge's.
         log: of the forge itself; a pod's processes write to its directory.
-        env: of the forge, its launchers and all trainers.
-        preload: modules that every trainer needs, imported once.
-        num_trainers: that run at a time.
+        env: of the forge and all that it forks.
+        arguments: of its command line.
     """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with theirs:
-        command = [
-            sys.executable,
-            "-m",
-            "mainstay_train.launcher.forge",
-            "--fd",
-            str(theirs.fileno()),
-        ]
-        command += ["--trainers", str(num_trainers)]
-        command += [f"--preload={module}" for module in preload]
+        command = [sys.executable, "-m", module, "--fd", str(theirs.fileno()), *arguments]
         child = children.spawn(command, log=log, environment=env, pass_fds=(theirs.fileno(),))
     return Forge(children, child, ours)

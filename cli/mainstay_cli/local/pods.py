@@ -12,7 +12,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,12 +108,12 @@ class Pod:
             assert self.launcher is not None
             return f"its launcher (pid {self.launcher.pid}) ended"
         code = self.supervisor.ended.result()
-        how = f"by signal {-code}" if code is not None and code < 0 else f"with code {code}"
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
         return f"its supervisor (pid {self.supervisor.pid}) ended {how}"
 
 
-StartSupervisor = Callable[[str, str, str], Child]
-"""Starts the supervisor of (uid, name, address)."""
+StartSupervisor = Callable[[str, str, str], Awaitable[Child]]
+"""Starts the supervisor of (uid, name, address); raises RemoteProtocolError where it cannot."""
 MayRelaunch = Callable[[Pod, bool], bool]
 """Says whether a pod gets another launcher, given whether the last one was killed from outside."""
 
@@ -144,14 +144,21 @@ class Kubelet:
         self._make_pod_dir = make_pod_dir
         self._start_supervisor = start_supervisor
 
-    def make(self, index: int) -> Pod:
-        """Start a pod's supervisor and return the pod; :meth:`run` starts the rest of it."""
+    async def make(self, index: int) -> Pod:
+        """Start a pod's supervisor and return the pod; :meth:`run` starts the rest of it.
+
+        Raises:
+            CliError: the supervisor cannot be started.
+        """
         name = f"{self._name}-{index}"
         uid = f"{name}-{secrets.token_hex(3)}"
         # .1 belongs to the run itself, and 254 addresses last: the oldest pods are long gone.
         address = f"{self._network}.{2 + (index - 1) % 252}"
         directory = self._make_pod_dir(uid)
-        supervisor = self._start_supervisor(uid, name, address)
+        try:
+            supervisor = await self._start_supervisor(uid, name, address)
+        except RemoteProtocolError as error:
+            raise CliError(str(error), ExitCode.FAILED) from error
         return Pod(PodUid(uid), name, index, address, directory, supervisor)
 
     async def run(self, pod: Pod, may_relaunch: MayRelaunch) -> None:
@@ -167,22 +174,27 @@ class Kubelet:
         pod.end = PodOutcome(
             by_itself=by_itself,
             evidence="its work was handed over" if by_itself else pod.evidence(),
-            killed=await self._was_killed(pod),
+            killed=self._was_killed(pod),
             at_s=at_s,
             lifetime_s=lifetime_s,
         )
         if not by_itself:
             pod.kill()
 
-    async def _was_killed(self, pod: Pod) -> bool:
+    @staticmethod
+    def _was_killed(pod: Pod) -> bool:
         """Return whether the process that ended first was killed from outside."""
-        if pod.supervisor.ended.done():
-            return pod.supervisor.ended.result() == -signal.SIGKILL
-        return await self._forge.exit_code(pod.uid) == -signal.SIGKILL
+        assert pod.launcher is not None
+        first = pod.supervisor if pod.supervisor.ended.done() else pod.launcher
+        return first.ended.result() == -signal.SIGKILL
 
     async def _launch(self, pod: Pod) -> None:
         try:
-            pod.launcher = await self._forge.launch(pod.uid, pod.directory)
+            pod.launcher = await self._forge.launch(
+                pod.uid,
+                pod_dir=str(pod.directory),
+                socket=str(pod.directory / "supervisor.sock"),
+            )
         except RemoteProtocolError as error:
             pod.supervisor.signal_group(signal.SIGKILL)
             raise CliError(str(error), ExitCode.FAILED) from error
@@ -194,16 +206,18 @@ class Kubelet:
             assert pod.launcher is not None
             ends = [pod.supervisor.ended, pod.launcher.ended]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if pod.supervisor.ended.done() or await self._forge.exit_code(pod.uid) == 0:
+            if pod.supervisor.ended.done() or pod.launcher.ended.result() == 0:
                 return
             await asyncio.wait([pod.supervisor.ended], timeout=RELAUNCH_AFTER_S)
-            if pod.supervisor.ended.done() or not may_relaunch(pod, await self._was_killed(pod)):
+            if pod.supervisor.ended.done() or not may_relaunch(pod, self._was_killed(pod)):
                 return
             logger.warning("pod %s: %s; another one is started", pod.name, pod.evidence())
             await self._launch(pod)
 
-    async def _has_ended_by_itself(self, pod: Pod) -> bool:
+    @staticmethod
+    async def _has_ended_by_itself(pod: Pod) -> bool:
         """Return whether both halves exit with code 0."""
-        if not pod.supervisor.ended.done() and await self._forge.exit_code(pod.uid) == 0:
+        assert pod.launcher is not None
+        if not pod.supervisor.ended.done() and pod.launcher.ended.result() == 0:
             await asyncio.shield(pod.supervisor.ended)
         return pod.supervisor.ended.done() and pod.supervisor.ended.result() == 0

@@ -133,7 +133,7 @@ class LocalPool:
         if repair.losses:
             self._children.reap_orphans()
         self._end_pods(repair, ended={p.uid for p in pods if p.ended})
-        made = self._make_pods(repair, group)
+        made = await self._make_pods(repair, group)
         self._memory = self._memory.after_look([*pods, *made], None, repair.losses, told=True)
 
     async def _report_losses(self, pods: Sequence[ObservedPod]) -> None:
@@ -189,13 +189,13 @@ class LocalPool:
             else:
                 self._pods[end.uid].tell_to_end(end.why, self._handover_s)
 
-    def _make_pods(self, repair: Repair, group: asyncio.TaskGroup) -> list[ObservedPod]:
+    async def _make_pods(self, repair: Repair, group: asyncio.TaskGroup) -> list[ObservedPod]:
         if repair.counts.not_made > self._num_not_made:
             logger.warning("no more pods are made: the budget of repairs is used up")
         self._num_not_made = repair.counts.not_made
         made: list[ObservedPod] = []
         for index in repair.make if not self._stopping.is_set() else ():
-            pod = self._kubelet.make(index)
+            pod = await self._kubelet.make(index)
             self._num_made = max(self._num_made, index)
             self._pods[pod.uid] = pod
             made.append(pod.observe())

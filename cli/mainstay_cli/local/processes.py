@@ -24,14 +24,25 @@ PR_SET_CHILD_SUBREAPER = 36
 class Child:
     """One process, ours or adopted; ``ended`` is done when it is gone, with its exit code.
 
-    An adopted process (a child of our child) has no exit code: its result is None.
+    A code below zero is the signal that ended it.
+
+    Args:
+        pid: of the process.
+        popen: of a process of ours.
+        code: of an adopted one (a child of our child): its exit code, once its parent says so.
     """
 
-    def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self,
+        pid: int,
+        popen: subprocess.Popen[bytes] | None = None,
+        code: asyncio.Future[int] | None = None,
+    ) -> None:
         self.pid = pid
         self.popen = popen
+        self._code = code
         loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[int | None] = loop.create_future()
+        self.ended: asyncio.Future[int] = loop.create_future()
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -62,8 +73,11 @@ class Child:
         self._finish()
 
     def _finish(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(self.popen.wait() if self.popen is not None else None)
+        if self.popen is not None:
+            self.ended.set_result(self.popen.wait())
+        else:
+            assert self._code is not None
+            self._code.add_done_callback(lambda code: self.ended.set_result(code.result()))
 
 
 class ChildProcesses:
@@ -120,9 +134,14 @@ class ChildProcesses:
         self._watch(child)
         return child
 
-    def adopt(self, pid: int) -> Child:
-        """Watch a process that a child of ours started in a group of its own."""
-        child = Child(pid, None)
+    def adopt(self, pid: int, code: asyncio.Future[int]) -> Child:
+        """Watch a process that a child of ours started in a group of its own.
+
+        Args:
+            pid: of the process.
+            code: its exit code, once that child of ours says so; negative for a signal.
+        """
+        child = Child(pid, code=code)
         self._watch(child)
         return child
 

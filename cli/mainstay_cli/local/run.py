@@ -13,7 +13,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -124,6 +123,14 @@ class _Interrupts:
         (self.second if self.first.is_set() else self.first).set()
 
 
+@dataclass(frozen=True, slots=True)
+class _Forges:
+    """The two processes that fork what pods consist of."""
+
+    trainers: Forge
+    supervisors: Forge
+
+
 class _LocalRun:
     """The processes of one run and what connects them."""
 
@@ -168,13 +175,7 @@ class _LocalRun:
         address_network, claim = network.claim_network(random.Random())
         with claim:
             async with ChildProcesses() as children, ApiClient(self._url, self._token) as client:
-                forge = start_forge(
-                    children,
-                    self._state.logs / "forge.log",
-                    self._environment(),
-                    self._preload(),
-                    self._file.job.shape.num_ranks,
-                )
+                forges = self._start_forges(children)
                 services = Services(children, client, self._service_settings())
                 started = asyncio.create_task(services.start())
                 stop = asyncio.create_task(interrupts.first.wait())
@@ -182,12 +183,13 @@ class _LocalRun:
                 if interrupts.first.is_set():
                     raise CliError("interrupted before the start", ExitCode.INTERRUPTED)
                 uid = await self._create_job(client)
-                pool = self._make_pool(children, forge, client, uid, address_network)
+                pool = self._make_pool(children, forges, client, uid, address_network)
                 async with _background(
                     services.keep(),
                     MachineWatch([self._state.path], services.logs).run(),
                     pool.run(),
-                    _watch_forge(forge, self._state),
+                    _watch_forge("trainers", forges.trainers, self._state),
+                    _watch_forge("supervisors", forges.supervisors, self._state),
                     ProcessFaults(client, uid, services).run(),
                 ) as background:
                     return await self._follow(client, uid, pool, interrupts, background)
@@ -283,17 +285,35 @@ class _LocalRun:
             write_report(report, self._options.report)
         return RunResult(state=job.state, reason=job.reason, report=report, recoveries=recoveries)
 
+    def _start_forges(self, children: ChildProcesses) -> _Forges:
+        trainers = [f"--preload={module}" for module in self._preload()]
+        return _Forges(
+            start_forge(
+                children,
+                "mainstay_train.launcher.forge",
+                self._state.logs / "trainers.log",
+                self._environment(),
+                [f"--trainers={self._file.job.shape.num_ranks}", *trainers],
+            ),
+            start_forge(
+                children,
+                "mainstay_agent.forge",
+                self._state.logs / "supervisors.log",
+                self._environment(),
+            ),
+        )
+
     def _make_pool(
         self,
         children: ChildProcesses,
-        forge: Forge,
+        forges: _Forges,
         client: ApiClient,
         uid: str,
         address_network: str,
     ) -> LocalPool:
-        def start_supervisor(pod: str, name: str, address: str) -> Child:
+        async def start_supervisor(pod: str, name: str, address: str) -> Child:
             directory = self._state.pod_dir(pod)
-            environment = self._environment() | {
+            environment = {
                 "MAINSTAY_API_URL": self._url,
                 "MAINSTAY_TOKEN_FILE": str(self._state.path / "token"),
                 "MAINSTAY_JOB": uid,
@@ -306,15 +326,12 @@ class _LocalRun:
             snapshots = self._file.job.plan_snapshots()
             if snapshots is not None:
                 environment["MAINSTAY_SNAPSHOT_MEMORY"] = str(snapshots.memory_bytes)
-            return children.spawn(
-                [sys.executable, "-m", "mainstay_agent"],
-                log=directory / "supervisor.log",
-                environment=environment,
-            )
+            log = str(directory / "supervisor.log")
+            return await forges.supervisors.launch(pod, log=log, environment=environment)
 
         job = self._file.job
         kubelet = Kubelet(
-            forge=forge,
+            forge=forges.trainers,
             name=job.metadata.name,
             network=address_network,
             make_pod_dir=self._state.pod_dir,
@@ -364,12 +381,12 @@ class _LocalRun:
         return environment
 
 
-async def _watch_forge(forge: Forge, state: StateDir) -> None:
+async def _watch_forge(what: str, forge: Forge, state: StateDir) -> None:
     await asyncio.shield(forge.child.ended)
-    log = state.logs / "forge.log"
+    log = state.logs / f"{what}.log"
     lacks = shortage.find_in(read_since(log, 0))
     cause = f"; {shortage.explain(lacks, [state.path])}" if lacks else ""
-    why = f"the forge of trainers ended: {last_line(log)} (see {log}){cause}"
+    why = f"the forge of {what} ended: {last_line(log)} (see {log}){cause}"
     raise CliError(why, ExitCode.FAILED)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from pathlib import Path
 from typing import cast
 
 import pytest
@@ -18,7 +17,8 @@ from mainstay_core.base.frames import pack
 class NoDescriptors:
     """A run that cannot watch one process more."""
 
-    def adopt(self, _pid: int) -> Child:
+    def adopt(self, _pid: int, code: asyncio.Future[int]) -> Child:
+        self.code = code
         raise OSError(errno.EMFILE, "Too many open files")
 
 
@@ -29,13 +29,14 @@ def test_a_launcher_that_cannot_be_watched_is_no_end_of_the_forge() -> None:
         for end in (ours, theirs):
             end.setblocking(False)
         with ours, theirs:
-            forge = Forge(cast(ChildProcesses, NoDescriptors()), cast(Child, None), ours)
-            launching = asyncio.create_task(forge.launch("pod", Path("/pod")))
+            run = NoDescriptors()
+            forge = Forge(cast(ChildProcesses, run), cast(Child, None), ours)
+            launching = asyncio.create_task(forge.launch("pod", pod_dir="/pod"))
             await loop.sock_recv(theirs, READ_BYTES)
             await loop.sock_sendall(theirs, pack({"kind": "launched", "pod": "pod", "pid": 1}))
             with pytest.raises(OSError, match="Too many open files"):
                 await launching
             theirs.shutdown(socket.SHUT_RDWR)  # the conversation goes on until then
-            assert await forge.exit_code("pod") == -9
+            assert await run.code == -9
 
     asyncio.run(story())

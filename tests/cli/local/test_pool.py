@@ -16,9 +16,9 @@ import pytest
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError
 from mainstay_cli.local.forge import Forge
-from mainstay_cli.local.pods import Kubelet
+from mainstay_cli.local.pods import Kubelet, StartSupervisor
 from mainstay_cli.local.pool import MAX_QUICK_ENDS, LocalPool
-from mainstay_cli.local.processes import Child, ChildProcesses
+from mainstay_cli.local.processes import ChildProcesses
 from mainstay_core.base import codec
 from mainstay_core.wire.api import ApiError, Failure
 from mainstay_core.wire.facts import Fact
@@ -31,7 +31,7 @@ class PlayedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.signals: list[int] = []
-        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def signal_group(self, number: int) -> None:
         if self.ended.done():
@@ -107,20 +107,16 @@ class PlayedMachine:
 
     # Processes -----------------------------------------------------------------------------------
 
-    def start_supervisor(self, uid: str, name: str, _address: str) -> PlayedProcess:
+    async def start_supervisor(self, uid: str, name: str, _address: str) -> PlayedProcess:
         self.uids[name] = uid
         self.supervisors[name] = PlayedProcess(len(self.uids))
         return self.supervisors[name]
 
-    async def launch(self, uid: str, _directory: Path) -> PlayedProcess:
+    async def launch(self, uid: str, **_: str) -> PlayedProcess:
         name = next(n for n, known in self.uids.items() if known == uid)
         launcher = PlayedProcess(100 + len(self.uids))
         self.launchers.setdefault(name, []).append(launcher)
         return launcher
-
-    async def exit_code(self, uid: str) -> int:
-        name = next(n for n, known in self.uids.items() if known == uid)
-        return await asyncio.shield(self.launchers[name][-1].ended) or 0
 
     def reap_orphans(self) -> None:
         """Nothing is left of a played process."""
@@ -143,7 +139,7 @@ async def running(machine: PlayedMachine, max_repairs: int = 10) -> AsyncIterato
         name="demo",
         network="127.5.5",
         make_pod_dir=machine.make_pod_dir,
-        start_supervisor=cast(Callable[[str, str, str], Child], machine.start_supervisor),
+        start_supervisor=cast(StartSupervisor, machine.start_supervisor),
     )
     pool = LocalPool(
         kubelet=kubelet,

@@ -89,12 +89,12 @@ def test_a_run_that_cannot_even_begin_for_want_of_descriptors_says_so(
 
 def test_the_end_of_the_forge_is_told_with_what_this_machine_lacks(tmp_path: Path) -> None:
     async def watch(state: StateDir) -> None:
-        (state.logs / "forge.log").write_text("OSError: [Errno 24] Too many open files\n")
+        (state.logs / "trainers.log").write_text("OSError: [Errno 24] Too many open files\n")
         ended = asyncio.get_running_loop().create_future()
         ended.set_result(1)
         forge = SimpleNamespace(child=SimpleNamespace(ended=ended))
         with pytest.raises(CliError, match=r"Too many open files \(see .*; too few descriptors"):
-            await _watch_forge(forge, state)  # type: ignore[arg-type]
+            await _watch_forge("trainers", forge, state)  # type: ignore[arg-type]
 
     with StateDir(tmp_path / "state") as state:
         asyncio.run(watch(state))

@@ -25,8 +25,8 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.launcher import EXIT_SUPERVISOR_GONE
+from mainstay_fork.children import fork
 from mainstay_train.base.settings import TrainerSettings
-from mainstay_train.launcher import forking
 from mainstay_train.launcher.forge import niceness_of
 
 pytest.importorskip("torch")
@@ -201,7 +201,7 @@ def test_a_process_with_another_thread_is_never_forked() -> None:
     other.start()
     try:
         with pytest.raises(MainstayError, match=r"cannot fork a process with \d+ threads: \w"):
-            forking.fork(lambda: 0, None, [])
+            fork(lambda: 0, None, [])
     finally:
         over.set()
         other.join()

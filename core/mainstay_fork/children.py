@@ -1,4 +1,4 @@
-"""Forks a warm parent safely, and has processes end together; for launcher and forge.
+"""Forks a warm parent safely, and has processes end together.
 
 A forked child inherits everything, wanted or not. Children made here give up
 inherited sockets, die with their parent whatever kills it, and are only made
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
-import importlib
 import logging
 import os
 import signal
@@ -19,10 +17,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
-from mainstay_core.base.errors import InvalidSpecError, MainstayError
-from mainstay_train.base import environment
+from mainstay_core.base.errors import MainstayError
 
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -32,44 +29,6 @@ class Closable(Protocol):
     """A socket, selector or file of the parent that a child must not keep."""
 
     def close(self) -> object: ...
-
-
-def warm_up(modules: Iterable[str]) -> None:
-    """Import torch and ``modules`` once, without starting a thread; children then fork with them.
-
-    A module's function ``warm_up``, if it has one, is called: it does once what
-    every child would do first.
-
-    Raises:
-        MainstayError: the imports left threads running, so that forking is unsafe.
-    """
-    environment.prepare()
-    for name in ("torch", "torch.distributed", *modules):
-        prepare = getattr(importlib.import_module(name), "warm_up", None)
-        if prepare is not None:
-            prepare()
-    require_single_thread()
-    # Keep what all children share out of the collector: it would copy the pages.
-    gc.collect()
-    gc.freeze()
-
-
-def resolve(reference: str) -> Callable[..., Any]:
-    """Return the function named ``module:function``.
-
-    Raises:
-        InvalidSpecError: there is no such function.
-    """
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidSpecError(
-            "trainer", f"{reference!r} must name an importable module:function ({error})"
-        ) from error
-    if not callable(found):
-        raise InvalidSpecError("trainer", f"{reference!r} is not a function")
-    return found  # type: ignore[no-any-return]
 
 
 def require_single_thread() -> None:
@@ -94,6 +53,7 @@ def fork(
     give_up: Iterable[Closable],
     *,
     new_group: bool = False,
+    new_session: bool = False,
 ) -> int:
     """Fork a child that executes ``run`` and ends with its result as exit code; return its pid.
 
@@ -106,6 +66,10 @@ def fork(
         give_up: the parent's open things, closed in the child.
         new_group: make the child the leader of a process group of its own, in this process's
             session.
+        new_session: make it the leader of a session of its own, and of a group in it.
+
+    Raises:
+        MainstayError: this process has more than one thread.
     """
     require_single_thread()
     parent = os.getpid()
@@ -116,7 +80,11 @@ def fork(
         return pid
     code = 1
     try:
-        _become_child(parent, log, give_up, new_group)
+        _become_child(parent, log, give_up)
+        if new_session:
+            os.setsid()
+        elif new_group:
+            os.setpgid(0, 0)
         code = run()
     except SystemExit as exit_:
         code = exit_.code if isinstance(exit_.code, int) else 1
@@ -134,14 +102,10 @@ def _leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _become_child(
-    parent: int, log: Path | int | None, give_up: Iterable[Closable], new_group: bool
-) -> None:
+def _become_child(parent: int, log: Path | int | None, give_up: Iterable[Closable]) -> None:
     die_with_parent(parent)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    if new_group:
-        os.setpgid(0, 0)
     for closable in give_up:
         closable.close()
     null = os.open(os.devnull, os.O_RDONLY)
@@ -157,17 +121,6 @@ def _become_child(
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.close(file)
-    log_to_stderr()
-
-
-def log_to_stderr() -> None:
-    """Send log records to stderr, one line each, with the time."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(levelname).1s %(name)s %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
 
 
 def die_with_parent(parent: int) -> None:
