@@ -95,6 +95,7 @@ def excess(now: Counts, before: Counts, slack: int = 0) -> list[str]:
     ]
 
 
+@pytest.mark.chaos
 def test_threads_and_descriptors_level_off(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -192,6 +192,7 @@ def test_redis_is_emptied_and_falls_back(run: Run, expected: Any) -> None:
     assert [event["reason"] for event in report["events"]].count("StoreRestored") == 2
 
 
+@pytest.mark.chaos
 def test_the_api_dies_around_a_decision(run: Run, expected: Any) -> None:
     cluster = run.cluster
     # Before the decision: it is told of a death that it cannot write down.

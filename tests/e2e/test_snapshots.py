@@ -47,7 +47,7 @@ RUNS = {
 }
 """Losses of a run, one after the other; what is left out has its default."""
 LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}
-SLOW = ("a-stage-of-two", "a-holder-too", "before-a-window")
+SLOW = ("a-stage-of-two", "a-holder-too", "before-a-window", "stages-of-four")
 """What is run by `make chaos` alone: `make test` has a time."""
 HELD_AT = 6
 """The step before which segments are damaged."""

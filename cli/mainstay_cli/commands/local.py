@@ -15,7 +15,7 @@ import typer
 from mainstay_cli.base import state_dir
 from mainstay_cli.base.exits import CliError, ExitCode, UsageError
 from mainstay_cli.commands import demo
-from mainstay_cli.local import checkpoint_files, manifests, sizes
+from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
@@ -101,7 +101,7 @@ def run(
     job_file = manifests.load_job(file, name)
     if dry_run:
         _load_faults(job_file, faults)
-        _print_sizes(sizes.compute_sizes(job_file), as_json=as_json)
+        _print_sizes(job_file, as_json=as_json)
         return
     directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
     if resume is not None:
@@ -148,7 +148,11 @@ def _load_faults(file: manifests.JobFile, faults: Path | None) -> tuple[FaultPoi
     return manifests.load_faults(faults, file.job)
 
 
-def _print_sizes(found: sizes.JobSizes, *, as_json: bool) -> None:
+def _print_sizes(file: manifests.JobFile, *, as_json: bool) -> None:
+    # Imported here: what assigns types to replicas needs scipy, which a run does not.
+    from mainstay_cli.local import sizes
+
+    found = sizes.compute_sizes(file)
     how = "measured" if found.is_measured else "computed"
     if as_json:
         ranks = [rank.as_json() for rank in found.ranks]

@@ -17,7 +17,6 @@ from mainstay_cli.commands import (
     faults,
     local,
     operations,
-    simulate,
     snapshots,
     status,
     timeline,
@@ -116,6 +115,9 @@ def run_simulation(
     ] = "all",
     jobs: Annotated[int, typer.Option(help="Processes; 0 takes one per core.", min=0)] = 0,
 ) -> None:
+    # Imported here: all other commands together take no longer to import than the simulation.
+    from mainstay_cli.commands import simulate
+
     parsed = simulate.parse_kinds(kinds)
     if seed is not None:
         held = simulate.run_one(seed, parsed, kinds, trace=trace)
