@@ -10,12 +10,12 @@ hold once it has computed its list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from mainstay_core.wire.plan import Partial
 
 
-def grow(held: Iterable[Partial], shard_type: int, shards_per_lane: int) -> Partial:
+def grow(held: Collection[Partial], shard_type: int, shards_per_lane: int) -> Partial:
     """Return the partial into which a newly completed type goes.
 
     That is the lane's leading run, if it ends just before the type: the extended run replaces it.
@@ -24,7 +24,7 @@ def grow(held: Iterable[Partial], shard_type: int, shards_per_lane: int) -> Part
     lane = shard_type // shards_per_lane
     first = lane * shards_per_lane
     run = Partial(lane=lane, first=first, last=shard_type - 1)
-    if shard_type > first and run in set(held):
+    if shard_type > first and run in held:
         return Partial(lane=lane, first=first, last=shard_type)
     return Partial(lane=lane, first=shard_type, last=shard_type)
 

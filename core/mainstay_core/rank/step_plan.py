@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.planning.partials import covers, grow_all
+from mainstay_core.planning.partials import grow_all
 from mainstay_core.wire.plan import Chain, Member, Partial, Plan
 
 
@@ -60,23 +60,35 @@ def plan_step(
     held = held or {}
     chains = _eligible_chains(plan, frozenset(healing))
     positions = plan.positions
-    missing = [
-        t
-        for t in range(len(plan.suppliers))
-        if not all(
-            any(covers(partial, t) for member in members for partial in held.get(member.index, ()))
-            for members in positions
-        )
-    ]
+    complete = [_covered(members, held, len(plan.suppliers)) for members in positions]
+    everywhere = complete[0].intersection(*complete[1:])
+    missing = [t for t in range(len(plan.suppliers)) if t not in everywhere]
     todo = _assign(missing, plan.suppliers, chains, shards_per_lane)
     holdings = {m.index: tuple(held.get(m.index, ())) for m in plan.members}
     for chain in chains:
+        # Cells of a chain mostly hold the same: nothing, or what they computed together.
+        before = {holdings[index] for index in chain.cells}
+        after = {h: grow_all(h, todo[chain.replica], shards_per_lane) for h in before}
         for index in chain.cells:
-            holdings[index] = grow_all(holdings[index], todo[chain.replica], shards_per_lane)
+            holdings[index] = after[holdings[index]]
+    replica_of = {i: c.replica for c in plan.chains for i in c.cells}
+    num_lanes = len(plan.suppliers) // shards_per_lane
     table = tuple(
-        _cover_position(plan, members, holdings, shards_per_lane) for members in positions
+        _cover_position(members, holdings, replica_of, num_lanes, shards_per_lane)
+        for members in positions
     )
     return StepPlan(todo=todo, table=table)
+
+
+def _covered(
+    members: Iterable[Member], held: Mapping[int, tuple[Partial, ...]], num_types: int
+) -> set[int]:
+    """Return the types that some member of a position holds."""
+    found: set[int] = set()
+    for member in members:
+        for partial in held.get(member.index, ()):
+            found.update(range(partial.first, min(partial.last + 1, num_types)))
+    return found
 
 
 def _eligible_chains(plan: Plan, healing: frozenset[int]) -> list[Chain]:
@@ -108,25 +120,28 @@ def _assign(
 
 
 def _cover_position(
-    plan: Plan,
     members: Sequence[Member],
     holdings: Mapping[int, tuple[Partial, ...]],
+    replica_of: Mapping[int, int],
+    num_lanes: int,
     shards_per_lane: int,
 ) -> tuple[Supply, ...]:
-    replica_of = {i: c.replica for c in plan.chains for i in c.cells}
-    offers = [
-        Supply(partial=partial, index=member.index)
-        for member in members
-        for partial in holdings[member.index]
-    ]
+    """Return a position's supplies: of each lane the longest run, and what comes behind it.
+
+    Time grows with what is held, not with lanes times members: each rank does this in each step.
+    """
+    offers: list[list[Supply]] = [[] for _ in range(num_lanes)]
+    for member in members:
+        for partial in holdings[member.index]:
+            if partial.lane < num_lanes:
+                offers[partial.lane].append(Supply(partial=partial, index=member.index))
     table: list[Supply] = []
-    for lane in range(len(plan.suppliers) // shards_per_lane):
+    for lane, own in enumerate(offers):
 
         def preference(supply: Supply, lane: int = lane) -> tuple[bool, int]:
             return (replica_of.get(supply.index) != lane, supply.index)
 
         first = lane * shards_per_lane
-        own = [s for s in offers if s.partial.lane == lane]
         runs = [s for s in own if s.partial.first == first]
         upto = first - 1
         if runs:

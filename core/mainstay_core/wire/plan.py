@@ -121,8 +121,20 @@ class OtherStore:
     """The pod's failure domain."""
 
 
+class _Derived:
+    """Holds what follows from a plan's members, once it was asked for.
+
+    It is no field: it neither travels nor counts in a comparison. A settle asks for each member,
+    so to look at all members each time would cost the square of a quorum's size.
+    """
+
+    __slots__ = ("_positions", "_ranks_per_stage")
+    _positions: tuple[tuple[Member, ...], ...]
+    _ranks_per_stage: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(_Derived):
     """The agreed membership, and who computes what. It is stored before it is visible."""
 
     job: JobUid
@@ -215,13 +227,18 @@ class Plan:
     @property
     def ranks_per_stage(self) -> int:
         """Size of the inner mesh."""
-        return 1 + max(m.rank.inner for m in self.members)
+        if not hasattr(self, "_ranks_per_stage"):
+            width = 1 + max(m.rank.inner for m in self.members)
+            object.__setattr__(self, "_ranks_per_stage", width)
+        return self._ranks_per_stage
 
     @property
     def positions(self) -> tuple[tuple[Member, ...], ...]:
         """Members per position, in index order. A replica has one member in each."""
-        width = self.ranks_per_stage
-        found: list[list[Member]] = [[] for _ in range(self.num_stages * width)]
-        for member in self.members:
-            found[member.rank.stage * width + member.rank.inner].append(member)
-        return tuple(tuple(members) for members in found)
+        if not hasattr(self, "_positions"):
+            width = self.ranks_per_stage
+            found: list[list[Member]] = [[] for _ in range(self.num_stages * width)]
+            for member in self.members:
+                found[member.rank.stage * width + member.rank.inner].append(member)
+            object.__setattr__(self, "_positions", tuple(tuple(each) for each in found))
+        return self._positions

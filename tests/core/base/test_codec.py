@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mainstay_core.base.bounds import Count, CountOrNone, Finite, Longest, Seconds, is_utf8
 from mainstay_core.base.codec import OMITTED, decode, dumps, encode, loads
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.errors import MalformedError, RemoteProtocolError
 from mainstay_core.base.ids import Incarnation
 
 
@@ -178,3 +181,45 @@ def test_every_number_and_text_comes_back_bit_by_bit(
 
     assert again == tree
     assert dumps(again) == dumps(tree)
+
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(-3, 3),
+    st.floats(),
+    st.booleans(),
+    st.sampled_from([2**53, 2**53 + 1, -(2**63), 2**64, math.inf, -math.inf, math.nan, 1e308]),
+)
+OTHERS = st.one_of(st.none(), st.text(max_size=6), st.lists(st.integers(), max_size=2))
+
+
+@given(
+    kind=st.sampled_from([(Count, int), (CountOrNone, int), (Seconds, float), (Finite, float)]),
+    data=NUMBERS | OTHERS,
+)
+def test_a_number_is_good_if_it_is_one_within_its_bound(kind: Any, data: Any) -> None:
+    """However soon that is seen."""
+    annotated, plain = kind
+    (limit,) = annotated.__metadata__
+    is_number = type(data) in (int, plain)
+    with contextlib.suppress(OverflowError):
+        if is_number and limit.problem_of(plain(data)) is None:
+            found = decode(annotated, data)
+            assert (found, type(found)) == (plain(data), plain)
+            return
+    with pytest.raises(MalformedError):
+        decode(annotated, data)
+
+
+SHORT = Annotated[str, Longest(4)]
+
+
+@given(
+    data=st.text(st.characters(), max_size=6) | st.sampled_from(["\ud800", "ab\udfff"]) | NUMBERS
+)
+def test_a_text_is_good_if_it_is_one_within_its_bound(data: Any) -> None:
+    if isinstance(data, str) and len(data) <= 4 and is_utf8(data):
+        assert decode(SHORT, data) == data
+        return
+    with pytest.raises(MalformedError):
+        decode(SHORT, data)

@@ -748,6 +748,25 @@ def test_every_message_has_a_golden_file() -> None:
     assert {p.stem for p in GOLDEN.glob("v*/*.json")} == set(EXAMPLES)
 
 
+def test_what_follows_from_a_plans_members_is_no_part_of_it() -> None:
+    """It is found once, when it is first asked for."""
+    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, ranks_per_stage=2)
+    untouched, text = (
+        make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, ranks_per_stage=2),
+        dumps(plan),
+    )
+
+    assert plan.ranks_per_stage == 2
+    assert [[m.index for m in members] for members in plan.positions] == [[0, 1], [2, 3]]
+
+    assert plan == untouched
+    assert hash(plan) == hash(untouched)
+    assert dumps(plan) == text
+    fewer = dataclasses.replace(plan, members=plan.members[:2])
+    assert [len(members) for members in fewer.positions] == [2]
+    assert fewer.ranks_per_stage == 1
+
+
 def test_a_plan_knows_its_members_by_slot_and_life() -> None:
     member = PLAN.members[0]
 

@@ -1,8 +1,14 @@
 """What NCCL's groups are made of, as far as no GPU is needed."""
 
+import os
 import threading
+import types
 from datetime import timedelta
 
+import pytest
+import torch
+
+from mainstay_train.comm import nccl
 from mainstay_train.comm.nccl import Nccl, _Ids
 
 
@@ -52,3 +58,93 @@ def test_the_stream_waits_for_an_operation_and_the_host_does_not():
     work = Work()
     Nccl().wait(work, timedelta(seconds=1))
     assert work.waits == [()]
+
+
+class Communicator:
+    """A process group of torch's over NCCL, on a played GPU; its first sum is over when told."""
+
+    class Options:
+        """As torch's: a communicator blocks unless it is told otherwise."""
+
+        def __init__(self):
+            self.config = types.SimpleNamespace(blocking=1)
+
+    def __init__(self, store, rank, size, options):
+        del store, rank, size
+        self.options, self.done, self.aborted = options, [], False
+        self.settings = dict(os.environ)
+        self.met = threading.Event()
+
+    def eager_connect_single_device(self, device):
+        self.done.append(f"connects {device}")
+
+    def allreduce(self, tensors):
+        self.done.append(f"sums {len(tensors)}")
+        return types.SimpleNamespace(is_completed=lambda: self.met.is_set() or self.aborted)
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.fixture
+def played_gpu(monkeypatch):
+    """A GPU for :mod:`nccl`: its communicators, its number, and memory of the host."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(
+        nccl, "distributed", types.SimpleNamespace(Store=object, ProcessGroupNCCL=Communicator)
+    )
+    monkeypatch.setattr(
+        nccl,
+        "torch",
+        types.SimpleNamespace(
+            device=torch.device,
+            cuda=types.SimpleNamespace(current_device=lambda: 3),
+            zeros=lambda count, device: torch.zeros(count, device=device and "cpu"),
+        ),
+    )
+
+
+def make_communicator(connect_s=30):
+    return Nccl().create(
+        lambda _, body: [body],
+        0,
+        1,
+        address="127.0.0.1",
+        connect=timedelta(seconds=connect_s),
+        operation=timedelta(seconds=600),
+    )
+
+
+def test_a_communicator_is_made_so_that_an_abort_can_end_its_initialization(played_gpu):
+    group = make_communicator(connect_s=7.4)
+    assert group.options.config.blocking == 0
+    assert group.settings["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "7"
+    assert group.options._timeout == timedelta(seconds=600)
+
+
+def test_torch_is_told_to_end_no_process_before_a_communicator_is_made(played_gpu):
+    settings = make_communicator().settings
+    assert settings["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert {name: settings[name] for name in nccl.SETTINGS} == nccl.SETTINGS
+
+
+def test_a_group_that_is_connected_has_a_communicator_over_which_all_have_met(played_gpu):
+    group = make_communicator()
+    group.met.set()
+    Nccl().connect(group, timedelta(seconds=60))
+    assert group.done == ["connects cuda:3", "sums 1"]
+
+
+def test_connecting_goes_on_until_all_have_met_or_the_time_is_over(played_gpu):
+    group = make_communicator()
+    with pytest.raises(RuntimeError, match=r"not all ranks met within 0\.01 s"):
+        Nccl().connect(group, timedelta(seconds=0.01))
+
+
+def test_an_abort_ends_the_connecting(played_gpu):
+    group = make_communicator()
+    connects = threading.Thread(target=Nccl().connect, args=(group, timedelta(seconds=600)))
+    connects.start()
+    Nccl().abort(group)
+    connects.join()
+    assert not group.met.is_set()
