@@ -17,7 +17,7 @@ from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.plan import Method
-from mainstay_core.wire.recoveries import Recovery, describe_replays
+from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.kube import RIGHTS_REMEDY, KubeError
@@ -133,7 +133,8 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
             times = recovery.times.by_stage.items()
             shown = ", ".join(f"{name} {value:.3f} s" for name, value in times if value is not None)
             late = f" {after:.3f} s later than normal" if after is not None else ""
-            how = f"; {describe_replays(recovery.replays)}" if recovery.replays else ""
+            # How lost states were made anew stands at the end of a replay's reason by now.
+            how = f"; {recovery.reason}" if recovery.replays else ""
             notes.append(
                 Note(
                     reason="Recovered",

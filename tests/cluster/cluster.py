@@ -83,6 +83,16 @@ class Cluster(ControlPlane):
     def kill_node(self, name: str) -> None:
         self.nodes[name].kill()
 
+    @contextlib.contextmanager
+    def cut_off(self, name: str) -> Iterator[None]:
+        """Let nobody reach a node, nor the node anybody; what runs there goes on by itself."""
+        self.nodes[name].unplug()
+        try:
+            yield
+        finally:
+            self.nodes[name].plug_in()
+            self.api.wait(f"/api/v1/nodes/{name}", is_ready, "the node is not back")
+
     def reach(self, service: str, namespace: str, network: str | None = None) -> str:
         """A URL on loopback that leads to a Service's first port, from one of the nodes."""
         spec = self.api.get(f"/api/v1/namespaces/{namespace}/services/{service}")["spec"]

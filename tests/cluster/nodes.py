@@ -88,10 +88,22 @@ class Node:
         self._holder.kill()
         self._holder.wait()
 
+    def unplug(self) -> None:
+        """Pull the network's cable: nothing is told to anybody, and no connection is closed."""
+        self._set_cable("down")
+
+    def plug_in(self) -> None:
+        self._set_cable("up")
+
     def log(self, name: str) -> str:
         return self.plane.log(f"{self.name}-{name}")
 
     # --- its start ---
+
+    @property
+    def _cable(self) -> str:
+        """The end of its link that the bridge has."""
+        return f"v{self.index}"
 
     @property
     def socket(self) -> str:
@@ -104,10 +116,15 @@ class Node:
         process = self.plane.ground.spawn(f"{self.name}-{name}", [*self._enter(), *command])
         self.plane.processes[f"{self.name}-{name}"] = process
 
+    def _set_cable(self, state: str) -> None:
+        # The far end: what the node itself has, its routes above all, stays.
+        assert self.plane.place.network is not None
+        ip("-n", self.plane.place.network, "link", "set", self._cable, state)
+
     def _add_network(self) -> None:
         center = self.plane.place.network
         assert center is not None, "nodes need a control plane in a network namespace"
-        link = f"v{self.index}"
+        link = self._cable
         ip("netns", "add", self.network)
         ip("-n", center, *f"link add {link} type veth peer name eth0 netns {self.network}".split())
         ip("-n", center, "link", "set", link, "master", "nodes", "up")

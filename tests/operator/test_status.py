@@ -207,17 +207,23 @@ def test_a_recovery_is_told_with_rank_method_reason_and_times() -> None:
     assert narrator.of_recoveries([recovery], 2000.0) == []
 
 
-def test_a_replay_is_told_with_states_steps_and_cost() -> None:
+def test_a_replay_is_told_in_the_sentence_of_the_status_and_the_timeline() -> None:
     replay = {
         "stage": 1, "inner": 0, "kind": "gradients", "first": 8, "last": 11, "version": 14,
         "planned_steps": 6, "steps": 6, "seconds": 0.4125,
     }  # fmt: skip
-    told = RECOVERY | {"quorum": {"id": 2, "nonce": "ab"}, "method": "replay", "replays": [replay]}
-    _, ended = narrator.of_recoveries([read_recovery(told)], 0.0)
-    assert ended.message.endswith(
-        "steps lost: 0; s1 made anew from gradients and the states of versions 8 to 11: "
-        "6 steps replayed (6 planned) in 0.412 s"
+    reason = (
+        "stage 1 has no living cell with a state; s1 made anew from gradients and the states of "
+        "versions 8 to 11: 6 steps replayed (6 planned) in 0.412 s"
     )
+    told = RECOVERY | {
+        "quorum": {"id": 2, "nonce": "ab"},
+        "method": "replay",
+        "reason": reason,
+        "replays": [replay],
+    }
+    _, ended = narrator.of_recoveries([read_recovery(told)], 0.0)
+    assert ended.message.endswith(f"steps lost: 0; {reason}")
 
 
 def test_a_rack_s_loss_is_one_event_per_cause_and_node() -> None:

@@ -1,0 +1,241 @@
+"""Stages of which a cluster has one copy: their nodes and containers go, and no step is lost.
+
+The bits are those of an undisturbed run in local mode without snapshots.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.cluster import building
+from tests.cluster.client import Object
+from tests.cluster.release import CHART, JOBS, NUM_PODS, SYSTEM, Platform, make_job
+from tests.cluster.stories import (
+    Story,
+    run_out_of_memory,
+    run_undisturbed,
+    supervisor_tags,
+    wait_for,
+)
+
+from mainstay_core.wire.recoveries import Recovery, describe_replays, read_recovery
+
+pytestmark = [pytest.mark.chaos, pytest.mark.root, pytest.mark.timeout(900)]
+PLUGIN = [sys.executable, "-m", "mainstay_cli.commands.kubectl"]
+API_PORT = 8080
+GATES = (7, 13, 19)
+STEPS = 22
+STAGES = 2
+SPEC: dict[str, Any] = {
+    "training": {"steps": STEPS, "seed": 11, "lanes": 2, "shardsPerLane": 1},
+    "parallelism": {"replicas": 1, "stages": STAGES},
+    "spares": {"replicas": 1},
+    "detection": {"heartbeatTimeoutSeconds": 10},
+    "snapshots": {"enabled": True, "window": 2, "peers": 1, "memory": "64Mi"},
+    "protection": {"domains": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def expected(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The digests of an undisturbed run."""
+    job = make_job(platform, "undisturbed", STEPS, **SPEC)
+    return run_undisturbed(job, tmp_path_factory.mktemp("undisturbed"))["digests"]
+
+
+@pytest.fixture
+def roomy(platform: Platform) -> Platform:
+    """The release, with three living nodes and a quota that holds nobody back."""
+    platform.cluster.scale(3)
+    platform.allow_pods(NUM_PODS)
+    return platform
+
+
+@pytest.fixture
+def upgradable(roomy: Platform) -> Iterator[Platform]:
+    """The release, which is what it was again when the test ends."""
+    yield roomy
+    roomy.chart = CHART
+    roomy.install()
+
+
+def wait_until_covered(story: Story, version: int) -> Object:
+    """Wait until the status says that each stage survives any loss of a pod or a node.
+
+    Args:
+        story: of the job.
+        version: at which the newest complete window begins at the earliest.
+
+    Returns:
+        What the status says of snapshots.
+    """
+
+    def shown(job: Object | None) -> Object:
+        found: Object = (job or {}).get("status", {}).get("protection", {}).get("snapshots", {})
+        return found
+
+    def is_covered(job: Object | None) -> bool:
+        told = shown(job)
+        counts = [told.get(key) for key in ("covered", "survivePod", "surviveDomain", "positions")]
+        window = str(told.get("window", "-1")).partition(" ")[0]
+        return counts == [STAGES] * len(counts) and int(window) >= version
+
+    job = story.platform.wait(story.name, is_covered, "not all stages are covered")
+    return shown(job)
+
+
+def recoveries_of(story: Story) -> list[Recovery]:
+    return [read_recovery(told) for told in story.platform.fetch(story.uid, "recoveries")]
+
+
+def events_of(story: Story) -> list[tuple[str, str]]:
+    """Return reason and message of each Event of a job."""
+    events = story.platform.api.list(f"/api/v1/namespaces/{JOBS}/events")
+    ours = (e for e in events if e["involvedObject"].get("uid") == story.uid)
+    return [(str(e["reason"]), str(e["message"])) for e in ours]
+
+
+def run_plugin(story: Story, *words: str) -> str:
+    """Run a command of ``kubectl mainstay``; return what it printed."""
+    done = subprocess.run(
+        [*PLUGIN, *words, story.name, "-n", JOBS],
+        env={**os.environ, "KUBECONFIG": str(story.platform.cluster.kubeconfig), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def count_metrics(story: Story, *names: str) -> dict[tuple[str, str], float]:
+    """Return a job's counters by name and further label, summed over the replicas of the api."""
+    platform, sums = story.platform, Counter[tuple[str, str]]()
+    admin = {"Authorization": f"Bearer {platform.cluster.tokens['admin']}"}
+    network = platform.cluster.nodes[platform.home].network
+    for pod in platform.system("api"):
+        url = platform.cluster.relay(pod["status"]["podIP"], API_PORT, network)
+        answer = httpx.get(f"{url}/metrics", headers=admin, trust_env=False, timeout=30)
+        answer.raise_for_status()
+        for family in text_string_to_metric_families(answer.text):
+            for sample in family.samples:
+                if sample.name in names and sample.labels["job"] == story.uid:
+                    further = set(sample.labels) - {"job", "namespace", "name"}
+                    label = "".join(sample.labels[key] for key in further)
+                    sums[sample.name, label] += sample.value
+    return dict(sums)
+
+
+def check_words(story: Story, told: Sequence[str]) -> None:
+    """Compare what status, Events, timeline and metrics say of a job's recoveries.
+
+    Args:
+        story: of a job in which every recovery was a replay.
+        told: what the status said of each, in order.
+    """
+    found = recoveries_of(story)
+    assert [(r.method.value, r.lost_steps, r.exact) for r in found] == [
+        ("replay", 0, True) for _ in told
+    ], found
+    assert [r.reason for r in found] == list(told)
+    timeline, events = run_plugin(story, "timeline"), events_of(story)
+    for recovery in found:
+        decided, mark, end = recovery.reason.partition(f"; {describe_replays(recovery.replays)}")
+        assert (bool(mark), end) == (True, "")
+        assert f"replay (exact): {recovery.reason}" in timeline
+        ours = [(reason, text) for reason, text in events if str(recovery.quorum) in text]
+        assert any(reason == "Recovered" and recovery.reason in text for reason, text in ours), ours
+        # How it was done was not known yet.
+        assert any(reason == "RecoveryReplay" and decided in text for reason, text in ours), ours
+    replays = [replay for recovery in found for replay in recovery.replays]
+    assert replays
+    assert {replay.kind for replay in replays} == {"gradients"}
+    assert count_metrics(
+        story,
+        "mainstay_recoveries_total",
+        "mainstay_steps_lost_total",
+        "mainstay_steps_replayed_total",
+    ) == {
+        ("mainstay_recoveries_total", "replay"): len(told),
+        ("mainstay_steps_lost_total", ""): 0,
+        ("mainstay_steps_replayed_total", "gradients"): sum(r.steps for r in replays),
+    }
+
+
+def test_the_only_copy_of_a_stage_is_cut_off_and_another_runs_out_of_memory(
+    roomy: Platform, expected: Any
+) -> None:
+    story = Story(roomy, "only", STEPS, GATES, **SPEC)
+    story.stand_at(7)
+    assert len({pod["spec"]["nodeName"] for pod in roomy.pods("only")}) == story.num_pods
+    wait_until_covered(story, 0)
+
+    lost = story.serving(but_on=[roomy.home])
+    with roomy.cluster.cut_off(lost["spec"]["nodeName"]):
+        story.go_on(7, then=13)
+        assert lost["metadata"]["uid"] not in story.members()
+        told = [story.last_reason()]
+    # Its trainer goes on where it was, and finds that it is no member any more.
+    path = f"{roomy.pods_path}/{lost['metadata']['name']}"
+    roomy.api.wait(
+        path,
+        lambda pod: pod is None or pod["metadata"]["uid"] != lost["metadata"]["uid"],
+        "the pod of the cut-off node is not gone",
+    )
+    wait_until_covered(story, 7)
+
+    victim = story.serving()
+    run_out_of_memory(roomy, victim)
+    story.go_on(13, then=19)
+    told.append(story.last_reason())
+    # The kubelet says so later than the trainer is back.
+    wait_for(lambda: story.restarts(victim)["trainer"] == 1, "the trainer's restart")
+    assert story.restarts(victim)["supervisor"] == 0
+    wait_until_covered(story, 13)
+    check_words(story, told)
+    assert "OOMKilled" in {reason for reason, _ in events_of(story)}
+
+    roomy.open_gates(19)
+    assert story.complete()["digests"] == expected
+
+
+def test_an_upgrade_of_the_chart_leaves_snapshots_as_they_are(
+    upgradable: Platform, expected: Any
+) -> None:
+    story = Story(upgradable, "kept", STEPS, GATES, **SPEC)
+    story.stand_at(7)
+    wait_until_covered(story, 0)
+    pods = [pod["metadata"]["uid"] for pod in upgradable.pods("kept")]
+    operator = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/mainstay-operator"
+    generation = upgradable.api.get(operator)["metadata"]["generation"]
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        upgraded = pool.submit(upgradable.upgrade, "0.3.0")
+        upgradable.api.wait(operator, lambda found: found["metadata"]["generation"] > generation)
+        # Steps go on, and windows with them, while operator and api are replaced.
+        upgradable.open_gates(7)
+        story.stand_at(13)
+        upgraded.result()
+    for component in ("operator", "api"):
+        images = {pod["spec"]["containers"][0]["image"] for pod in upgradable.system(component)}
+        assert {image.rpartition(":")[2] for image in images} == {building.NEXT_TAG}
+    assert [pod["metadata"]["uid"] for pod in upgradable.pods("kept")] == pods
+    wait_until_covered(story, 7)
+    assert upgradable.job("kept")["status"]["recovery"]["total"] == 0
+
+    # What the new api and operator make of a loss.
+    story.lose_pod()
+    story.go_on(13, then=19)
+    wait_until_covered(story, 13)
+    assert supervisor_tags(upgradable.pods("kept")) == {building.TAG}
+    check_words(story, [story.last_reason()])
+    upgradable.open_gates(19)
+    assert story.complete()["digests"] == expected
