@@ -46,6 +46,15 @@ class StateAction(enum.StrEnum):
     LOAD = "load"
 
 
+class PositionDigests(NamedTuple):
+    """The digests that the votes on a step told of one position; both empty if nobody knows."""
+
+    gradient: str = ""
+    """Of the reduced gradient."""
+    masters: str = ""
+    """Before the step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
     """The result of a settle. It is equal on every rank."""
@@ -83,6 +92,8 @@ class Settlement:
     complete; 0 if something of an older one may be needed yet."""
     replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
+    told: tuple[PositionDigests, ...] = ()
+    """What the votes on step version - 1 told, by position; empty unless it is known of all."""
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
@@ -200,6 +211,7 @@ def settle(
         unnoted=_unnoted(basis, version, history, stores),
         kept_from=0 if goal.from_disk or replays else _kept_from(plan, ordered),
         replays=replays,
+        told=_told(plan, goal, stores),
     )
 
 
@@ -297,6 +309,37 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
     if record is None:
         return _History(None, None, "", origin)
     return _History(record.commit, record.certified_in, record.chain, origin)
+
+
+def _told(plan: Plan, goal: _Goal, stores: AnyStores) -> tuple[PositionDigests, ...]:
+    """Return what the votes on the step before the version told of each position.
+
+    A rank that rolls forward has not seen these votes, and those who have may be gone before the
+    next step is committed. So each report has what its own rank told: of the last commit, or of its
+    mark, if that is rolled forward. Members of a position that say different things are not
+    believed.
+    """
+    if goal.from_disk:
+        return ()
+    record = stores.records.get(goal.version - 1)
+    if record is not None and record.states:
+        return tuple(map(PositionDigests, record.gradients, record.states))
+    certificates = _certificates(goal.counted, plan.lineage)
+    found: list[set[PositionDigests]] = [set() for _ in plan.positions]
+    for report in goal.counted:
+        if goal.version not in _reach(report, plan.lineage, certificates):
+            continue
+        rolls = report.version < goal.version
+        digests = (
+            PositionDigests(report.mark_gradient, report.state)
+            if rolls
+            else PositionDigests(report.last_gradient, report.last_masters)
+        )
+        if all(digests):
+            found[plan.position_of(report.index)].add(digests)
+    if any(len(digests) != 1 for digests in found):
+        return ()
+    return tuple(digests for (digests,) in found)
 
 
 def _replays(

@@ -28,6 +28,17 @@ def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:
     assert not outcome.violation, outcome.violation
 
 
+def test_a_step_that_the_members_left_rolled_over_is_made_again_from_their_stores() -> None:
+    outcome = simulate(draw(25008))
+    assert not outcome.violation, outcome.violation
+    assert outcome.seen["replayed"]
+
+
+def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> None:
+    outcome = simulate(draw(25100))
+    assert not outcome.violation, outcome.violation
+
+
 def test_nothing_but_the_first_plan_without_faults() -> None:
     for seed in range(10):
         outcome = simulate(draw(seed, kinds=()))
