@@ -153,7 +153,7 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
-            self._world.checks.kept.went_back(lineage, version)
+            self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
     # What is written ------------------------------------------------------------------

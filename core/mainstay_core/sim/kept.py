@@ -120,7 +120,9 @@ class Kept:
         """Return which segments are at too few of some stores, though all holders had them once.
 
         What the job went back from does not count: stores of pods without a member may still have
-        it, and those of members have dropped it.
+        it, and those of members have dropped it. Nor does a state at a store that has not heard
+        that its window is complete: where all who knew it are dead, that store takes the window for
+        given up, and keeps the one before.
 
         Args:
             keys: of segments that may be needed.
@@ -138,8 +140,13 @@ class Kept:
             if key.version >= oldest
             and key in self._counting
             and not any((address, key) in self._damaged for address in addresses)
-            and sum(store.keeps(key) for store in stores) < wanted
+            and sum(s.keeps(key) or self._took_for_given_up(s, key) for s in stores) < wanted
         ]
+
+    def _took_for_given_up(self, store: Store, key: SegmentKey) -> bool:
+        confirmed = {place for _, places in self._held[key] for place in places}
+        here = any(self.stores[place] is store for place in confirmed)
+        return here and store.from_version < key.version and key.kind is not SegmentKind.GRADIENT
 
     def logged(self, name: str, keys: Sequence[SegmentKey], reduced: str) -> None:
         """A rank tells in its vote that the gradient which it has reduced is kept."""
@@ -164,10 +171,12 @@ class Kept:
             "does not have them",
         )
 
-    def went_back(self, lineage: int, version: int) -> None:
-        """A rank goes on from a checkpoint: nothing later counts."""
-        later = {k for k in self._counting if k.lineage == lineage and k.version > version}
-        self._counting -= later
+    def went_back(self, lineage: int) -> None:
+        """A rank goes on from a checkpoint: nothing that was confirmed before counts.
+
+        Of older versions nothing is needed, and who had heard of a later window has dropped them.
+        """
+        self._counting = {k for k in self._counting if k.lineage != lineage}
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 

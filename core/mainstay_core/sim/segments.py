@@ -34,7 +34,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey
@@ -235,8 +235,7 @@ class SegmentStore:
                 self._num_open -= 1
                 self.has_failed = self.has_failed or bool(why)
                 if not why:
-                    living = tuple(h for h in segment.holders if h in recopy.holders)
-                    segment.holders = (*living, holder)
+                    segment.holders = holders_after(segment.holders, recopy, holder)
 
             self._num_open += 1
             frame = message, self._bytes[recopy.key]

@@ -76,6 +76,21 @@ def plan_recopies(
     return found
 
 
+def holders_after(
+    holders: Iterable[Holder], recopy: Recopy, holder: Holder
+) -> tuple[Holder, ...]:
+    """Return the stores that keep a segment once one more has taken it.
+
+    Two plans may have it sent to the same store before that has answered, which counts once.
+
+    Args:
+        holders: those before.
+        recopy: by which it was sent.
+        holder: that has taken it.
+    """
+    return (*(h for h in holders if h in recopy.holders and h != holder), holder)
+
+
 def _ranked(
     plan: Plan, pod: PodUid, positions: Iterable[int], peers: int, domains: int
 ) -> dict[int, list[PodUid]]:
