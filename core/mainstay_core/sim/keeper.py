@@ -348,6 +348,7 @@ class SegmentKeeper:
                 logs = replace(logs, quorum=record.certified_in)
                 if logs.kinds and logs.types:
                     await Awaited(self._client.vote_on(logs, wait.is_over))
+            await self._owner.point("logged-again")
         return outcome
 
     def _failed(self, error: UnusableError) -> LoadFailed:
@@ -443,6 +444,10 @@ class SegmentKeeper:
         """A place before an action of a replay's program."""
         await self._owner.begin(action)
 
+    async def point(self, name: str) -> None:
+        """A place after an action of a replay."""
+        await self._owner.point(name)
+
 
 class _ReplaySegments:
     """The segments that a boundary replay reads and writes in one quorum."""
@@ -469,6 +474,10 @@ class _ReplaySegments:
     async def hook(self, action: Action) -> None:
         """A place before an action of the program."""
         await self._keeper.reach(action)
+
+    async def point(self, name: str) -> None:
+        """A place after an action of a replay."""
+        await self._keeper.point(name)
 
 
 def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:

@@ -4,7 +4,7 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
-from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS
+from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS, draw_cascades, draw_refusals
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -111,6 +111,24 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+
+
+def test_what_is_lost_in_a_replay_from_boundary_logs_enlarges_a_stretch_or_begins_it_again() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(7):
+        outcome = simulate(draw_cascades(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["stretch enlarged"]
+    assert seen["stretch again"]
+    assert seen["stretch beside another loss"]
+
+
+def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:
+    for seed in range(2):
+        outcome = simulate(draw_refusals(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert outcome.seen["replayed"]
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:
