@@ -111,6 +111,8 @@ class SegmentKeeper:
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
+        self._differed: set[tuple[int, int, int]] = set()
+        """Lineage, position and first step of replays in a stretch that came out differently."""
         self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
@@ -307,7 +309,11 @@ class SegmentKeeper:
         )
         pod, units = self._slot.pod, self._units()
         copies = GoodCopies(self._client, pod, lambda: wait.ended)
+        start = plan.lineage, replay.position, replay.first_step
         if isinstance(replay, BoundaryReplay):
+            # What a neighbour in the stretch sent may be what is wrong: try once more, before good
+            # copies are given up.
+            copies.is_alone = not replay.relays or start in self._differed
             again = BoundaryReplayer(engine, units, copies, self._learning_rate)
             place = self._place(plan, index, plan.lineage)
             outcome = again.run(replay, self._sent, place)
@@ -315,6 +321,8 @@ class SegmentKeeper:
             replayer = Replayer(engine, units, copies, self._learning_rate)
             outcome = replayer.run(replay)
         self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
+        if copies.differs:
+            self._differed.add(start)
         if isinstance(outcome, StateLoaded):
             return replace(outcome, num_damaged=len(copies.bad))
         return outcome
