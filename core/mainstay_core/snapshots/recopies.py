@@ -76,9 +76,7 @@ def plan_recopies(
     return found
 
 
-def holders_after(
-    holders: Iterable[Holder], recopy: Recopy, holder: Holder
-) -> tuple[Holder, ...]:
+def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> tuple[Holder, ...]:
     """Return the stores that keep a segment once one more has taken it.
 
     Two plans may have it sent to the same store before that has answered, which counts once.

@@ -113,7 +113,7 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
     assert seen["replayed"]
 
 
-def test_what_is_lost_in_a_replay_from_boundary_logs_enlarges_a_stretch_or_begins_it_again() -> None:
+def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again() -> None:
     seen: Counter[str] = Counter()
     for seed in range(7):
         outcome = simulate(draw_cascades(seed))
