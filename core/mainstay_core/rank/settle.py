@@ -209,7 +209,7 @@ def settle(
         reason=_reason(version, history.origin, actions, patched),
         basis=basis,
         unnoted=_unnoted(basis, version, history, stores),
-        kept_from=0 if goal.from_disk or replays else _kept_from(plan, ordered),
+        kept_from=0 if goal.from_disk else _kept_from(plan, ordered, replays),
         replays=replays,
         told=_told(plan, goal, stores),
     )
@@ -361,13 +361,17 @@ def _replays(
     return found
 
 
-def _kept_from(plan: Plan, reports: Sequence[SettleReport]) -> int:
-    """Return from which version on segments are needed.
+def _kept_from(
+    plan: Plan,
+    reports: Sequence[SettleReport],
+    replays: Mapping[int, Replay | BoundaryReplay],
+) -> int:
+    """Return from which version on segments are needed; 0 if a replay begins before that.
 
     A member that missed the votes on a window's last step learns so that it is complete. What a
     returning member has completed may be of steps that the others have given up since.
     """
-    return max(
+    complete = max(
         (
             r.kept_from
             for r in reports
@@ -375,6 +379,7 @@ def _kept_from(plan: Plan, reports: Sequence[SettleReport]) -> int:
         ),
         default=0,
     )
+    return complete if all(r.first_step >= complete for r in replays.values()) else 0
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:

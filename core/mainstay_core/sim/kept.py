@@ -49,6 +49,9 @@ class Store(Protocol):
     def keeps(self, key: SegmentKey) -> bool:
         """Whether a segment is there."""
 
+    def gave_up(self, key: SegmentKey) -> bool:
+        """Whether a segment went as one of a window that was given up."""
+
 
 class Kept:
     """The segments that holders have confirmed, and checks of what becomes of them.
@@ -118,9 +121,9 @@ class Kept:
         """Return which segments are at too few of some stores, though all holders had them once.
 
         What the job went back from does not count: stores of pods without a member may still have
-        it, and those of members have dropped it. Nor does a state at a store that has not heard
-        that its window is complete: where all who knew it are dead, that store takes the window for
-        given up, and keeps the one before.
+        it, and those of members have dropped it. Nor does a state that a store took for one of a
+        window that was given up: it may have been, or all who knew better are dead. Then the store
+        keeps the window before.
 
         Args:
             keys: of segments that may be needed.
@@ -138,13 +141,8 @@ class Kept:
             if key.version >= oldest
             and key in self._counting
             and not any((address, key) in self._damaged for address in addresses)
-            and sum(s.keeps(key) or self._took_for_given_up(s, key) for s in stores) < wanted
+            and sum(store.keeps(key) or store.gave_up(key) for store in stores) < wanted
         ]
-
-    def _took_for_given_up(self, store: Store, key: SegmentKey) -> bool:
-        confirmed = {place for _, places in self._held[key] for place in places}
-        here = any(self.stores[place] is store for place in confirmed)
-        return here and store.from_version < key.version and key.kind is not SegmentKind.GRADIENT
 
     def logged(self, name: str, keys: Sequence[SegmentKey], reduced: str) -> None:
         """A rank tells in its vote that the gradient which it has reduced is kept."""

@@ -74,6 +74,7 @@ class SegmentStore:
         self.has_failed = False
         """Whether one of them was not taken since the newest plan."""
         self.has_been_full = False
+        self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
 
@@ -142,6 +143,10 @@ class SegmentStore:
         """Whether a segment is here."""
         return self._index.find(key) is not None
 
+    def gave_up(self, key: SegmentKey) -> bool:
+        """Whether a segment went as one of a window that was given up."""
+        return key in self._given_up
+
     def _put(
         self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[Holder, ...]
     ) -> str:
@@ -153,7 +158,11 @@ class SegmentStore:
         if room is None:
             self.has_been_full = True
             return self._index.why_full(header.size_bytes)
+        place = header.key.position, header.key.unit
+        before = {k for k in self._bytes if (k.position, k.unit) == place and self.keeps(k)}
         self._index.put(header, room, holders)
+        self._given_up |= {key for key in before if not self.keeps(key)}
+        self._given_up.discard(header.key)
         self._bytes[header.key] = content
         self._world.checks.kept.mended(self.address, header.key)
         waiting = self._waiting.pop(header.key, [])

@@ -83,8 +83,9 @@ def test_a_lost_stage_is_made_anew_at_the_survivors_version_and_nothing_is_lost(
         # The second one has missed the votes with which the window from 4 on was complete.
         ([member(0, 6, kept_from=4), member(1, 6), member(2, 6), member(3, 6)], 4),
         ([member(0, 6, kept_from=4), member(1, 6, kept_from=2), member(2, 6), lost(3)], 4),
-        # What a position is made anew from may be older.
-        ([member(0, 6, kept_from=4), member(1, 6, kept_from=4), lost(2), lost(3)], 0),
+        # A position is made anew from states at version 4, which may be older than that.
+        ([member(0, 6, kept_from=4), member(1, 6, kept_from=2), lost(2), lost(3)], 4),
+        ([member(0, 6, kept_from=5), member(1, 6, kept_from=5), lost(2), lost(3)], 0),
         # It was away: the others may have gone back since.
         ([member(0, 6), member(1, 6, kept_from=9), member(2, 6), member(3, 6)], 0),
         ([member(0, 6, lineage=1, kept_from=9), lost(1), lost(2), lost(3)], 0),
