@@ -91,6 +91,8 @@ class SegmentKeeper:
         self._window: Window | None = None
         self._keep_from = 0
         self._bad: list[BadSegment] = []
+        self._is_full = False
+        """Whether a replay found no room for what others of its stretch read."""
 
     # What is told -------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class SegmentKeeper:
         held = await Awaited(self._client.report(lineage)) if whole else None
         if held is None:
             held = StoreReport(pod=self._owner.slot.pod, address="", lineage=lineage)
-        return replace(held, bad=bad)
+        return replace(held, bad=bad, is_full=self._is_full)
 
     async def ask_others(
         self, wait: Wait, lineage: int, others: Sequence[OtherStore]
@@ -153,6 +155,7 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
+            self._is_full = False
             self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
@@ -338,6 +341,7 @@ class SegmentKeeper:
         try:
             params = await replayer.run()
         except UnusableError as error:
+            self._is_full = bool(replay.relays and segments.why_full())
             return self._failed(error)
         outcome = await self._made(replay, params)
         if isinstance(outcome, StateLoaded):
@@ -462,9 +466,11 @@ class _ReplaySegments:
 
     async def read_new(self, key: SegmentKey, holder: Holder) -> terms.UnitTerm:
         """Read what a holder gets in this quorum."""
-        return await self._keeper.read_new(
-            self._wait, self._plan, key, holder, lambda: self._keeper.why_full(self._written)
-        )
+        return await self._keeper.read_new(self._wait, self._plan, key, holder, self.why_full)
+
+    def why_full(self) -> str:
+        """Return why something that was written is not kept; empty if all is, or may be."""
+        return self._keeper.why_full(self._written)
 
     def write(self, key: SegmentKey, content: str) -> None:
         """Write what a replayed stage sends into the own store."""

@@ -369,6 +369,7 @@ EXAMPLES: dict[str, Any] = {
         pod=POD,
         address="10.0.0.1:4000",
         lineage=0,
+        is_full=True,
         units=(
             segments.UnitHeld(
                 position=1,
