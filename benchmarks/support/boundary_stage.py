@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
-from support.lone_rank import JOB, LIFE, QUORUM
+from support.lone_rank import JOB, LIFE, QUORUM, chain_plan
 from support.segment_stage import ADDRESS, LINEAGE, PODS, Stores
 
-from mainstay_core.base.ids import RankId, Slot
+from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.authors import Authorship
@@ -27,7 +27,7 @@ from mainstay_core.rank.step_plan import Supply
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import Commit, CommitRecord
 from mainstay_train.compute.loader import Loader
@@ -49,35 +49,16 @@ SENDERS = {SegmentKind.ACTIVATION: 0, SegmentKind.INPUT_GRADIENT: 2}
 
 def make_plan(stores: Stores) -> Plan:
     """Return a plan of three stages: the middle one in the first pod, the others in the second."""
-    places = {0: (PODS[1], 0), 1: (PODS[0], 0), 2: (PODS[1], 1)}
-    members = tuple(
-        Member(
-            index=stage,
-            rank=RankId(replica=0, stage=stage),
-            slot=Slot(pod=pod, index=slot),
-            incarnation=LIFE,
-            address="",
-            since=1,
-        )
-        for stage, (pod, slot) in places.items()
+    slots = (
+        Slot(pod=PODS[1], index=0),
+        Slot(pod=PODS[0], index=0),
+        Slot(pod=PODS[1], index=1),
     )
-    return Plan(
-        job=JOB,
-        quorum=QUORUM,
-        planned=False,
-        unplanned_id=1,
-        method=Method.START,
-        members=members,
-        chains=(Chain(replica=0, cells=(0, 1, 2), formed_in=QUORUM),),
-        suppliers=(0,),
-        all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=PODS[0], gather=""),
-        reason="",
-        hosts=tuple(
-            Rendezvous(pod=pod, gather="", snapshots=address, domain=pod)
-            for pod, address in zip(PODS, stores.addresses, strict=True)
-        ),
+    hosts = tuple(
+        Rendezvous(pod=pod, gather="", snapshots=address, domain=pod)
+        for pod, address in zip(PODS, stores.addresses, strict=True)
     )
+    return chain_plan(slots, hosts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mainstay_core.base.ids import Incarnation, JobUid, QuorumId, RankId, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
@@ -18,13 +20,26 @@ def lone_plan(slot: Slot, hosts: tuple[Rendezvous, ...] = ()) -> Plan:
         slot: of the rank.
         hosts: where pods can be met; none in a job whose pods tell each other nothing.
     """
-    member = Member(
-        index=0,
-        rank=RankId(replica=0, stage=0),
-        slot=slot,
-        incarnation=LIFE,
-        address="",
-        since=1,
+    return chain_plan((slot,), hosts)
+
+
+def chain_plan(slots: Sequence[Slot], hosts: tuple[Rendezvous, ...]) -> Plan:
+    """Return the plan of one replica with a rank for each stage.
+
+    Args:
+        slots: of the ranks, by stage.
+        hosts: where pods can be met.
+    """
+    members = tuple(
+        Member(
+            index=stage,
+            rank=RankId(replica=0, stage=stage),
+            slot=slot,
+            incarnation=LIFE,
+            address="",
+            since=1,
+        )
+        for stage, slot in enumerate(slots)
     )
     return Plan(
         job=JOB,
@@ -32,11 +47,11 @@ def lone_plan(slot: Slot, hosts: tuple[Rendezvous, ...] = ()) -> Plan:
         planned=False,
         unplanned_id=1,
         method=Method.START,
-        members=(member,),
-        chains=(Chain(replica=0, cells=(0,), formed_in=QUORUM),),
+        members=members,
+        chains=(Chain(replica=0, cells=tuple(range(len(slots))), formed_in=QUORUM),),
         suppliers=(0,),
         all_reduce_stack=1,
-        rendezvous=Rendezvous(pod=slot.pod, gather=""),
+        rendezvous=Rendezvous(pod=slots[0].pod, gather=""),
         reason="",
         hosts=hosts,
     )

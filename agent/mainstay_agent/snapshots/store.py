@@ -34,7 +34,7 @@ from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.status import Checksums, status_of
-from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
 from mainstay_core.wire.stores import StoreCheck, StoreStatus
@@ -335,8 +335,7 @@ class SegmentStore:
             logger.info("%s is not at one more pod, %s: %s", recopy.key, holder.pod, why_not)
             return
         # Those that are gone stay out: what they had is gone with them.
-        living = tuple(h for h in segment.holders if h in recopy.holders)
-        segment.holders = (*living, holder)
+        segment.holders = holders_after(segment.holders, recopy, holder)
 
     def _send(self, address: str, parcel: Parcel) -> None:
         line = self._lines.get((address, bool(parcel.again)))

@@ -107,10 +107,6 @@ class TrainerLine(Channel):
                 index.give_room_back(self._room_of(message.request))
             case frames.Written():
                 self._keep(message)
-            case frames.SendAgain():
-                self._send_to_holders(
-                    message.request, message.key, message.holders, message.keep_from
-                )
             case frames.KeepRecord():
                 index.record(message.record)
             case frames.KeepFrom():
@@ -163,20 +159,13 @@ class TrainerLine(Channel):
         others = (holder for holder in message.holders if holder.pod != self._own.pod)
         self._index.put(header, room, (self._own, *others))
         self._awaited.come(header.key)
-        self._send_to_holders(message.request, header.key, message.holders, message.keep_from)
 
-    def _send_to_holders(
-        self, request: int, key: SegmentKey, holders: Sequence[Holder], keep_from: int
-    ) -> None:
         def done(why_not: str) -> None:
             # In its turn, as this may be another connection's.
             if not self._has_ended:
-                self.queue(frames.encode(frames.Held(request=request, why_not=why_not)))
+                self.queue(frames.encode(frames.Held(request=message.request, why_not=why_not)))
 
-        if self._index.find(key) is None:
-            done(f"{key} is not in this pod's store")
-        else:
-            self._deliver(key, holders, keep_from, done)
+        self._deliver(header.key, message.holders, message.keep_from, done)
 
     def _show(self, message: frames.Read) -> None:
         segment = self._index.find(message.key)

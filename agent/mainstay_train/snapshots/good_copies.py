@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,7 +38,13 @@ class GoodCopies:
         self.bad: list[BadSegment] = []
         """Copies that were found damaged."""
         self._read_well: list[BadSegment] = []
-        """Copies that have the digest that they were written with."""
+        """Copies that have the digest that they were written with, and are not proven right."""
+        self._lock = threading.Lock()
+        """Guards the same: inputs are read ahead."""
+        self.is_alone = True
+        """Whether what is made follows from these copies alone, and not from what others make."""
+        self.differs = False
+        """Whether what was made is another than votes told."""
 
     def give_up_if(self, why: Callable[[], str]) -> None:
         """Have whoever waits for a segment give up for one more reason.
@@ -49,12 +56,20 @@ class GoodCopies:
         self._ended = lambda: ended() or why()
 
     def blame(self) -> None:
-        """Have all copies that were read count as damaged.
+        """Have all copies that were read and are not proven right count as damaged.
 
         What was made of them is wrong. Some copy is wrong as it was written, and nobody can tell
-        which.
+        which. Where others may have made the mistake, no copy is given up for it.
         """
-        self.bad += self._read_well
+        self.differs = True
+        if self.is_alone:
+            with self._lock:
+                self.bad += self._read_well
+
+    def acquit(self, is_proven: Callable[[SegmentKey], bool]) -> None:
+        """Never blame the copies of some segments: what was made of them is what votes told."""
+        with self._lock:
+            self._read_well = [read for read in self._read_well if not is_proven(read.key)]
 
     def read_unit(self, units: UnitBytes, key: SegmentKey, holders: Sequence[Holder]) -> None:
         """Read a unit's segment to where the unit lies; errors are those of :meth:`read`."""
@@ -92,7 +107,8 @@ class GoodCopies:
                 raise Unusable("; ".join([*whys, str(error)])) from error
             pod = self._pod if read.holder is None else read.holder.pod
             if digest() == read.header.digest:
-                self._read_well.append(BadSegment(key=key, pod=pod))
+                with self._lock:
+                    self._read_well.append(BadSegment(key=key, pod=pod))
                 return
             if read.holder is None:
                 own = False

@@ -111,6 +111,10 @@ class SegmentKeeper:
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
+        self._differed: set[tuple[int, int, int]] = set()
+        """Lineage, position and first step of replays in a stretch that came out differently."""
+        self._is_full = False
+        """Whether one of these found no room for what others of the stretch read."""
         self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
@@ -133,12 +137,14 @@ class SegmentKeeper:
         """Return which segments were found damaged here, and what the pod's store holds."""
         bad = tuple(b for b in self._bad if b.key.lineage == lineage)
         if not whole:
-            return StoreReport(pod=self._slot.pod, address="", lineage=lineage, bad=bad)
+            return StoreReport(
+                pod=self._slot.pod, address="", lineage=lineage, bad=bad, is_full=self._is_full
+            )
         try:
             held = self._client.report(lineage)
         except StoreGone:  # with its supervisor, and so this trainer ends too
             held = StoreReport(pod=self._slot.pod, address="", lineage=lineage)
-        return replace(held, bad=bad)
+        return replace(held, bad=bad, is_full=self._is_full)
 
     async def ask_others(
         self, wait: Wait, lineage: int, others: Sequence[OtherStore]
@@ -204,6 +210,7 @@ class SegmentKeeper:
         writer.keep_from = version if drops_later else min(writer.keep_from, version)
         if drops_later:  # what comes after is written anew
             self._bad = [bad for bad in self._bad if bad.key.version < version]
+            self._is_full = False
         with suppress(StoreGone):
             self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
@@ -307,14 +314,21 @@ class SegmentKeeper:
         )
         pod, units = self._slot.pod, self._units()
         copies = GoodCopies(self._client, pod, lambda: wait.ended)
+        start = plan.lineage, replay.position, replay.first_step
         if isinstance(replay, BoundaryReplay):
+            # What a neighbour in the stretch sent may be what is wrong: try once more, before good
+            # copies are given up.
+            copies.is_alone = not replay.relays or start in self._differed
             again = BoundaryReplayer(engine, units, copies, self._learning_rate)
             place = self._place(plan, index, plan.lineage)
             outcome = again.run(replay, self._sent, place)
+            self._is_full = bool(replay.relays and self._sent.problem)
         else:
             replayer = Replayer(engine, units, copies, self._learning_rate)
             outcome = replayer.run(replay)
         self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
+        if copies.differs:
+            self._differed.add(start)
         if isinstance(outcome, StateLoaded):
             return replace(outcome, num_damaged=len(copies.bad))
         return outcome

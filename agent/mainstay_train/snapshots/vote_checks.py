@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.rank.events import ReplayedStep
+from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
@@ -43,11 +44,15 @@ class VoteChecks:
             Unusable: they differ, though each segment is as it was written.
         """
         self._compare(record, "masters", masters, record.states[self._position])
+        # Of a state at this very version the moments have not shown yet.
+        self._copies.acquit(lambda key: key.version < record.commit.step)
 
     def compare_gradient(self, record: CommitRecord) -> None:
         """Compare the reduced gradient with what the votes on its step said; raises likewise."""
         found, told = self._engine.gradient_digest(), record.gradients[self._position]
         self._compare(record, "reduced gradient", found, told)
+        step, states = record.commit.step, (SegmentKind.STATE, SegmentKind.COMPUTE)
+        self._copies.acquit(lambda key: key.version <= step and key.kind not in states)
 
     def require_one(self) -> None:
         """Refuse a state of which nothing was compared.

@@ -171,20 +171,6 @@ class SegmentClient:
         finally:
             self._store.close_room(room.number)
 
-    def send_again(self, key: SegmentKey, holders: Sequence[Holder], keep_from: int) -> None:
-        """Have a segment that this pod's store has sent to holders, to new ones or once more.
-
-        Raises:
-            StoreGone: the store cannot be asked.
-        """
-        with self._changed:
-            number = self._store.next_number()
-            self._written[key] = self._unheld[number] = _Written()
-        message = frames.SendAgain(
-            request=number, key=key, holders=tuple(holders), keep_from=keep_from
-        )
-        self._store.send(message)
-
     def voted_logs(self, voted: frames.VotedLogs) -> str:
         """Have boundary logs count for a step, if all of them are kept.
 

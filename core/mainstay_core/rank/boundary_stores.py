@@ -61,6 +61,7 @@ class BoundaryStores(StoreContents):
         self._bad_logs: Bad = frozenset(
             (bad.pod, bad.key) for r in told for bad in r.bad if bad.key.kind in BOUNDARY_KINDS
         )
+        self._full = frozenset(r.pod for r in told if r.is_full)
         self._holders_of_type = cache(self._find_holders)
 
     # Questions of a settle -------------------------------------------------------------
@@ -73,7 +74,7 @@ class BoundaryStores(StoreContents):
             lost: all positions that nobody holds, among them this one.
         """
         stretch = self._stretch_of(position, lost)
-        if stretch is None:
+        if stretch is None or self._without_room(stretch):
             return frozenset()
         return frozenset(
             version for start in self._starts(stretch) for version in self._from(stretch, start)
@@ -88,7 +89,7 @@ class BoundaryStores(StoreContents):
         steps as can be are computed again.
         """
         stretch = self._stretch_of(position, lost)
-        if stretch is None:
+        if stretch is None or self._without_room(stretch):
             return None
         starts = [v for v in self._starts(stretch) if version in self._from(stretch, v)]
         if not starts:
@@ -130,6 +131,10 @@ class BoundaryStores(StoreContents):
             return "boundary logs are replayed with one rank to a stage only"
         if version in self.reach(position, lost):
             return ""
+        full = self._without_room(stretch)
+        if full:
+            where = ", ".join(full)
+            return f"{where} found no room for what members of {stretch} give each other"
         for stage in stretch.stages:
             why = self._why_not_units(stage, version)
             if why:
@@ -153,6 +158,15 @@ class BoundaryStores(StoreContents):
         if self._plan.ranks_per_stage != 1:
             return None
         return next(s for s in find_stretches({position, *lost}) if position in s.stages)
+
+    def _without_room(self, stretch: Stretch) -> tuple[PodUid, ...]:
+        """Return the members' pods that found no room for what crosses borders inside it.
+
+        Another try would end like the one before.
+        """
+        inside = stretch.stages if len(stretch.stages) > 1 else ()
+        pods = {m.slot.pod for stage in inside for m in self._plan.positions[stage]}
+        return tuple(sorted(pods & self._full))
 
     def _relays(self, stretch: Stretch, position: int) -> list[Relay]:
         """Return what comes across borders inside the stretch."""

@@ -121,6 +121,8 @@ class Applied:
 
     digest: str
     commit: Commit
+    gradient: str = ""
+    """Digest of the reduced gradient that was applied; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from mainstay_core.rank.events import (
     WaitForPlan,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -146,7 +146,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
-        record = windows.record_of(state, outcome.commit, (), outcome.certified_in)
+        record = windows.record_rolled(state, outcome)
         actions = (tell, *needless, *record, Apply(outcome.commit))
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
@@ -175,6 +175,7 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
     assert state.plan is not None
     assert state.settlement is not None
     outcome = state.settlement
+    last = outcome.told[state.member_position] if outcome.told else PositionDigests()
     restored = replace(
         state,
         valid=True,
@@ -185,6 +186,8 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         commit=outcome.commit if event.commit is None else event.commit,
         commit_chain=outcome.commit_chain if event.commit_chain is None else event.commit_chain,
         digest=event.digest,
+        last_gradient=last.gradient,
+        last_masters=last.masters,
         recomputed=0,
     )
     return _begin(restored, replayed=event.told)
@@ -359,6 +362,8 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         state,
         version=state.version + 1,
         digest=event.digest,
+        last_gradient=event.gradient if state.snapshots else "",
+        last_masters=state.digest if state.snapshots and event.gradient else "",
         held=(),
         mark=None,
         attempt=0,

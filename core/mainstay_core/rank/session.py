@@ -161,7 +161,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self._send_fact(action.fact)
             case events.DropHeld():
                 self.drop_held()
-                self._gradient = ""
+                if self.state.mark is None:
+                    self._gradient = ""
             case events.Leave():
                 self.connections.leave()
             case events.RenameCheckpoint():
@@ -198,6 +199,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             pipeline=self.connections.pipeline_name,
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
+            mark_gradient=self._gradient if self.keeper and action.report.mark else "",
         )
         await self.post("settle", report)
         # A joiner allocates its stage while the others finish their step, not while they wait.
@@ -319,7 +321,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             self._gradient = self.gradient_digest()
         done = await self.apply(commit)
         self._record(commit, done)
-        return events.Applied(done.digest, commit)
+        return events.Applied(done.digest, commit, self._gradient)
 
     async def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self.status.waits()

@@ -46,6 +46,15 @@ class StateAction(enum.StrEnum):
     LOAD = "load"
 
 
+class PositionDigests(NamedTuple):
+    """The digests that the votes on a step told of one position; both empty if nobody knows."""
+
+    gradient: str = ""
+    """Of the reduced gradient."""
+    masters: str = ""
+    """Before the step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
     """The result of a settle. It is equal on every rank."""
@@ -83,6 +92,8 @@ class Settlement:
     complete; 0 if something of an older one may be needed yet."""
     replays: Mapping[int, Replay | BoundaryReplay] = field(default_factory=dict)
     """How positions that nobody holds are made anew from segments, by position."""
+    told: tuple[PositionDigests, ...] = ()
+    """What the votes on step version - 1 told, by position; empty unless it is known of all."""
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
@@ -198,8 +209,9 @@ def settle(
         reason=_reason(version, history.origin, actions, patched),
         basis=basis,
         unnoted=_unnoted(basis, version, history, stores),
-        kept_from=0 if goal.from_disk or replays else _kept_from(plan, ordered),
+        kept_from=0 if goal.from_disk else _kept_from(plan, ordered, replays),
         replays=replays,
+        told=_told(plan, goal, stores),
     )
 
 
@@ -299,6 +311,37 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
     return _History(record.commit, record.certified_in, record.chain, origin)
 
 
+def _told(plan: Plan, goal: _Goal, stores: AnyStores) -> tuple[PositionDigests, ...]:
+    """Return what the votes on the step before the version told of each position.
+
+    A rank that rolls forward has not seen these votes, and those who have may be gone before the
+    next step is committed. So each report has what its own rank told: of the last commit, or of its
+    mark, if that is rolled forward. Members of a position that say different things are not
+    believed.
+    """
+    if goal.from_disk:
+        return ()
+    record = stores.records.get(goal.version - 1)
+    if record is not None and record.states:
+        return tuple(map(PositionDigests, record.gradients, record.states))
+    certificates = _certificates(goal.counted, plan.lineage)
+    found: list[set[PositionDigests]] = [set() for _ in plan.positions]
+    for report in goal.counted:
+        if goal.version not in _reach(report, plan.lineage, certificates):
+            continue
+        rolls = report.version < goal.version
+        digests = (
+            PositionDigests(report.mark_gradient, report.state)
+            if rolls
+            else PositionDigests(report.last_gradient, report.last_masters)
+        )
+        if all(digests):
+            found[plan.position_of(report.index)].add(digests)
+    if any(len(digests) != 1 for digests in found):
+        return ()
+    return tuple(digests for (digests,) in found)
+
+
 def _replays(
     plan: Plan, actions: Sequence[StateAction], stores: AnyStores, goal: _Goal
 ) -> dict[int, Replay | BoundaryReplay]:
@@ -318,13 +361,17 @@ def _replays(
     return found
 
 
-def _kept_from(plan: Plan, reports: Sequence[SettleReport]) -> int:
-    """Return from which version on segments are needed.
+def _kept_from(
+    plan: Plan,
+    reports: Sequence[SettleReport],
+    replays: Mapping[int, Replay | BoundaryReplay],
+) -> int:
+    """Return from which version on segments are needed; 0 if a replay begins before that.
 
     A member that missed the votes on a window's last step learns so that it is complete. What a
     returning member has completed may be of steps that the others have given up since.
     """
-    return max(
+    complete = max(
         (
             r.kept_from
             for r in reports
@@ -332,6 +379,7 @@ def _kept_from(plan: Plan, reports: Sequence[SettleReport]) -> int:
         ),
         default=0,
     )
+    return complete if all(r.first_step >= complete for r in replays.values()) else 0
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:

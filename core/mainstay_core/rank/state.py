@@ -78,6 +78,11 @@ class RankState:
     commit_chain: str = ""
     digest: str = ""
     """Digest of the masters at ``version``."""
+    last_gradient: str = ""
+    """Digest of the position's reduced gradient of the step before ``version``; empty if it is not
+    known, or nobody needs it."""
+    last_masters: str = ""
+    """Digest of the masters before that step, likewise."""
     held: tuple[Partial, ...] = ()
     held_in: int = 0
     """Quorum in which the oldest of ``held`` was begun."""
@@ -254,6 +259,8 @@ def report_of(state: RankState) -> SettleReport:
         settled=state.settled,
         basis=state.basis if state.snapshots is not None and state.is_oldest else None,
         kept_from=state.kept_from,
+        last_gradient=state.last_gradient,
+        last_masters=state.last_masters,
     )
 
 

@@ -17,7 +17,7 @@ from functools import lru_cache
 from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank.authors import author_of
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
-from mainstay_core.rank.settle import Settlement
+from mainstay_core.rank.settle import PositionDigests, Settlement
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.snapshots import orderings
 from mainstay_core.snapshots.duties import Author
@@ -226,27 +226,41 @@ def is_complete(window: Window, version: int, told: Sequence[SnapshotStatus]) ->
     return version >= window.last and all(status.copied > window.last for status in told)
 
 
-def record_of(
-    state: RankState, commit: Commit, votes: Sequence[Vote], certified_in: str | None = None
-) -> tuple[KeepRecord, ...]:
+def record_of(state: RankState, commit: Commit, votes: Sequence[Vote]) -> tuple[KeepRecord, ...]:
     """Return the action that keeps a commit about to be applied; none in a job without snapshots.
 
     Args:
         state: at the commit's step.
         commit: the certificate.
-        votes: of all members; empty for a rank that rolls forward and has not seen them.
-        certified_in: quorum of the votes, if it is not the adopted one.
+        votes: of all members.
     """
+    assert state.plan is not None
+    firsts = [votes[members[0].index] for members in state.plan.positions]
+    told = tuple(PositionDigests(v.gradient, v.state) for v in firsts)
+    return _keep(state, commit, str(state.plan.quorum), told)
+
+
+def record_rolled(state: RankState, outcome: Settlement) -> tuple[KeepRecord, ...]:
+    """Return the same for a rank that rolls forward: it has not seen the votes.
+
+    What they told is known from the settle reports, or is missing in the record.
+    """
+    assert outcome.commit is not None
+    assert outcome.certified_in is not None
+    return _keep(state, outcome.commit, outcome.certified_in, outcome.told)
+
+
+def _keep(
+    state: RankState, commit: Commit, certified_in: str, told: Sequence[PositionDigests]
+) -> tuple[KeepRecord, ...]:
     if state.snapshots is None:
         return ()
-    assert state.plan is not None
-    firsts = [votes[members[0].index] for members in state.plan.positions] if votes else []
     record = CommitRecord(
         lineage=state.lineage,
         commit=commit,
-        certified_in=certified_in or str(state.plan.quorum),
+        certified_in=certified_in,
         chain=extend_commit_chain(state.commit_chain, commit),
-        gradients=tuple(v.gradient for v in firsts),
-        states=tuple(v.state for v in firsts),
+        gradients=tuple(digests.gradient for digests in told),
+        states=tuple(digests.masters for digests in told),
     )
     return (KeepRecord(record),)

@@ -91,17 +91,6 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendAgain:
-    """A segment that is kept is to be sent, also to holders that have not got it before."""
-
-    request: Count
-    key: SegmentKey
-    holders: Holders
-    keep_from: Count
-    kind: Literal["send-again"] = "send-again"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecord:
     """A commit is to be kept beside the segments."""
 
@@ -180,7 +169,7 @@ class Discard:
 
 
 FromTrainer = (
-    Hello | TakeRoom | GiveBack | Written | SendAgain | KeepRecord | KeepFrom | VotedLogs
+    Hello | TakeRoom | GiveBack | Written | KeepRecord | KeepFrom | VotedLogs
     | AskReport | Read | ReadDone | Discard
 )  # fmt: skip
 
@@ -330,7 +319,7 @@ Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
     "hello": Hello, "room": TakeRoom, "give-back": GiveBack, "written": Written,
-    "send-again": SendAgain, "record": KeepRecord, "keep-from": KeepFrom,
+    "record": KeepRecord, "keep-from": KeepFrom,
     "voted-logs": VotedLogs, "report": AskReport, "read": Read, "read-done": ReadDone,
     "discard": Discard,
 }  # fmt: skip

@@ -50,6 +50,9 @@ class Segments(Protocol):
     async def hook(self, action: Action) -> None:
         """A place before an action of the program."""
 
+    async def point(self, name: str) -> None:
+        """A place after an action of a replay."""
+
 
 class LogGroup:
     """The logs that connect a replayed stage to those beside it, in the place of a group.
@@ -86,6 +89,7 @@ class LogGroup:
             _, content = await self._segments.read(key, self._inputs.get(key, ()))
         else:
             _, content = await self._segments.read_new(key, relay.holders[key.shard_type])
+        await self._segments.point("flow-read")
         return content
 
     def send(self, content: str, peer: int, tag: int) -> None:
@@ -98,7 +102,7 @@ class LogGroup:
     def finish(self, peer: int, tag: int) -> Steps[None]:
         """Wait for nothing: who reads it asks the store."""
         del peer, tag
-        yield from ()
+        yield from self._segments.point("flow-written").__await__()
 
     def _key(self, sender: int, tag: int) -> SegmentKey:
         assert tag % 2 in (FORWARD, BACKWARD)
@@ -150,12 +154,14 @@ class BoundaryReplayer:
                 gradient = terms.unit_of(unit, reduced)
                 scale = self.scale(step)
                 self._units[unit] = terms.unit_applied(self._units[unit], gradient, scale)
+            await self._segments.point("step-replayed")
         await self._load(self._replay.loads)
         return terms.whole_of([self._units[unit] for unit in sorted(self._units)])
 
     async def _load(self, loads: Sequence[UnitLoad]) -> None:
         for load in loads:
             self._units[load.key.unit] = await self._segments.read(load.key, load.holders)
+            await self._segments.point("unit-loaded")
 
     def _params(self) -> str:
         """Return the parameters with which the stage computes."""
@@ -176,7 +182,7 @@ class BoundaryReplayer:
         cell.params = params
         group = LogGroup(self._replay, step, self.own_types, self._micro_batches, segments)
         types = range(self._num_types)
-        await Awaited(cell.run(types, step.record.commit.step, group, None))
+        await Awaited(cell.run(types, step.record.commit.step, group, None, is_again=True))
         table = tuple(Supply(partial=partial, index=0) for partial in cell.held())
         await Awaited(cell.reduce(None, table, (0,), 0, _nothing))
         assert cell.reduced is not None

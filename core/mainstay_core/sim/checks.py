@@ -19,7 +19,8 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.sim.kept import Kept, KeptBoundaries
+from mainstay_core.sim.kept import Kept
+from mainstay_core.sim.kept_boundaries import KeptBoundaries
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
@@ -68,12 +69,12 @@ class Checks:
         snapshots: SnapshotConfig | None,
     ) -> None:
         self._shape, self._max_plans, self._disk = shape, max_plans, disk
-        boundaries = None
+        self.boundaries: KeptBoundaries | None = None
         if snapshots is not None and snapshots.boundary:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
-            boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self.truth, boundaries)
+            self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
+        self.kept = Kept(num_units, self.truth, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -278,6 +279,8 @@ class Checks:
                 f"{self._saved}",
             )
         self._check_not_lost(plan, reports, outcome)
+        if self.boundaries is not None:
+            self.seen.update(self.boundaries.replays(outcome))
         if event.stores:
             self.seen["stores asked"] += 1
             self.kept.settled(plan, reports, event.stores, outcome)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from mainstay_core.planning.partials import grow
-from mainstay_core.planning.program import Action, Op, compile_compute
+from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
@@ -86,6 +86,8 @@ class Compute:
         step: int,
         group: Group | Any,
         early: EarlyReduction[Group] | None,
+        *,
+        is_again: bool = False,
     ) -> Steps[None]:
         """Run the types through the position; complete ones are held, whatever happens.
 
@@ -94,6 +96,8 @@ class Compute:
             step: whose samples are used.
             group: of the chain.
             early: the reduction that begins with the last type's weight gradients.
+            is_again: whether the stage computes this step again, without its neighbours: then the
+                group stands for logs.
 
         Raises:
             GroupEnded: the chain broke.
@@ -102,7 +106,8 @@ class Compute:
         done: dict[int, list[tuple[str, str, str]]] = {}
         sends: list[tuple[int, int]] = []
         self.give_up()
-        program = compile_compute(types, self._micro_batches, self.stage, self._stages)
+        compile_program = compile_replay if is_again else compile_compute
+        program = compile_program(types, self._micro_batches, self.stage, self._stages)
         for action in program:
             if early is not None and action is program[-1]:
                 self._begin(early, terms.weight_gradient(tuple(done[action.type])))
@@ -131,12 +136,12 @@ class Compute:
         key = (action.type, action.micro_batch)
         tag = 2 * (action.type * self._micro_batches + action.micro_batch)
         after, before = self.position + self._width, self.position - self._width
-        if action.op is Op.RECV_F:
+        if action.op in (Op.RECV_F, Op.READ_F):
             flows[key] = [(yield from group.receive(before, tag + FORWARD))]
-        elif action.op is Op.RECV_B:
+        elif action.op in (Op.RECV_B, Op.READ_B):
             flows[key].append((yield from group.receive(after, tag + BACKWARD)))
         else:
-            forward = action.op is Op.SEND_F
+            forward = action.op in (Op.SEND_F, Op.WRITE_F)
             peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
             self._sent(action, flows[key][1])
             group.send(flows[key][1], peer, tag)

@@ -91,6 +91,8 @@ class SegmentKeeper:
         self._window: Window | None = None
         self._keep_from = 0
         self._bad: list[BadSegment] = []
+        self._is_full = False
+        """Whether a replay found no room for what others of its stretch read."""
 
     # What is told -------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class SegmentKeeper:
         held = await Awaited(self._client.report(lineage)) if whole else None
         if held is None:
             held = StoreReport(pod=self._owner.slot.pod, address="", lineage=lineage)
-        return replace(held, bad=bad)
+        return replace(held, bad=bad, is_full=self._is_full)
 
     async def ask_others(
         self, wait: Wait, lineage: int, others: Sequence[OtherStore]
@@ -153,7 +155,8 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
-            self._world.checks.kept.went_back(lineage, version)
+            self._is_full = False
+            self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
     # What is written ------------------------------------------------------------------
@@ -338,6 +341,7 @@ class SegmentKeeper:
         try:
             params = await replayer.run()
         except UnusableError as error:
+            self._is_full = bool(replay.relays and segments.why_full())
             return self._failed(error)
         outcome = await self._made(replay, params)
         if isinstance(outcome, StateLoaded):
@@ -348,6 +352,7 @@ class SegmentKeeper:
                 logs = replace(logs, quorum=record.certified_in)
                 if logs.kinds and logs.types:
                     await Awaited(self._client.vote_on(logs, wait.is_over))
+            await self._owner.point("logged-again")
         return outcome
 
     def _failed(self, error: UnusableError) -> LoadFailed:
@@ -443,6 +448,10 @@ class SegmentKeeper:
         """A place before an action of a replay's program."""
         await self._owner.begin(action)
 
+    async def point(self, name: str) -> None:
+        """A place after an action of a replay."""
+        await self._owner.point(name)
+
 
 class _ReplaySegments:
     """The segments that a boundary replay reads and writes in one quorum."""
@@ -457,9 +466,11 @@ class _ReplaySegments:
 
     async def read_new(self, key: SegmentKey, holder: Holder) -> terms.UnitTerm:
         """Read what a holder gets in this quorum."""
-        return await self._keeper.read_new(
-            self._wait, self._plan, key, holder, lambda: self._keeper.why_full(self._written)
-        )
+        return await self._keeper.read_new(self._wait, self._plan, key, holder, self.why_full)
+
+    def why_full(self) -> str:
+        """Return why something that was written is not kept; empty if all is, or may be."""
+        return self._keeper.why_full(self._written)
 
     def write(self, key: SegmentKey, content: str) -> None:
         """Write what a replayed stage sends into the own store."""
@@ -469,6 +480,10 @@ class _ReplaySegments:
     async def hook(self, action: Action) -> None:
         """A place before an action of the program."""
         await self._keeper.reach(action)
+
+    async def point(self, name: str) -> None:
+        """A place after an action of a replay."""
+        await self._keeper.point(name)
 
 
 def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:

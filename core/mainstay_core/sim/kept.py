@@ -14,6 +14,8 @@ from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.kept_boundaries import KeptBoundaries, Places
+from mainstay_core.sim.units import key_of
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
@@ -21,12 +23,8 @@ from mainstay_core.wire.segments import (
     SegmentKey,
     SegmentKind,
     StoreReport,
-    boundary_key,
 )
 from mainstay_core.wire.votes import SettleReport
-
-Places = frozenset[str]
-"""Addresses of stores."""
 
 
 class Store(Protocol):
@@ -37,11 +35,22 @@ class Store(Protocol):
         """Whether it lives, and never lacked room for what came."""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether something that it sent again was not taken since its newest plan."""
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something that it sends again is not answered yet."""
+
+    @property
     def from_version(self) -> int:
         """The version from which on it keeps all."""
 
     def keeps(self, key: SegmentKey) -> bool:
         """Whether a segment is there."""
+
+    def gave_up(self, key: SegmentKey) -> bool:
+        """Whether a segment went as one of a window that was given up."""
 
 
 class Kept:
@@ -112,7 +121,9 @@ class Kept:
         """Return which segments are at too few of some stores, though all holders had them once.
 
         What the job went back from does not count: stores of pods without a member may still have
-        it, and those of members have dropped it.
+        it, and those of members have dropped it. Nor does a state that a store took for one of a
+        window that was given up: it may have been, or all who knew better are dead. Then the store
+        keeps the window before.
 
         Args:
             keys: of segments that may be needed.
@@ -120,7 +131,7 @@ class Kept:
             peers: other pods that are to keep each.
         """
         stores = [self.stores[address] for address in addresses]
-        if not all(store.is_open for store in stores):
+        if any(store.has_failed or not store.is_open for store in stores):
             return []
         oldest = max(store.from_version for store in stores)
         wanted = 1 + min(peers, len(stores) - 1)
@@ -130,7 +141,7 @@ class Kept:
             if key.version >= oldest
             and key in self._counting
             and not any((address, key) in self._damaged for address in addresses)
-            and sum(store.keeps(key) for store in stores) < wanted
+            and sum(store.keeps(key) or store.gave_up(key) for store in stores) < wanted
         ]
 
     def logged(self, name: str, keys: Sequence[SegmentKey], reduced: str) -> None:
@@ -156,10 +167,12 @@ class Kept:
             "does not have them",
         )
 
-    def went_back(self, lineage: int, version: int) -> None:
-        """A rank goes on from a checkpoint: nothing later counts."""
-        later = {k for k in self._counting if k.lineage == lineage and k.version > version}
-        self._counting -= later
+    def went_back(self, lineage: int) -> None:
+        """A rank goes on from a checkpoint: nothing that was confirmed before counts.
+
+        Of older versions nothing is needed, and who had heard of a later window has dropped them.
+        """
+        self._counting = {k for k in self._counting if k.lineage != lineage}
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 
@@ -207,7 +220,7 @@ class Kept:
         version: int,
         kind: SegmentKind = SegmentKind.STATE,
     ) -> bool:
-        key = _key(lineage, position, unit, kind, version)
+        key = key_of(lineage, position, unit, kind, version)
         right = terms.unit_of(unit, self._truth(version)[position])
         if kind is SegmentKind.COMPUTE:
             right = terms.compute_weights(right)
@@ -323,7 +336,7 @@ class Kept:
             return False
 
         def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
-            key = _key(plan.lineage, position, unit, kind, at)
+            key = key_of(plan.lineage, position, unit, kind, at)
             return any(
                 any((place, key) not in self._damaged for place in places & here)
                 for _, places in self._held[key][-1:]
@@ -359,7 +372,7 @@ class Kept:
         self, lineage: int, position: int, version: int, here: Places, records: set[int]
     ) -> bool:
         def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
-            key = _key(lineage, position, unit, kind, at)
+            key = key_of(lineage, position, unit, kind, at)
             return any(
                 any((place, key) not in self._damaged for place in places & here)
                 for _, places in self._held[key][-1:]
@@ -379,80 +392,6 @@ class Kept:
             )
             for unit in range(self._num_units(position))
         )
-
-
-class KeptBoundaries:
-    """The boundary logs that stores have confirmed, and the votes that rest on them.
-
-    Args:
-        micro_batches: of each shard type.
-        promises: whether stores have room for what a replay writes.
-    """
-
-    def __init__(self, micro_batches: int, *, promises: bool) -> None:
-        self._micro_batches, self.promises = micro_batches, promises
-        self.complete_from: dict[int, int] = {}
-        """By lineage the first version of the window that was complete last."""
-        self._content: dict[tuple[str, SegmentKey], terms.UnitTerm] = {}
-        self._votes: defaultdict[tuple[str, int, int, int, int], set[str]] = defaultdict(set)
-        """By address, lineage, position, step and type the quorums of votes that rest on it."""
-
-    def held(self, key: SegmentKey, content: terms.UnitTerm, places: Places) -> None:
-        """A store has confirmed a log. Other bytes than before have no votes."""
-        for place in places:
-            if self._content.get((place, key), content) != content:
-                at = place, key.lineage, key.position, key.version, key.shard_type
-                self._votes.pop(at, None)
-            self._content[place, key] = content
-
-    def voted(self, address: str, logs: VotedLogs) -> None:
-        """A store was told of a vote."""
-        for shard_type in logs.types:
-            at = address, logs.lineage, logs.position, logs.step, shard_type
-            self._votes[at].add(logs.quorum)
-
-    def counts(self, address: str, logs: VotedLogs) -> bool:
-        """Return whether a store has confirmed logs and was told of the vote on them."""
-        return not logs.kinds or all(
-            logs.quorum in self._votes[address, logs.lineage, logs.position, logs.step, shard_type]
-            and all(
-                (address, key) in self._content
-                for kind in logs.kinds
-                for key in self._keys(logs.lineage, logs.position, kind, logs.step, shard_type)
-            )
-            for shard_type in logs.types
-        )
-
-    def is_kept(
-        self,
-        lineage: int,
-        position: int,
-        kind: SegmentKind,
-        step: int,
-        shard_type: int,
-        certified: set[str],
-        here: Places,
-        damaged: set[tuple[str, SegmentKey]],
-    ) -> bool:
-        """Return whether a type's logs are in some store, undamaged, and a certified vote's."""
-        keys = self._keys(lineage, position, kind, step, shard_type)
-        return any(
-            certified & self._votes[address, lineage, position, step, shard_type]
-            and all((address, k) in self._content and (address, k) not in damaged for k in keys)
-            for address in here
-        )
-
-    def _keys(
-        self, lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int
-    ) -> list[SegmentKey]:
-        return [
-            boundary_key(lineage, position, kind, step, shard_type, micro_batch)
-            for micro_batch in range(self._micro_batches)
-        ]
-
-
-def _key(lineage: int, position: int, unit: int, kind: SegmentKind, version: int) -> SegmentKey:
-    return SegmentKey(lineage=lineage, position=position, unit=unit, kind=kind, version=version)
 
 
 def _hold(condition: bool, what: str) -> None:

@@ -11,6 +11,15 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import ORDERINGS, JobConfig, SnapshotConfig
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
+from mainstay_core.sim.points import (
+    API_POINTS,
+    COMMIT_POINTS,
+    PAUSE_POINTS,
+    POINTS,
+    READ_POINTS,
+    REPLAY_POINTS,
+    WRITE_POINTS,
+)
 
 KINDS = (
     "kill-trainer",
@@ -65,84 +74,10 @@ APART = (*PLANNED, *LASTING, *IN_MEMORY)
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
 
-POINTS = (
-    "Settle",
-    "settle-posted",
-    "settle-gathered",
-    "LoadState",
-    "HEAL",
-    "healed",
-    "SendFact",
-    "Compute",
-    "FORWARD",
-    "BACKWARD_INPUT",
-    "SEND_F",
-    "RECV_F",
-    "SEND_B",
-    "RECV_B",
-    "REDUCE",
-    "reduce-half",
-    "reduced",
-    "VOTE",
-    "vote-posted",
-    "votes-gathered",
-    "APPLY",
-    "applied",
-    "DropHeld",
-    "Leave",
-    "CHECKPOINT",
-    "RenameCheckpoint",
-    "WaitForPlan",
-    "Finish",
-)
-"""Places in a trainer's code at which a fault may strike: between any two actions."""
-COMMIT_POINTS = (
-    "settle-posted",
-    "settle-gathered",
-    "healed",
-    "reduced",
-    "vote-posted",
-    "votes-gathered",
-    "APPLY",
-    "applied",
-)
-"""Where it is decided what is committed and who has it."""
-PAUSE_POINTS = (
-    "Settle",
-    "settle-gathered",
-    "LoadState",
-    "SendFact",
-    "ShareSaves",
-    "saves-posted",
-    "WriteCheckpoint",
-    "RenameCheckpoint",
-    "WaitForPlan",
-)
-"""Where a job is while it comes to stand still, and when it goes on."""
 SHARE_WITH_BOUNDARIES = 0.5
 """Of the jobs with snapshots that may log boundaries."""
-WRITE_POINTS = (
-    "SNAPSHOT",
-    "LOG",
-    "logged",
-    "vote-posted",
-    "votes-gathered",
-    "KeepRecord",
-    "KeepFrom",
-    "APPLY",
-    "applied",
-    "FORWARD",
-)
-"""Where segments are written, counted and dropped, and what is between."""
-READ_POINTS = (
-    "settle-posted",
-    "stores-posted",
-    "settle-gathered",
-    "REPLAY",
-    "replay-half",
-    "replayed",
-)
-"""Where it is found out what stores hold, and where they are read."""
+SHARE_WITH_CASCADES = 0.7
+"""Of those jobs, in which more is lost while a lost stage is computed again."""
 LOSSES = (
     "kill-stage",
     "kill-stage",
@@ -159,8 +94,6 @@ LOSSES = (
     "corrupt-gradient",
 )
 """Faults that take states from a job with snapshots, or hold up their copies."""
-API_POINTS = ("api-decided", "api-committed")
-"""Before and after the compare-and-set of a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,13 +284,52 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         place = rng.randint(0, len(faults))
         faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
     units = rng.choice((1, 2, 3))
-    return replace(scenario, config=config, units=units, faults=tuple(faults))
+    drawn = replace(scenario, config=config, units=units, faults=tuple(faults))
+    return _with_losses_in_replays(drawn) if snapshots.boundary and losses else drawn
 
 
 def _draw_boundary(scenario: Scenario) -> bool:
     """Return whether boundaries are logged. Drawn apart: the rest is as with gradients."""
     rng = random.Random(f"boundary {scenario.seed}")
     return scenario.config.shape.ranks_per_stage == 1 and rng.random() < SHARE_WITH_BOUNDARIES
+
+
+def _with_losses_in_replays(scenario: Scenario) -> Scenario:
+    """Return the scenario, mostly with a lost stage and more that goes wrong while it is replayed.
+
+    What is lost then may be the stage that is replayed, one beside it, or another one. It is drawn
+    apart: the rest is as with gradients.
+    """
+    rng = random.Random(f"replays {scenario.seed}")
+    if rng.random() > SHARE_WITH_CASCADES:
+        return scenario
+    num_ranks, faults = scenario.config.shape.num_ranks, list(scenario.faults)
+    place = rng.randint(0, len(faults))
+    faults[place:place] = draw_cascade(rng, num_ranks)
+    return replace(scenario, faults=tuple(faults))
+
+
+def draw_cascade(rng: random.Random, num_ranks: int) -> list[Fault]:
+    """Return the loss of a stage, and what strikes while it is computed again.
+
+    Args:
+        rng: draws it.
+        num_ranks: of the job; each step passes a point so often.
+    """
+    # As a rule some window is complete by then.
+    draws = [("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))]
+    draws += [
+        (
+            rng.choice(("kill-stage", *LOSSES, *IN_MEMORY)),
+            REPLAY_POINTS,
+            rng.choice((1, 1, 2, 3, rng.randint(1, 12))),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    return [
+        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
+        for kind, points, times in draws
+    ]
 
 
 def draw_losses(

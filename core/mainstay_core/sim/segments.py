@@ -34,7 +34,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.recopies import Held, Recopy, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey
@@ -71,9 +71,10 @@ class SegmentStore:
         """Who waits for a segment, and the nonce of the quorum in which it is to be written."""
         self._num_open = 0
         """Copies that are sent again, and not answered yet."""
-        self._has_failed = False
+        self.has_failed = False
         """Whether one of them was not taken since the newest plan."""
         self.has_been_full = False
+        self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
 
@@ -142,6 +143,10 @@ class SegmentStore:
         """Whether a segment is here."""
         return self._index.find(key) is not None
 
+    def gave_up(self, key: SegmentKey) -> bool:
+        """Whether a segment went as one of a window that was given up."""
+        return key in self._given_up
+
     def _put(
         self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[Holder, ...]
     ) -> str:
@@ -153,7 +158,11 @@ class SegmentStore:
         if room is None:
             self.has_been_full = True
             return self._index.why_full(header.size_bytes)
+        place = header.key.position, header.key.unit
+        before = {k for k in self._bytes if (k.position, k.unit) == place and self.keeps(k)}
         self._index.put(header, room, holders)
+        self._given_up |= {key for key in before if not self.keeps(key)}
+        self._given_up.discard(header.key)
         self._bytes[header.key] = content
         self._world.checks.kept.mended(self.address, header.key)
         waiting = self._waiting.pop(header.key, [])
@@ -214,7 +223,7 @@ class SegmentStore:
 
     def adopt(self, plan: Plan) -> None:
         """Send again what a plan leaves with too few holders."""
-        self._has_failed = False
+        self.has_failed = False
         needed = {s.header.key: s for s in self._index.needed(plan.lineage)}
         kept = [Held(key, segment.holders) for key, segment in needed.items()]
         peers, domains = self._config.peers, self._config.domains
@@ -233,10 +242,9 @@ class SegmentStore:
 
             def answered(why: str, holder: Holder = holder) -> None:
                 self._num_open -= 1
-                self._has_failed = self._has_failed or bool(why)
+                self.has_failed = self.has_failed or bool(why)
                 if not why:
-                    living = tuple(h for h in segment.holders if h in recopy.holders)
-                    segment.holders = (*living, holder)
+                    segment.holders = holders_after(segment.holders, recopy, holder)
 
             self._num_open += 1
             frame = message, self._bytes[recopy.key]
@@ -250,21 +258,28 @@ class SegmentStore:
         addresses, network = store_addresses(plan), self._world.network
         cut = any(network.is_cut(a, b) for a in addresses for b in addresses if a != b)
         is_named = addresses.get(self._pod) == self.address
-        if self._world.newest_plan is not plan or cut or self._has_failed or not is_named:
+        if self._world.newest_plan is not plan or cut or not is_named:
             return
         kept = self._world.checks.kept
         needed = keys.intersection(s.header.key for s in self._index.needed(plan.lineage))
         lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
-        if lacking and not self._num_open and times:
+        # What this store keeps another one may have to send.
+        is_open = any(kept.stores[address].is_sending for address in addresses.values())
+        if lacking and not is_open and times:
             raise Violation(f"I7: {self.address} leaves {lacking[0]} with too few holders")
         if lacking:
-            times = 0 if self._num_open else times + 1
+            times = 0 if is_open else times + 1
             self._process.after(RECOPIED_S, self._check_recopied, plan, frozenset(lacking), times)
 
     @property
     def is_open(self) -> bool:
         """Whether it lives, and never lacked room for what came."""
         return self._process.alive and not self.has_been_full
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something that it sends again is not answered yet."""
+        return self._num_open > 0
 
     @property
     def from_version(self) -> int:

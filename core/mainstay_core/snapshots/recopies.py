@@ -4,7 +4,8 @@ The next window is copied to holders of its own. Until it is complete, the state
 and the gradients since lie where they were written, with one copy fewer for each pod that is gone.
 So each store that holds a new plan looks at what it keeps: of the stores that were to keep a
 segment, the first that the plan still names sends it to others, until it has as many holders as it
-had to have. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+had to have. Stores of pods without a member come last: no trainer there tells them which window is
+complete. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
 
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
@@ -59,9 +60,11 @@ def plan_recopies(
     if pod not in addresses:
         return []
     wanted = 1 + min(peers, len(addresses) - 1)
+    with_member = {member.slot.pod for member in plan.members}
     due: list[tuple[SegmentKey, tuple[Holder, ...]]] = []
     for held in kept:
-        living = tuple(h for h in held.holders if addresses.get(h.pod) == h.address)
+        named = [h for h in held.holders if addresses.get(h.pod) == h.address]
+        living = tuple(sorted(named, key=lambda h: h.pod not in with_member))
         if living and living[0].pod == pod and len(living) < wanted:
             due.append((held.key, living))
     if not due:
@@ -74,6 +77,19 @@ def plan_recopies(
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
         found.append(Recopy(key, to, (*living, *to)))
     return found
+
+
+def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> tuple[Holder, ...]:
+    """Return the stores that keep a segment once one more has taken it.
+
+    Two plans may have it sent to the same store before that has answered, which counts once.
+
+    Args:
+        holders: those before.
+        recopy: by which it was sent.
+        holder: that has taken it.
+    """
+    return (*(h for h in holders if h in recopy.holders and h != holder), holder)
 
 
 def _ranked(

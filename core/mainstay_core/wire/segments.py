@@ -241,6 +241,9 @@ class StoreReport:
     """Boundary logs, ascending."""
     problem: Sentence = field(default="", metadata=OMITTED)
     """Why the store could not be asked; empty if it was."""
+    is_full: bool = field(default=False, metadata=OMITTED)
+    """Whether a replay of this pod's member has found no room for what others of its stretch
+    read."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")

@@ -191,3 +191,10 @@ class SettleReport:
     has been one for the longest."""
     kept_from: Count = field(default=0, metadata=codec.OMITTED)
     """First version of the newest window of snapshots that votes completed, as far as it knows."""
+    last_gradient: Digest = field(default="", metadata=codec.OMITTED)
+    """In a job with snapshots: digest of its position's reduced gradient of the last commit's step,
+    as the votes on it told; empty if it does not know."""
+    last_masters: Digest = field(default="", metadata=codec.OMITTED)
+    """Likewise the digest of its masters before that step."""
+    mark_gradient: Digest = field(default="", metadata=codec.OMITTED)
+    """In a job with snapshots: digest of the mark's gradient, if it has voted with it."""

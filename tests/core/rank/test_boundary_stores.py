@@ -291,6 +291,22 @@ def test_the_reason_names_what_is_lacking(spoil: object, told: str) -> None:
     assert stores_of(pods).why_not(1, 4, {1}) == told
 
 
+@pytest.mark.parametrize(("full", "reached"), [("a", {2, 3, 4}), ("b", set()), ("c", set())])
+def test_a_stretch_whose_members_found_no_room_for_their_logs_is_not_tried_again(
+    full: str, reached: set[int]
+) -> None:
+    pods = whole_pods()
+    pods[0].units |= {(2, unit, kind, version) for _, unit, kind, version in pods[0].units}
+    reports = [replace(pod.report(), is_full=pod.name == full) for pod in pods]
+    stores = BoundaryStores(reports, plan_of())
+
+    assert stores.reach(1, {1, 2}) == stores.reach(2, {1, 2}) == reached
+    assert (stores.plan_replay(1, 4, {1, 2}) is None) == (not reached)
+    why = f"{full} found no room for what members of stages 1 to 2 give each other"
+    assert stores.why_not(1, 4, {1, 2}) == ("" if reached else why)
+    assert stores.reach(1, {1}) == {2, 3, 4}, "nobody waits for what a single stage logs"
+
+
 def test_a_log_of_an_attempt_that_was_refused_does_not_count() -> None:
     pods = whole_pods()
     pods[0].logs.remove((0, ACTIVATION, 2, 1, COMMITTED))

@@ -39,7 +39,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.machine import Phase, RankState
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.rank.state import SnapshotRules
+from mainstay_core.rank.state import SnapshotRules, report_of
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Cause
 from mainstay_core.wire.plan import OtherStore, Partial, Plan
@@ -149,19 +149,53 @@ def test_a_replay_that_fails_parks_with_what_was_wrong_and_leaves_no_valid_state
     assert [a.fact.evidence for a in outcome.actions if hasattr(a, "fact")] == ["damaged"]
 
 
-def test_a_rank_that_rolls_forward_keeps_the_commit_without_digests() -> None:
+@pytest.mark.parametrize(
+    ("gradient", "expected"),
+    [
+        ("gradient", (("gradient",), ("digest",), "q1-n")),
+        ("", (("gradient",), ("digest",), "q1-n")),
+        ("another", ((), (), "q1-n")),
+    ],
+)
+def test_a_rank_that_rolls_forward_keeps_the_commit_with_what_reports_tell(
+    gradient: str, expected: object
+) -> None:
     state = replace(computing(snapshots=RULES), mark="q1-n", digest="digest")
     commit = machines.EVENTS[Applied].commit  # type: ignore[union-attr]
     later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
     adopting = follow(later, TodoDone(())).state
-    ahead = report(1, 1, settled=1, certified_in="q1-n", commit=commit)
-    mine = report(0, 0, settled=1, mark="q1-n")
+    ahead = report(
+        1,
+        1,
+        settled=1,
+        certified_in="q1-n",
+        commit=commit,
+        last_gradient=gradient,
+        last_masters="digest",
+    )
+    mine = report(0, 0, settled=1, mark="q1-n", state="digest", mark_gradient="gradient")
 
     outcome = machine.step(adopting, ReportsGathered((mine, ahead)))
     record, apply = outcome.actions[-2:]
     assert isinstance(record, KeepRecord)
-    assert (record.record.states, record.record.certified_in) == ((), "q1-n")
+    kept = record.record
+    assert (kept.gradients, kept.states, kept.certified_in) == expected
     assert isinstance(apply, Apply)
+
+
+@pytest.mark.parametrize("rules", [RULES, None])
+def test_a_report_has_the_digests_of_the_last_commit_only_in_a_job_with_snapshots(
+    rules: SnapshotRules | None,
+) -> None:
+    state = replace(voting(snapshots=rules, num_steps=9), digest="before")
+    outcome = machine.step(state, VotesGathered((told(0, 1), told(0, 1))))
+    apply = outcome.actions[-1]
+    assert isinstance(apply, Apply)
+
+    after = machine.step(outcome.state, Applied("after", apply.commit, "gradient")).state
+
+    digests = (report_of(after).last_gradient, report_of(after).last_masters)
+    assert digests == (("gradient", "before") if rules else ("", ""))
 
 
 def walk(**fields: object) -> list[str]:
@@ -307,3 +341,23 @@ def test_a_session_without_a_keeper_asks_no_store_and_logs_nothing() -> None:
     done = run(Played(make_plan({0: ["a.1"]})))
 
     assert not {"LOG", "SNAPSHOT", "REPLAY", "post stores"} & set(done)
+
+
+@pytest.mark.parametrize("is_unjudged", [False, True])
+def test_a_mark_is_reported_with_the_digest_that_was_voted_whatever_else_is_dropped(
+    is_unjudged: bool,
+) -> None:
+    session, _ = keeping()
+    session.breaks = "vote/1/0"
+    run(session)
+    assert session.state.mark == "q1-n"
+    if is_unjudged:  # a cell that computed with it is gone
+        gone = next(iter(make_plan({0: ["gone.1"]}).members))
+        cells = frozenset({(gone.slot, gone.incarnation)})
+        session.state = replace(session.state, held_with=cells)
+    session.connections.see(make_plan({0: ["a.1"]}, quorum=2, since={"a.1": 1}))
+
+    (report,) = sessions.run_to_report(session)
+
+    assert (report.version, report.mark, report.mark_gradient) == (1, "q1-n", "gradient 1")
+    assert (report.last_gradient, report.last_masters) == ("gradient 0", "state 0")

@@ -13,7 +13,7 @@ from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank import replaying
-from mainstay_core.rank.settle import Settlement, StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import SettleReport
@@ -83,8 +83,9 @@ def test_a_lost_stage_is_made_anew_at_the_survivors_version_and_nothing_is_lost(
         # The second one has missed the votes with which the window from 4 on was complete.
         ([member(0, 6, kept_from=4), member(1, 6), member(2, 6), member(3, 6)], 4),
         ([member(0, 6, kept_from=4), member(1, 6, kept_from=2), member(2, 6), lost(3)], 4),
-        # What a position is made anew from may be older.
-        ([member(0, 6, kept_from=4), member(1, 6, kept_from=4), lost(2), lost(3)], 0),
+        # A position is made anew from states at version 4, which may be older than that.
+        ([member(0, 6, kept_from=4), member(1, 6, kept_from=2), lost(2), lost(3)], 4),
+        ([member(0, 6, kept_from=5), member(1, 6, kept_from=5), lost(2), lost(3)], 0),
         # It was away: the others may have gone back since.
         ([member(0, 6), member(1, 6, kept_from=9), member(2, 6), member(3, 6)], 0),
         ([member(0, 6, lineage=1, kept_from=9), lost(1), lost(2), lost(3)], 0),
@@ -194,6 +195,51 @@ def test_survivors_that_hold_the_mark_roll_forward_to_a_rank_that_has_the_step()
     outcome = settled(grid(), reports, store("a", 1, (4, 5), 6, first=4))
 
     assert (outcome.version, outcome.actions) == (7, (STAY, ROLL, REPLAY, REPLAY))
+
+
+APPLIED = {"last_gradient": "g0", "last_masters": "s0"}
+MARKED = {"mark": "q1-n", "mark_gradient": "g1", "state": "s1", "last_gradient": "older"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, (PositionDigests("g0", "s0"), PositionDigests("g1", "s1"))),
+        # Member 1 is of position 0, too: it has rolled forward before, and does not know.
+        ({1: {"last_gradient": ""}}, (PositionDigests("g0", "s0"), PositionDigests("g1", "s1"))),
+        ({1: {"last_gradient": "other"}}, ()),
+        ({3: {"mark_gradient": "other"}}, ()),
+        ({2: {"mark_gradient": ""}, 3: {"mark_gradient": ""}}, ()),
+        # Of a mark that nobody certified its gradient says nothing of the commit.
+        ({3: {"mark": "q0-n"}}, (PositionDigests("g0", "s0"), PositionDigests("g1", "s1"))),
+    ],
+)
+def test_reports_tell_what_the_votes_on_the_last_commit_said_of_each_position(
+    changes: dict[int, dict[str, object]], told: tuple[PositionDigests, ...]
+) -> None:
+    fields = [(7, APPLIED), (7, APPLIED), (6, MARKED), (6, MARKED)]
+    reports = [
+        member(i, version, **(given | changes.get(i, {})))
+        for i, (version, given) in enumerate(fields)
+    ]
+
+    outcome = settled(grid(), reports)
+
+    assert (outcome.version, outcome.actions[2]) == (7, ROLL)
+    assert outcome.told == told
+
+
+def test_a_store_that_knows_the_votes_on_the_last_commit_speaks_for_all_positions() -> None:
+    reports = [member(0, 7, **APPLIED), member(1, 7), lost(2), lost(3)]
+    known = record_of(6)
+
+    outcome = settled(grid(), reports, store("a", 1, (4, 5), 6, first=4))
+
+    assert outcome.told == tuple(map(PositionDigests, known.gradients, known.states))
+
+
+def test_of_a_checkpoints_version_nothing_is_told() -> None:
+    assert settled(grid(), [lost(i, durable=2) for i in range(4)]).told == ()
 
 
 @pytest.mark.parametrize(("version", "action"), [(7, STAY), (6, HEAL), (8, HEAL)])

@@ -14,7 +14,7 @@ from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank import windows
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
-from mainstay_core.rank.settle import settle
+from mainstay_core.rank.settle import PositionDigests, settle
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.snapshots.job_units import Expert, JobUnits
 from mainstay_core.snapshots.orderings import Ordering
@@ -362,10 +362,21 @@ def test_a_commits_record_has_the_digests_of_the_first_member_of_each_position()
     assert keep.record.chain == extend_commit_chain("", commit)
 
 
-def test_a_rank_that_rolls_forward_has_no_digests_but_names_who_certified() -> None:
-    (keep,) = windows.record_of(rank(commit_chain="before"), commit_of(4), (), "q0-m")
+@pytest.mark.parametrize(
+    ("told", "gradients", "states"),
+    [
+        ((PositionDigests("g0", "s0"), PositionDigests("g1", "s1")), ("g0", "g1"), ("s0", "s1")),
+        ((), (), ()),
+    ],
+)
+def test_the_record_of_a_rank_that_rolls_forward_has_what_reports_told_and_who_certified(
+    told: tuple[PositionDigests, ...], gradients: tuple[str, ...], states: tuple[str, ...]
+) -> None:
+    outcome = settle(PLAN, 1, [SettleReport(index=i, valid=False) for i in range(4)])
+    rolled = replace(outcome, commit=commit_of(4), certified_in="q0-m", told=told)
+    (keep,) = windows.record_rolled(rank(commit_chain="before"), rolled)
 
-    assert (keep.record.gradients, keep.record.states) == ((), ())
+    assert (keep.record.gradients, keep.record.states) == (gradients, states)
     assert keep.record.certified_in == "q0-m"
     assert keep.record.chain == extend_commit_chain("before", commit_of(4))
 

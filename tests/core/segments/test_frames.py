@@ -20,7 +20,6 @@ FROM_TRAINER = [
     frames.TakeRoom(request=1, size=10),
     frames.GiveBack(request=1),
     frames.Written(request=1, header=HEADER, holders=HOLDERS, keep_from=2),
-    frames.SendAgain(request=1, key=key_of(3), holders=HOLDERS, keep_from=2),
     frames.KeepRecord(record=record_of(3)),
     frames.KeepFrom(lineage=1, version=2),
     frames.AskReport(request=1, lineage=1),

@@ -6,16 +6,20 @@ As in :mod:`tests.core.sim.mutants`: each removes one rule from a running simula
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.rank import boundary_stores
 from mainstay_core.rank.boundaries import BoundaryStep
+from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
-from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.sim.scenario import Fault, Scenario, draw_cascade, draw_losses
+from mainstay_core.snapshots.stretches import Border, Stretch
 
 
 def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -24,21 +28,46 @@ def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
     It has one replica, whose cells copy all units of their stages, one after the other.
     """
     assert not kinds, "a loss is drawn here"
-    scenario, rng = draw(seed, ("damage-segment",)), random.Random(f"boundary of {kinds} {seed}")
-    shape = replace(
-        scenario.config.shape,
-        lanes=1,
-        replicas=1,
-        shards_per_lane=2,
-        stages=3,
-        ranks_per_stage=1,
-        ranks_per_pod=1,
-        steps=14,
-    )
+    scenario, rng = _pipeline(seed, 3), random.Random(f"boundary of {kinds} {seed}")
+    shape = scenario.config.shape
     (loss, *_) = draw_losses(rng, shape.num_ranks, ("kill-stage",), ("kill-stage",))
     loss = replace(loss, times=rng.randint(3 * shape.num_ranks, 10 * shape.num_ranks))
     # Another stage is lost in the same step, or none is.
     losses = (loss, replace(loss, times=loss.times + 1))[: rng.randint(1, 2)]
+    return replace(scenario, faults=losses)
+
+
+def draw_cascades(seed: int, kinds: tuple[str, ...] = ()) -> Scenario:
+    """Return the same pipeline, or a longer one, that loses more while it replays a stage."""
+    assert not kinds, "losses are drawn here"
+    rng = random.Random(f"cascades {seed}")
+    scenario = _pipeline(seed, rng.choice((3, 5)))
+    return replace(scenario, faults=tuple(draw_cascade(rng, scenario.config.shape.num_ranks)))
+
+
+def draw_refusals(seed: int, kinds: tuple[str, ...] = ()) -> Scenario:
+    """Return three replicas that refuse a step over a bad state, and lose a stage soon after."""
+    assert not kinds, "losses are drawn here"
+    rng = random.Random(f"refusals {seed}")
+    scenario = _pipeline(seed, 2, replicas=3)
+    bad = Fault(kind="corrupt-state", point="KeepFrom", times=rng.randint(1, 12))
+    loss = Fault(kind="kill-stage", point="applied", times=rng.randint(7, 18))
+    return replace(scenario, faults=(bad, loss))
+
+
+def _pipeline(seed: int, stages: int, replicas: int = 1) -> Scenario:
+    """Return replicas that log boundaries over windows of three versions, without a disk."""
+    scenario = draw(seed, ("damage-segment",))
+    shape = replace(
+        scenario.config.shape,
+        lanes=replicas,
+        replicas=replicas,
+        shards_per_lane=2,
+        stages=stages,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        steps=14,
+    )
     snapshots = scenario.config.snapshots
     assert snapshots is not None
     snapshots = replace(snapshots, memory_bytes=1 << 32, num_instalments=3, peers=2, boundary=True)
@@ -46,12 +75,42 @@ def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
         scenario.config,
         shape=shape,
         snapshots=snapshots,
-        spares=shape.stages,
+        spares=shape.stages * shape.lanes,
         redundancy=None,
         checkpoint_dir="",
     )
     config = replace(config, shape=replace(shape, checkpoint_every_steps=0))
-    return replace(scenario, config=config, units=3, slots_per_pod=1, faults=losses)
+    return replace(scenario, config=config, units=3, slots_per_pod=1, faults=())
+
+
+def _each_by_itself(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
+    """Each lost stage is computed again by itself, whatever is lost beside it."""
+    return tuple(Stretch(first=stage, last=stage) for stage in sorted(set(lost_stages)))
+
+
+class _AnyQuorum(dict[int, set[str]]):
+    """Every quorum has committed every step."""
+
+    def get(self, step: int, default: Any = None) -> Any:
+        del step, default
+        return _Everything()
+
+
+class _Everything:
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+def _find_whoever_voted(own: Any, border: Border, step: int, shard_type: int) -> Any:
+    """A log counts whatever became of the attempt that its sender voted in."""
+    certified, own.certified = own.certified, _AnyQuorum()
+    try:
+        return _FIND(own, border, step, shard_type)
+    finally:
+        own.certified = certified
+
+
+_FIND = vars(BoundaryStores)["_find_holders"]
 
 
 def _all_units(own: BoundaryReplayer, step: BoundaryStep) -> list[int]:
@@ -78,6 +137,18 @@ def _own_scale(own: BoundaryReplayer, step: BoundaryStep) -> float:
 
 
 BOUNDARY_MUTANTS = {
+    "boundary-log-of-another-attempt": Mutant(
+        "what crossed a boundary in an attempt that was refused counts as that of the step",
+        [(BoundaryStores, "_find_holders", _find_whoever_voted)],
+        (),
+        draws=draw_refusals,
+    ),
+    "stretch-not-enlarged": Mutant(
+        "lost stages beside each other are computed again each by itself",
+        [(boundary_stores, "find_stretches", _each_by_itself)],
+        (),
+        draws=draw_cascades,
+    ),
     "frozen-unit-updated": Mutant(
         "a unit without its full state is updated as if it had it",
         [(BoundaryReplayer, "active", _all_units), (BoundaryReplayer, "_load", _load_once)],

@@ -107,6 +107,8 @@ def find(mutant: Mutant) -> Outcome | None:
     with applied(mutant):
         for seed in range(mutant.first, mutant.first + mutant.seeds):
             outcome = simulate(mutant.draws(seed, mutant.kinds))
+            # A mutant that does not fit the code any more shows nothing.
+            assert not outcome.violation.startswith("TypeError"), outcome.where
             if outcome.violation:
                 return outcome
     return None
@@ -187,9 +189,10 @@ def _settle_without_tiers(
     shards_per_lane: int,
     reports: Sequence[SettleReport],
     stores: Sequence[StoreReport] = (),
+    *rest: Any,
 ) -> settle.Settlement:
     members = tuple(replace(m, since=-1) for m in plan.members)
-    return _SETTLE(replace(plan, members=members), shards_per_lane, reports, stores)
+    return _SETTLE(replace(plan, members=members), shards_per_lane, reports, stores, *rest)
 
 
 def _reach_any_certificate(

@@ -4,7 +4,7 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
-from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS
+from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS, draw_cascades, draw_refusals
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -25,6 +25,17 @@ def test_every_invariant_holds_whatever_a_seed_draws(first: int) -> None:
 
 def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:
     outcome = simulate(draw(7987))
+    assert not outcome.violation, outcome.violation
+
+
+def test_a_step_that_the_members_left_rolled_over_is_made_again_from_their_stores() -> None:
+    outcome = simulate(draw(25008))
+    assert not outcome.violation, outcome.violation
+    assert outcome.seen["replayed"]
+
+
+def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> None:
+    outcome = simulate(draw(25100))
     assert not outcome.violation, outcome.violation
 
 
@@ -100,6 +111,24 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+
+
+def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(7):
+        outcome = simulate(draw_cascades(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["stretch enlarged"]
+    assert seen["stretch again"]
+    assert seen["stretch beside another loss"]
+
+
+def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:
+    for seed in range(2):
+        outcome = simulate(draw_refusals(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert outcome.seen["replayed"]
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

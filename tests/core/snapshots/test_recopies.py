@@ -11,7 +11,7 @@ from tests.core.rank.test_authors import with_spare, with_stores
 from tests.core.segments.keys import key_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.recopies import Held, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentKey
@@ -48,6 +48,8 @@ def test_a_segment_goes_out_of_its_stage_first_and_with_few_pods_to_a_spare() ->
     few = with_spare(with_stores(make_plan({0: ["a.1"], 1: ["b.1"]})), "s")
     assert sent(few, "a", "a", "gone") == [("s",)]
     assert sent(few, "s", "gone", "s") != [], "a spare sends as well"
+    assert sent(few, "s", "gone", "s", "a", peers=2) == [], "it has not heard what is complete"
+    assert sent(few, "a", "gone", "s", "a", peers=2) == [("b",)]
 
 
 def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_before() -> None:
@@ -57,6 +59,17 @@ def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_b
     assert sent(few, "a", before, "b") == [], "it has nothing to send"
     (to,) = sent(GRID, "a", "a", store("b", before="-before"))
     assert len(to) == 1
+
+
+def test_a_store_that_took_it_for_two_plans_counts_once() -> None:
+    first = Recopy(KEY, (store("d"),), (store("b"), store("c"), store("d")))
+    then = Recopy(KEY, (store("d"), store("a")), (store("b"), store("d"), store("a")))
+
+    holders = holders_after((store("gone"), store("b"), store("c")), first, store("d"))
+    assert holders == (store("b"), store("c"), store("d"))
+    holders = holders_after(holders, then, store("d"))
+    assert holders == (store("b"), store("d")), "the second plan has no c"
+    assert holders_after(holders, then, store("a")) == (store("b"), store("d"), store("a"))
 
 
 def test_of_what_nobody_said_who_keeps_it_nothing_is_sent() -> None:

@@ -369,6 +369,7 @@ EXAMPLES: dict[str, Any] = {
         pod=POD,
         address="10.0.0.1:4000",
         lineage=0,
+        is_full=True,
         units=(
             segments.UnitHeld(
                 position=1,
@@ -435,6 +436,9 @@ EXAMPLES: dict[str, Any] = {
             step_us=250_000,
             popularity=Popularity(running=(3, 0), ordered_by=(70, 58)),
         ),
+        last_gradient="a" * 32,
+        last_masters="b" * 32,
+        mark_gradient="d" * 32,
     ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),
     "ledger-entry": LedgerEntry(

@@ -250,6 +250,18 @@ def test_a_log_that_was_written_wrong_is_found_by_what_votes_told(case: Case) ->
     assert case.first_input in {bad.key for bad in case.copies.bad}
 
 
+def test_after_a_step_that_came_out_right_only_what_came_since_is_blamed(case: Case) -> None:
+    replay = case.replay()
+    assert replay.next is not None
+    wrong = replace(replay, next=replace(replay.next, states=("", "another", "")))
+
+    outcome = case.run(wrong)
+
+    assert isinstance(outcome, LoadFailed)
+    assert "its votes told another" in outcome.why
+    assert case.copies.bad == [], "all states, and the gradient of the last step, were as told"
+
+
 def in_a_stretch(replay: BoundaryReplay) -> BoundaryReplay:
     """The stage after it is lost as well, and replays."""
     relay = Relay(position=STAGE + 1, kind=SegmentKind.INPUT_GRADIENT, holders=(HOLDERS[0],) * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -66,3 +67,28 @@ def test_a_damaged_copy_of_the_own_pod_is_discarded_and_another_one_is_read() ->
 
     assert read(stores, [OWN, OTHER]) == b"b"
     assert OWN.pod not in stores.kept
+
+
+def test_what_is_proven_right_is_not_blamed() -> None:
+    copies = GoodCopies(cast(Any, Stores(b"a", b"b")), OWN.pod, lambda: "")
+    proven, doubted = KEY, replace(KEY, version=6)
+    memory = memoryview(bytearray(1))
+    for key in (proven, doubted):
+        copies.read(key, [OWN], memory, lambda: bytes(memory).hex())
+
+    copies.acquit(lambda key: key.version < 6)
+    copies.blame()
+
+    assert [(bad.key, bad.pod) for bad in copies.bad] == [(doubted, OWN.pod)]
+
+
+def test_what_another_may_have_made_wrong_gives_no_copy_up() -> None:
+    copies = GoodCopies(cast(Any, Stores(b"a", b"b")), OWN.pod, lambda: "")
+    memory = memoryview(bytearray(1))
+    copies.read(KEY, [OWN], memory, lambda: bytes(memory).hex())
+
+    copies.is_alone = False
+    copies.blame()
+
+    assert copies.bad == []
+    assert copies.differs
