@@ -121,8 +121,14 @@ def _judge(
     log = snapshots.log if snapshots is not None else LogKind.GRADIENTS
     num_types = state.shape.num_types if log is LogKind.BOUNDARY else 0
     coverage = cover(state.shape.positions, pods, lineage, num_types)
-    ordering = snapshots.ordering if snapshots is not None else ""
-    return coverage, summarize(coverage, pods, lineage, log=log, ordering=ordering)
+    return coverage, summarize(
+        coverage,
+        pods,
+        lineage,
+        log=log,
+        ordering=snapshots.ordering if snapshots is not None else "",
+        log_reason=snapshots.log_reason if snapshots is not None else "",
+    )
 
 
 def _lineage(state: CoordinatorState) -> int:

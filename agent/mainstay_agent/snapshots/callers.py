@@ -16,7 +16,7 @@ from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import Segment, SegmentIndex, window_of
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 
@@ -132,7 +132,9 @@ class Caller(Channel):
         self._holders, self._is_again = message.holders, message.is_again
         if self._refusal or self._has_newer(header):
             return None
-        self._room = index.take_room(header.size_bytes)
+        self._room = index.take_room(
+            header.size_bytes, 0 if message.is_again else window_of(header)
+        )
         if self._room is None:
             self._refusal = index.why_full(header.size_bytes)
             return None

@@ -137,7 +137,7 @@ class TrainerLine(Channel):
     def _give_room(self, message: frames.TakeRoom) -> None:
         if message.request in self._rooms:
             raise RemoteProtocolError(f"room {message.request} is taken")
-        room = self._index.take_room(message.size)
+        room = self._index.take_room(message.size, message.window)
         if room is None:
             why = self._index.why_full(message.size)
             self.send(frames.encode(frames.Full(request=message.request, why=why)))

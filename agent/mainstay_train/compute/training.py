@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.compute.loader import Loader
+from mainstay_train.model.blocks import Block
 from mainstay_train.model.job_units import units_of_workload
 from mainstay_train.model.workload import Workload, user_code
 
@@ -54,6 +56,8 @@ class BlockTraining:
     device: str
     loader: Loader
     """One for all stages that this trainer gets: a data set is called by one thread."""
+    unskippable: Collection[str] = ()
+    """Names of blocks of which a replay skips nothing (:mod:`mainstay_train.model.trial`)."""
 
     @property
     def clip_norm(self) -> float | None:
@@ -74,7 +78,7 @@ class BlockTraining:
 
     def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
         """Build the blocks of one stage, and what computes them."""
-        return Engine.build(
+        engine = Engine.build(
             self.workload,
             self.config,
             self.loader,
@@ -84,6 +88,10 @@ class BlockTraining:
             hook=hook,
             inner=inner_mesh(self.config, self.device, inner),
         )
+        for block in engine.state.blocks:
+            assert isinstance(block, Block), "only a user's own loop has others"
+            block.may_skip = block.name not in self.unskippable
+        return engine
 
 
 def inner_mesh(config: JobConfig, device: str, index: int) -> InnerMesh:

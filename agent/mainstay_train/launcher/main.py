@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
+from collections.abc import Collection
 
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.job import protections
+from mainstay_core.job.config import JobConfig, LogKind
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
@@ -145,6 +148,7 @@ def _load_blocks(
         extra = {**ours, **inner, protections.ENTRY_KEY: protections.BLOCKS}
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
+        unskippable = _find_unskippable(config, loaded, torch.device(device))
         extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,
@@ -153,4 +157,35 @@ def _load_blocks(
         "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
     }
     loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead)
-    return BlockTraining(workload=loaded, config=config, device=device, loader=loader), hello
+    training = BlockTraining(
+        workload=loaded, config=config, device=device, loader=loader, unskippable=unskippable
+    )
+    return training, hello
+
+
+def _find_unskippable(
+    config: JobConfig, loaded: workload.Workload, device: torch.device
+) -> Collection[str]:
+    """Return the blocks whose frozen units a replay must not skip.
+
+    That is no part of the fingerprint: a weight gradient that is computed and not used costs time,
+    and moves no bit.
+    """
+    snapshots = config.snapshots
+    if snapshots is None or snapshots.log is not LogKind.BOUNDARY:
+        return ()
+    if config.compile == compilation.BLOCKS:
+        return ()  # compiled code defers no weight gradient, so none is skipped
+    began_s = time.monotonic()
+    unskippable = trial.find_unskippable(loaded, device)
+    for name, why in unskippable.items():
+        logger.warning("frozen units of block %s are computed all the same: %s", name, why)
+    took_s = time.monotonic() - began_s
+    logger.info(
+        "%d of %d blocks leave out the weight gradients of frozen units in a replay; their trial "
+        "took %.2f s",
+        len(loaded.blocks) - len(unskippable),
+        len(loaded.blocks),
+        took_s,
+    )
+    return unskippable

@@ -5,7 +5,7 @@
 - ``block_spec``: the recipe of a block
 - ``blocks``: pieces of a model between which only explicit tensors pass
 - ``compilation``: blocks as code of torch's compiler
-- ``trial``: tries compiled blocks before a trainer says hello
+- ``trial``: tries each kind of block before a trainer says hello
 - ``job_units``: the units of all positions of a job, as windows of snapshots are planned of them
 - ``losses``: losses that never hold all logits in fp32
 - ``split``: modules whose backward computes input and weight gradients apart

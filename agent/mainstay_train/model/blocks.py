@@ -126,6 +126,8 @@ class Block:
             (p, p) for p in self.module.parameters() if p.requires_grad
         ]
         self._checked = False
+        self.may_skip = True
+        """Whether weight gradients can be left out; False where that was found to move others."""
         self._refuse_impure_modules()
         self._compiles, self._run = compiles, self.module
         if compiles:
@@ -291,7 +293,7 @@ class Block:
 
     def can_skip(self, unit: str) -> bool:
         """Return whether a unit's weight gradients can be left out: :meth:`backward_weight`."""
-        return self._at_once.isdisjoint(self.units[unit])
+        return self.may_skip and self._at_once.isdisjoint(self.units[unit])
 
     def _skipped(self, frozen: Collection[str]) -> set[str]:
         """The parameters of frozen units."""

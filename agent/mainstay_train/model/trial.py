@@ -1,4 +1,7 @@
-"""Tries compiled blocks before a trainer says hello: they compile here, and repeat their bits.
+"""Tries each kind of block before a trainer says hello.
+
+Compiled blocks must compile here and repeat their bits. And where a replay leaves out the weight
+gradients of frozen units, that must not move a bit of anything else.
 
 Blocks that are alike have one trial: they have the same modules with the same numbers, and
 parameters of the same shapes. What it compiles is not lost: the compiler keeps it on the disk, and
@@ -7,7 +10,7 @@ the blocks that train find it there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -30,7 +33,7 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
     entry = {"compile": compilation.describe(device)}
     batch = model.dataset.batch(ADDRESS)
     x = _activation(model, device)
-    for number, spec in _kinds(model):
+    for number, spec, _ in _kinds(model):
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
         try:
@@ -41,7 +44,7 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
             if compilation.is_refusal(error):
                 raise compilation.refused(spec.name, error) from error
             raise
-        if not all(map(torch.equal, first, second)):
+        if not all(torch.equal(first[name], second[name]) for name in first):
             raise InvalidSpecError(
                 compilation.PATH,
                 f"is Blocks, but two runs of block {spec.name!r} as compiled code have other bits; "
@@ -50,18 +53,79 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
     return entry
 
 
-def _kinds(model: Workload) -> Iterator[tuple[int, BlockSpec]]:
-    """The first block of each kind, with its number."""
-    seen = set()
+def find_unskippable(model: Workload, device: torch.device) -> dict[str, str]:
+    """Try what a block's outputs are without the weight gradients of some of its units.
+
+    The input's gradient, and the weight gradients that are computed, must have the same bits
+    whichever others are left out (MoEvement, arXiv 2412.15411, section 3.3, leaves out those of
+    frozen units). For each two units there is a run in which one is left out and the other is not:
+    2 + 2 log2(units) micro-batches of each kind of block.
+
+    Returns:
+        Of each block whose bits differ, what differs. Its units must not be skipped.
+    """
+    batch = model.dataset.batch(ADDRESS)
+    x = _activation(model, device)
+    found: dict[str, str] = {}
+    for number, spec, alike in _kinds(model):
+        given = batch.tokens.to(device) if number == 0 else x
+        targets = batch.targets.to(device) if spec.is_last else None
+        (block,) = model.build([number], device)
+        block.initialize(0)
+        # Weights that begin as zeros would make all gradients zeros, which are equal whatever is
+        # wrong.
+        block.masters.add_(_waves(block.masters.shape).to(device), alpha=0.02)
+        block.refresh()
+        difference = _difference(block, given, targets)
+        if difference:
+            found |= dict.fromkeys(alike, difference)
+    return found
+
+
+def _difference(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> str:
+    """Return what changes if weight gradients of some units are left out; empty if nothing does."""
+    units = [unit for unit in block.units if block.can_skip(unit)]
+    if not units:
+        return ""
+    whole = _run(block, x, targets)
+    for frozen in skipped_sets(units):
+        again = _run(block, x, targets, frozen)
+        computed = [n for unit, names in block.units.items() if unit not in frozen for n in names]
+        left_out = ", ".join(frozen) if len(frozen) < len(units) else "all units"
+        for name in ("the output", "the gradient of the input", *computed):
+            if name in whole and not _has_bits_of(whole[name], again[name]):
+                return f"{name} has other bits without the weight gradients of {left_out}"
+    return ""
+
+
+def skipped_sets(units: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield sets of units to leave out: all, and for each two units one with only one of them."""
+    yield tuple(units)
+    for bit in range((len(units) - 1).bit_length()):
+        for value in (0, 1):
+            yield tuple(unit for n, unit in enumerate(units) if n >> bit & 1 == value)
+
+
+def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are equal as bytes: negative zeros and no-numbers count."""
+    return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def _kinds(model: Workload) -> Iterator[tuple[int, BlockSpec, list[str]]]:
+    """The first block of each kind, with its number, and the names of all that are like it."""
+    alike: dict[object, list[str]] = {}
+    first: list[tuple[int, BlockSpec, list[str]]] = []
     for number, (spec, flat) in enumerate(zip(model.blocks, model.layouts(), strict=True)):
         shapes = tuple((p.name.removeprefix(f"{spec.name}."), p.shape) for p in flat.params)
         with torch.device("meta"):
             module = spec.build()
         numbers = str([_numbers(inside) for inside in module.modules()])
         kind = (shapes, str(module), numbers, spec.draws, number == 0, spec.is_last)
-        if kind not in seen:
-            seen.add(kind)
-            yield number, spec
+        if kind not in alike:
+            alike[kind] = []
+            first.append((number, spec, alike[kind]))
+        alike[kind].append(spec.name)
+    yield from first
 
 
 def _numbers(module: nn.Module) -> list[tuple[str, object]]:
@@ -70,13 +134,18 @@ def _numbers(module: nn.Module) -> list[tuple[str, object]]:
 
 
 def _activation(model: Workload, device: torch.device) -> torch.Tensor:
-    shape = torch.Size(model.activation_shape)
-    values = torch.linspace(-1, 1, shape.numel(), dtype=torch.float32).sin_()
-    return values.view(shape).to(device, model.dtype)
+    return _waves(torch.Size(model.activation_shape)).to(device, model.dtype)
 
 
-def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> list[torch.Tensor]:
-    """Output or loss, the input's gradient and the weights' of a micro-batch."""
+def _waves(shape: torch.Size) -> torch.Tensor:
+    """Return values between -1 and 1 that hardly repeat, fp32."""
+    return torch.arange(1, shape.numel() + 1, dtype=torch.float32).sin_().view(shape)
+
+
+def _run(
+    block: Block, x: torch.Tensor, targets: torch.Tensor | None, frozen: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """Output or loss, the input's gradient and the weights' of a micro-batch, by name."""
     if targets is not None:
         tape = block.recompute_loss(x, targets, ADDRESS)
         output, dy = tape.loss, None
@@ -86,6 +155,7 @@ def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> list[to
         output = tape.output.detach()
         dy = output.clone()
     dx = block.backward_input(tape, dy)
-    weights = torch.zeros(block.layout.size, device=x.device)
-    block.backward_weight(tape, block.layout.views(weights))
-    return [output, weights, *([] if dx is None else [dx])]
+    weights = block.layout.views(torch.zeros(block.layout.size, device=x.device))
+    block.backward_weight(tape, weights, frozen=frozen)
+    inputs = {} if dx is None else {"the gradient of the input": dx}
+    return {"the output": output, **inputs, **weights}

@@ -121,6 +121,11 @@ class SegmentKeeper:
         """Note the numerics fingerprint that all segments of this trainer name."""
         told = json.dumps(dict(fingerprint), sort_keys=True)
         self._writer.fingerprint = hashlib.sha256(told.encode()).hexdigest()[:32]
+        logger.info(
+            "lost states are made anew from logs of %s, as %s",
+            self._config.log,
+            self._config.log_reason,
+        )
 
     def forget_state(self) -> None:
         """Finish what is being copied: another state comes, and this one's memory is freed."""

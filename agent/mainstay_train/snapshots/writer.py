@@ -165,7 +165,9 @@ class SegmentWriter:
             StoreGone: the store has ended.
         """
         try:
-            room = self._client.room(content.size_bytes)
+            first = self.window.first if self.window else 0
+            needed_in = first if key.version >= first else 0
+            room = self._client.room(content.size_bytes, needed_in)
             began_ns = time.monotonic_ns()
             try:
                 content.write(room.memory)

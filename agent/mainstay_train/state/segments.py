@@ -114,8 +114,13 @@ class SegmentClient:
 
     # Writing ---------------------------------------------------------------------
 
-    def room(self, size: int) -> Room:
+    def room(self, size: int, window: int = 0) -> Room:
         """Return room for a segment. It must be written or given back.
+
+        Args:
+            size: of the segment, in bytes.
+            window: first version of the window in flight, if it needs the segment: where the store
+                is full, what is older goes.
 
         Raises:
             StoreFull: there is none.
@@ -123,7 +128,9 @@ class SegmentClient:
         """
         number = self._store.open_room()
         try:
-            answer = self._store.ask(number, frames.TakeRoom(request=number, size=size))
+            answer = self._store.ask(
+                number, frames.TakeRoom(request=number, size=size, window=window)
+            )
             if isinstance(answer, frames.Full):
                 raise StoreFull(answer.why)
             assert isinstance(answer, frames.Room)

@@ -54,6 +54,8 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
     if summary.get("ordering"):
         order, log = summary["ordering"], name_log(summary.get("log", ""))
         told = f"  units are copied in the order {order}; a lost state is made anew from {log}"
+        if summary.get("log_reason"):
+            told += f": {summary['log_reason']}"
         lines.insert(1, told)
     if summary["num_covered"]:
         lines += [f"  a replay would take {count(summary['replay_steps'], 'step')} now at most"]

@@ -22,6 +22,7 @@ from mainstay_core.base.bounds import (
     Name,
     Range,
     Seconds,
+    Sentence,
     Text,
 )
 from mainstay_core.base.codec import OMITTED
@@ -91,6 +92,8 @@ class SnapshotConfig:
     answer counts as empty."""
     boundary: bool = field(default=False, metadata=OMITTED)
     """Whether what crosses the boundaries of stages is logged, instead of gradients."""
+    log_reason: Sentence = field(default="", metadata=OMITTED)
+    """Why the job has this kind of log."""
 
     @property
     def log(self) -> LogKind:

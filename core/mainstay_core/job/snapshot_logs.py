@@ -19,9 +19,6 @@ from mainstay_core.job.config import LogKind
 from mainstay_core.job.llama_sizes import padded
 
 PATH = "spec.snapshots.replay"
-AUTO_MAY_TAKE_BOUNDARY = False
-"""Whether ``Auto`` may choose logs of boundaries. Until jobs have run with them for long, they are
-asked for by name."""
 WIDE_BYTES = 4
 """Masters and gradients are fp32."""
 PAGE_BYTES = 4096
@@ -48,7 +45,8 @@ def choose_log(
 ) -> LogChoice:
     """Return from what the job's lost states are made anew.
 
-    ``Auto`` is the kind with fewer bytes a step, of those that the job can have.
+    ``Auto`` is the kind with fewer bytes a step, of those that the job can have and that cover what
+    may be lost.
 
     Args:
         replay: ``spec.snapshots.replay``.
@@ -66,22 +64,21 @@ def choose_log(
         raise InvalidSpecError(PATH, f"is Boundary, but {refusal}; use Gradients")
     if replay != "Auto":
         return LogChoice(log=LogKind(replay.lower()), reason=f"{PATH} says {replay}")
-    if not AUTO_MAY_TAKE_BOUNDARY:
-        reason = f"logs of boundaries have to be asked for in this version ({PATH}: Boundary)"
-        return LogChoice(log=LogKind.GRADIENTS, reason=reason)
-    if refusal:
-        return LogChoice(log=LogKind.GRADIENTS, reason=refusal)
+    why_gradients = refusal or _why_covers_less(shape)
     if models is None:
-        return LogChoice(
-            log=LogKind.GRADIENTS, reason="the sizes of the model are not known before it runs"
-        )
+        unknown = "the sizes of the model are not known before it runs"
+        return LogChoice(log=LogKind.GRADIENTS, reason=why_gradients or unknown)
     gradients = gradient_bytes(models, shape, peers=peers)
     boundary = boundary_bytes(models, cuts, shape, window=window, peers=peers)
+    costs = (
+        f"a step adds {show_bytes(gradients)} of gradients to all stores together, or "
+        f"{show_bytes(boundary)} of what crosses stage boundaries and of compute weights"
+    )
+    if why_gradients:
+        return LogChoice(log=LogKind.GRADIENTS, reason=f"{why_gradients} ({costs})")
     log = LogKind.BOUNDARY if boundary < gradients else LogKind.GRADIENTS
     return LogChoice(
-        log=log,
-        reason=f"a step adds {show_bytes(gradients)} of gradients to all stores together, or "
-        f"{show_bytes(boundary)} of what crosses stage boundaries and of compute weights",
+        log=log, reason=f"{costs}, and with one replica both cover the loss of the same pods"
     )
 
 
@@ -90,6 +87,25 @@ def _why_no_boundary(shape: JobShape) -> str:
         return (
             "with several ranks to a stage a lost one is made anew from gradients only in this "
             "version"
+        )
+    return ""
+
+
+def _why_covers_less(shape: JobShape) -> str:
+    """Return why logs of boundaries cover fewer losses than gradients do; empty if they do not.
+
+    What a stage sends lies in its sender's pod alone, for each shard type in another replica's. A
+    replay needs it of the living stages beside the lost ones. With one replica a pod that is lost
+    takes with it the logs of the stages that it computed, which are lost themselves, and log again
+    as they are made anew. With several the job goes on without a lost cell: its logs are gone, and
+    nobody computes those types again.
+    """
+    # Replicas may be added until each lane has one.
+    if shape.lanes > 1:
+        return (
+            f"a job with {shape.lanes} lanes goes on without a lost replica, and what that one had "
+            "sent is in no other pod: until the next window is complete, the stages beside its own "
+            "could not be made anew from logs of boundaries"
         )
     return ""
 

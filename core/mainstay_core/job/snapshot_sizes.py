@@ -178,7 +178,8 @@ def plan_snapshots(
     _check_degrees(snapshots, protection, window, num_pods)
     _check_ordering(snapshots, workload)
     models = known_models(workload, shape)
-    log = choose_log_of(snapshots, models, shape).log
+    choice = choose_log_of(snapshots, models, shape)
+    log = choice.log
     least = None
     if models is not None:
         least = store_bytes(models, shape, window=window, peers=snapshots.peers, log=log)
@@ -208,6 +209,7 @@ def plan_snapshots(
         ordering=snapshots.ordering,
         decay=DECAY_ONE * snapshots.decay_percent // 100,
         boundary=log is LogKind.BOUNDARY,
+        log_reason=choice.reason,
     )
 
 

@@ -3,6 +3,7 @@
 - ``frames``: what trainers and other pods say to a store, and what it answers
 - ``spans``: places in an arena of a fixed size
 - ``boundary_votes``: the votes that rest on what crossed the boundary of a stage
+- ``evictions``: what of a full store goes, so that the window in flight finds room
 - ``index``: the segments of one store
 - ``deliveries``: one segment on its way to its holders
 - ``status``: what a store tells the api: what it holds in short, and the checksums of a check

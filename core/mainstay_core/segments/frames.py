@@ -66,6 +66,8 @@ class TakeRoom:
 
     request: Count
     size: SizeBytes
+    window: Count = field(default=0, metadata=OMITTED)
+    """First version of the window in flight, if it needs the segment; 0: it does not."""
     kind: Literal["room"] = "room"
 
 

@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import JobUid, PodUid
-from mainstay_core.base.words import quote
+from mainstay_core.base.words import count, quote
 from mainstay_core.segments.boundary_votes import BoundaryVotes
+from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
@@ -96,12 +97,14 @@ class SegmentIndex:
         may write before the trainers here have said so."""
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
-        self.num_refused = self.num_discarded = 0
-        """Segments that found no room, and copies that a trainer found damaged."""
+        self.num_refused = self.num_evicted = self.num_discarded = 0
+        """Segments that found no room, those that went to give room to others, and copies that a
+        trainer found damaged."""
         self.short_of = ""
         """Why the newest of those found none; empty once a whole window has found room again."""
-        self._refused_before = 0
-        """How many had found no room when older versions were last dropped."""
+        self._short_before = 0
+        """How many had found no room, or had gone for others, when older versions were last
+        dropped."""
 
     @property
     def free_bytes(self) -> int:
@@ -130,9 +133,47 @@ class SegmentIndex:
 
     # Rooms -----------------------------------------------------------------------
 
-    def take_room(self, size: int) -> Span | None:
-        """Return a place to write ``size`` bytes into; None if it does not fit."""
-        return self._spans.allocate(size)
+    def take_room(self, size: int, window: int = 0) -> Span | None:
+        """Return a place to write ``size`` bytes into; None if it does not fit.
+
+        Args:
+            size: bytes of the segment.
+            window: first version of the window in flight, if the segment is one that it needs
+                (:func:`window_of`). For it older logs and copies go, where there is no room.
+        """
+        room = self._spans.allocate(size)
+        if room is None and window > self._from_version:
+            self._make_room(size, window)
+            room = self._spans.allocate(size)
+        return room
+
+    def _make_room(self, size: int, window: int) -> None:
+        """Drop what the window in flight does not need, as far as it takes to have room.
+
+        If all of it is not enough, nothing goes.
+        """
+        segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
+        kept = (Kept(key, segment.header.window) for key, segment in segments.items())
+        free, gone = self._spans.copy(), list[SegmentKey]()
+        for keys in plan_evictions(kept, window=window, complete=self._from_version):
+            for key in keys:
+                free.free(segments[key].span)
+            gone += keys
+            if free.largest >= size:
+                break
+        else:
+            return
+        self.num_evicted += len(gone)
+        num_copies = sum(key.kind in COPIES for key in gone)
+        self.short_of = (
+            f"of the {self._size_bytes} bytes of the store of segments too few are left for the "
+            f"window that begins at version {window}: {count(len(gone) - num_copies, 'log')} and "
+            f"{count(num_copies, 'copy', 'copies')} of what was before it had to go "
+            "(spec.snapshots.memory)"
+        )
+        self._drop(gone)
+        for key in gone:
+            self._votes.forget(key)  # other bytes may come in its place
 
     def why_full(self, size: int) -> str:
         """Return why no room was to be had, and note it."""
@@ -345,9 +386,10 @@ class SegmentIndex:
             return
         if version <= self._from_version:
             return
-        if self.num_refused == self._refused_before:
+        num_short = self.num_refused + self.num_evicted
+        if num_short == self._short_before:
             self.short_of = ""
-        self._refused_before = self.num_refused
+        self._short_before = num_short
         self._from_version = version
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
         self._records = {s: r for s, r in self._records.items() if s >= version}
@@ -394,6 +436,11 @@ class SegmentIndex:
     def log_runs(self) -> list[LogsHeld]:
         """Return the boundary logs that count, those of types and steps in a row as one."""
         return self._votes.list_runs(self._lineage)
+
+
+def window_of(header: SegmentHeader) -> int:
+    """Return the first version of the window in flight that needs a segment; 0: none does."""
+    return header.window if header.key.version >= header.window else 0
 
 
 def record_bytes(record: CommitRecord) -> int:

@@ -56,6 +56,13 @@ class SpanAllocator:
         """The bytes of the largest place that is free."""
         return max(self._sizes, default=0)
 
+    def copy(self) -> SpanAllocator:
+        """Return an allocator of an arena in which the same places are free."""
+        twin = SpanAllocator(0)
+        twin._offsets, twin._sizes = [*self._offsets], [*self._sizes]
+        twin.free_bytes = self.free_bytes
+        return twin
+
     def allocate(self, size: int) -> Span | None:
         """Return a place for ``size`` bytes; None if no free place is large enough."""
         room = room_of(size)

@@ -29,7 +29,7 @@ from mainstay_core.segments.frames import (
 )
 from mainstay_core.segments.frames import Held as HeldEverywhere
 from mainstay_core.segments.index import Segment as Kept
-from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.index import SegmentIndex, window_of
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
@@ -148,15 +148,20 @@ class SegmentStore:
         return key in self._given_up
 
     def _put(
-        self, header: SegmentHeader, content: terms.UnitTerm, holders: tuple[Holder, ...]
+        self,
+        header: SegmentHeader,
+        content: terms.UnitTerm,
+        holders: tuple[Holder, ...],
+        *,
+        is_again: bool = False,
     ) -> str:
         """Keep a segment; return why not, empty if it is kept."""
         why = self._index.refusal_of(header)
         if why:
             return why
-        room = self._index.take_room(header.size_bytes)
+        room = self._index.take_room(header.size_bytes, 0 if is_again else window_of(header))
+        self.has_been_full |= room is None or bool(self._index.num_evicted)
         if room is None:
-            self.has_been_full = True
             return self._index.why_full(header.size_bytes)
         place = header.key.position, header.key.unit
         before = {k for k in self._bytes if (k.position, k.unit) == place and self.keeps(k)}
@@ -181,7 +186,7 @@ class SegmentStore:
             self._index.keep_from(lineage, message.keep_from)
         if message.is_again and self.keeps(message.header.key):
             return Stored()
-        why = self._put(message.header, content, message.holders)
+        why = self._put(message.header, content, message.holders, is_again=message.is_again)
         return Refused(why=why) if why else Stored()
 
     def _keep(self, end: End, message: Written, content: terms.UnitTerm) -> None:

@@ -76,6 +76,7 @@ def summarize(
     *,
     log: LogKind = LogKind.GRADIENTS,
     ordering: str = "",
+    log_reason: str = "",
 ) -> SnapshotSummary:
     """Return the job's snapshots in short.
 
@@ -85,6 +86,7 @@ def summarize(
         lineage: of the plan in force.
         log: kind of log of the job.
         ordering: of the job, for people.
+        log_reason: why the job has this kind of log, for people.
     """
     stores = [_store_of(pod) for pod in pods if pod.store is not None]
     windows = _windows(pods, lineage)
@@ -121,6 +123,7 @@ def summarize(
         coverage=describe(coverage, log),
         log=log.value,
         ordering=ordering,
+        log_reason=log_reason,
     )
 
 

@@ -245,9 +245,11 @@ class SnapshotSummary:
     :class:`mainstay_core.job.config.LogKind`; empty where it is not told."""
     ordering: Name = field(default="", metadata=OMITTED)
     """Order in which a window copies the units."""
+    log_reason: Sentence = field(default="", metadata=OMITTED)
+    """Why the job has this kind of log."""
 
     def __post_init__(self) -> None:
-        cut_fields(self, "short_of", "coverage")
+        cut_fields(self, "short_of", "coverage", "log_reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

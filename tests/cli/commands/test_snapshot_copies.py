@@ -126,7 +126,11 @@ def test_what_stores_hold_is_listed_by_position_and_by_store(
 def test_boundary_logs_are_listed_with_the_order_of_units(
     demo: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    demo.told["summary"] |= {"log": "boundary", "ordering": "Popularity"}
+    demo.told["summary"] |= {
+        "log": "boundary",
+        "ordering": "Popularity",
+        "log_reason": "spec.snapshots.replay says Boundary",
+    }
     store = demo.told["stores"][0]
     store["units"][0] |= {"gradients": [], "computes": [{"first": 9, "last": 11}]}
     log = {"position": 1, "kind": "input-gradient", "voted_in": "q1-a", "first_type": 0}
@@ -138,8 +142,8 @@ def test_boundary_logs_are_listed_with_the_order_of_units(
     snapshot_copies.ls("demo")
     shown = capsys.readouterr().out
     assert (
-        "  units are copied in the order Popularity; a lost state is made anew from boundary logs\n"
-        in shown
+        "  units are copied in the order Popularity; a lost state is made anew from boundary logs: "
+        "spec.snapshots.replay says Boundary\n" in shown
     )
     assert "s1        0-2 of 4 (8, 12; none; compute weights 9-11)\n" in shown
     assert "s1        input-gradient of steps 8-12\n" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +18,6 @@ from mainstay_core.job.snapshot_logs import PAGE_BYTES, choose_log, type_bytes
 from mainstay_core.job.stages import stage_blocks
 
 ASKED: dict[str, Any] = {"enabled": True, "replay": "Boundary"}
-
-
-@pytest.fixture
-def auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_logs, "AUTO_MAY_TAKE_BOUNDARY", True)
 
 
 def model_of(**config: Any) -> ModelSizes:
@@ -42,21 +38,47 @@ def test_what_is_asked_for_reaches_the_pods() -> None:
         assert config.log is log
 
 
-def test_auto_takes_gradients_and_says_how_to_ask_for_boundaries() -> None:
-    choice = job_of({"enabled": True}).choose_log()
-    assert choice is not None
-    assert choice.log is LogKind.GRADIENTS
-    assert "have to be asked for in this version (spec.snapshots.replay: Boundary)" in choice.reason
-    assert job_of(None).choose_log() is None
+ONE_LANE = {"lanes": 1, "replicas": 1}
 
 
-@pytest.mark.usefixtures("auto")
-def test_auto_takes_the_kind_with_fewer_bytes() -> None:
-    wide = choose("Auto", model_of(dim=256, hidden=1024))
+def test_auto_takes_the_kind_with_fewer_bytes_and_names_both() -> None:
+    wide = choose("Auto", model_of(dim=256, hidden=1024), **ONE_LANE)
     assert wide.log is LogKind.BOUNDARY, wide.reason
-    many = choose("Auto", model_of(), lanes=64, replicas=64, micro_batches=64)
+    many = choose("Auto", model_of(), **ONE_LANE, micro_batches=4096)
     assert many.log is LogKind.GRADIENTS, many.reason
-    assert choose("Auto", None).log is LogKind.GRADIENTS
+    for choice in (wide, many):
+        assert re.fullmatch(
+            r"a step adds [\d.]+ .iB of gradients to all stores together, or [\d.]+ .iB of what "
+            r"crosses stage boundaries and of compute weights, and with one replica both cover the "
+            r"loss of the same pods",
+            choice.reason,
+        )
+
+
+def test_auto_takes_gradients_where_a_lost_pod_would_leave_others_uncovered() -> None:
+    for replicas in (1, 2):  # another may be added while the job runs
+        choice = choose(
+            "Auto", model_of(dim=256, hidden=1024), lanes=2, replicas=replicas, min_replicas=1
+        )
+        assert choice.log is LogKind.GRADIENTS
+        assert choice.reason.startswith("a job with 2 lanes goes on without a lost replica, and ")
+        assert "(a step adds " in choice.reason
+
+
+def test_auto_takes_gradients_of_a_model_that_is_not_known_before_it_runs() -> None:
+    choice = choose("Auto", None, **ONE_LANE)
+    assert choice.log is LogKind.GRADIENTS
+    assert choice.reason == "the sizes of the model are not known before it runs"
+
+
+@pytest.mark.parametrize("replay", ["Auto", "Gradients", "Boundary"])
+def test_the_choice_and_its_reason_reach_the_pods(replay: str) -> None:
+    job = job_of({"enabled": True, "replay": replay})
+    choice, config = job.choose_log(), job.plan_snapshots()
+    assert choice is not None
+    assert config is not None
+    assert (config.log, config.log_reason) == (choice.log, choice.reason)
+    assert job_of(None).choose_log() is None
 
 
 def test_several_ranks_to_a_stage_have_gradients() -> None:
@@ -67,9 +89,8 @@ def test_several_ranks_to_a_stage_have_gradients() -> None:
     )
 
 
-@pytest.mark.usefixtures("auto")
 def test_auto_takes_gradients_where_several_ranks_are_at_a_stage() -> None:
-    assert choose("Auto", model_of(dim=256), ranks_per_stage=2).log is LogKind.GRADIENTS
+    assert choose("Auto", model_of(dim=256), **ONE_LANE, ranks_per_stage=2).log is LogKind.GRADIENTS
 
 
 def test_a_stage_sends_what_the_blocks_at_its_ends_pass_on() -> None:

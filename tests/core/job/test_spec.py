@@ -212,6 +212,7 @@ def test_every_setting_reaches_the_config() -> None:
             "ask_s": 5.0,
             "ordering": "TimeDecayed",
             "decay": 49152,
+            "log_reason": "spec.snapshots.replay says Gradients",
         },
         "faults": [codec.encode(fault)],
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
+from itertools import combinations
 
 from tests.core.rank.test_boundary_stores import (
     COMMITTED,
@@ -226,3 +227,30 @@ def test_a_log_of_a_refused_attempt_does_not_count() -> None:
     first = cover(PLACES, seen, LINEAGE, NUM_TYPES)[0]
     assert not first.is_covered
     assert first.why_not.endswith("type 0, in step 4")
+
+
+def test_with_one_replica_any_pods_may_be_lost_if_copies_of_states_are_left() -> None:
+    """The rule of ``Auto``: the logs that go with a pod are of stages that are lost with it."""
+    pods = pipeline()
+    spare = Pod("spare", units={unit for pod in pods for unit in pod.units})
+    for num_lost in range(1, NUM_STAGES):  # commits are where trainers are
+        for lost in combinations(range(NUM_STAGES), num_lost):
+            left = [spare, *(pod for stage, pod in enumerate(pods) if stage not in lost)]
+            stores = BoundaryStores([pod.report() for pod in left], plan_of())
+            for stage in lost:
+                assert 6 in stores.reach(stage, lost), (stage, lost)
+
+
+def test_with_two_replicas_a_masked_cell_takes_logs_along_that_nobody_writes_again() -> None:
+    """Why ``Auto`` takes gradients there: each type is logged by the replica that computed it."""
+    pods = {pod.name: pod for pod in pipeline()}
+    twin = Pod("b2", records=dict(pods["b"].records), units=set(pods["b"].units))
+    twin.logs = {log for log in pods["b"].logs if log[3] == 1}
+    pods["b"].logs -= twin.logs
+
+    def reaches_newest(*names: str) -> bool:
+        left = [pod for pod in (*pods.values(), twin) if pod.name in names]
+        return 6 in BoundaryStores([p.report() for p in left], plan_of()).reach(0, {0})
+
+    assert reaches_newest("b", "b2", "c"), "one stage is lost"
+    assert not reaches_newest("b", "c"), "after a cell that was masked"

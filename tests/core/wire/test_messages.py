@@ -150,6 +150,7 @@ SUMMARY = stores.SnapshotSummary(
     coverage="the loss of 1 pod is not survived: demo-0 (s1)",
     log="boundary",
     ordering="Popularity",
+    log_reason="spec.snapshots.replay says Gradients",
 )
 
 EXAMPLES: dict[str, Any] = {

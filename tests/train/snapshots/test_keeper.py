@@ -83,7 +83,8 @@ class PlayedClient:
     def __init__(self) -> None:
         self.headers: list[SegmentHeader] = []
 
-    def room(self, size_bytes: int) -> Any:
+    def room(self, size_bytes: int, window: int = 0) -> Any:
+        del window
         return SimpleNamespace(memory=memoryview(bytearray(size_bytes)))
 
     def written(self, room: Any, header: SegmentHeader, holders: Any, keep_from: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -46,7 +47,7 @@ class Log:
         pass
 
 
-def make_engine(model: str, dtype: str, stage: int) -> Engine:
+def make_engine(model: str, dtype: str, stage: int, unskippable: Collection[str] = ()) -> Engine:
     entrypoint, config = MODELS[model]
     loaded = workloads.load(entrypoint, {**config, "dtype": dtype})
     shape = JobShape(
@@ -63,7 +64,11 @@ def make_engine(model: str, dtype: str, stage: int) -> Engine:
         job=JobUid("job"), name="job", shape=shape, entrypoint="", workload={}, device="cpu"
     )
     training = BlockTraining(
-        workload=loaded, config=job, device="cpu", loader=Loader(loaded.dataset)
+        workload=loaded,
+        config=job,
+        device="cpu",
+        loader=Loader(loaded.dataset),
+        unskippable=unskippable,
     )
     return training.build_engine(stage, NUM_STAGES, 0, lambda _: None)
 
