@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import show_bytes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
@@ -48,7 +47,7 @@ def choose_log(
 ) -> LogChoice:
     """Return from what the job's lost states are made anew.
 
-    ``Auto`` is the kind with fewer bytes a step, of those that the job can have.
+    ``Auto`` is the kind with fewer bytes a step.
 
     Args:
         replay: ``spec.snapshots.replay``.
@@ -57,20 +56,12 @@ def choose_log(
         shape: degrees of the job.
         window: steps of a window of copies.
         peers: other pods that keep each copy.
-
-    Raises:
-        InvalidSpecError: ``Boundary`` is asked for where it cannot be.
     """
-    refusal = _why_no_boundary(shape)
-    if replay == "Boundary" and refusal:
-        raise InvalidSpecError(PATH, f"is Boundary, but {refusal}; use Gradients")
     if replay != "Auto":
         return LogChoice(log=LogKind(replay.lower()), reason=f"{PATH} says {replay}")
     if not AUTO_MAY_TAKE_BOUNDARY:
         reason = f"logs of boundaries have to be asked for in this version ({PATH}: Boundary)"
         return LogChoice(log=LogKind.GRADIENTS, reason=reason)
-    if refusal:
-        return LogChoice(log=LogKind.GRADIENTS, reason=refusal)
     if models is None:
         return LogChoice(
             log=LogKind.GRADIENTS, reason="the sizes of the model are not known before it runs"
@@ -83,15 +74,6 @@ def choose_log(
         reason=f"a step adds {show_bytes(gradients)} of gradients to all stores together, or "
         f"{show_bytes(boundary)} of what crosses stage boundaries and of compute weights",
     )
-
-
-def _why_no_boundary(shape: JobShape) -> str:
-    if shape.ranks_per_stage > 1:
-        return (
-            "with several ranks to a stage a lost one is made anew from gradients only in this "
-            "version"
-        )
-    return ""
 
 
 def gradient_bytes(models: Sequence[ModelSizes], shape: JobShape, *, peers: int) -> int:
@@ -113,7 +95,8 @@ def boundary_bytes(
     A unit waits for half a window on average, and its compute weights are copied that often.
     """
     num_types = shape.lanes * shape.shards_per_lane
-    sent = sum(type_bytes(model, cut, shape) for model in models for cut in cuts)
+    # Each inner rank gives the same rank of the next stage the whole activation.
+    sent = shape.ranks_per_stage * sum(type_bytes(models[0], cut, shape) for cut in cuts)
     model = models[0]
     compute = sum(compute_bytes(model, block) for block in _blocks(models, shape))
     return num_types * sent + (1 + peers) * compute * (window - 1) // (2 * window)

@@ -357,7 +357,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
 def _draw_boundary(scenario: Scenario) -> bool:
     """Return whether boundaries are logged. Drawn apart: the rest is as with gradients."""
     rng = random.Random(f"boundary {scenario.seed}")
-    return scenario.config.shape.ranks_per_stage == 1 and rng.random() < SHARE_WITH_BOUNDARIES
+    return rng.random() < SHARE_WITH_BOUNDARIES
 
 
 def draw_losses(
