@@ -72,6 +72,7 @@ apart log last 2 llama bfloat16 4 1 1 2 Gradients
 apart logged middle 3 moe float32 4 1 2 1 Boundary
 apart snapshot early 3 moe bfloat16 4 1 1 1 Boundary
 apart vote first 1 moe float32 4 2 2 1 Gradients
+apart vote middle 3 llama bfloat16 4 1 2 2 Boundary
 apart vote middle 3 moe float32 4 1 2 1 Boundary
 pod apply first Auto llama bfloat16 4 1 1 2 Gradients
 pod forward first 2 moe float32 2 2 2 1 Boundary
@@ -87,6 +88,7 @@ stage holder first 1 moe float32 4 2 2 1 Boundary
 stage holder middle 3 llama bfloat16 1 2 1 2 Gradients
 stage itself first Auto llama bfloat16 1 2 2 2 Gradients
 stage log first Auto moe float32 1 2 2 1 Boundary
+stage log last 2 llama float32 2 2 2 2 Boundary
 stage logged middle 3 moe float32 1 2 2 1 Boundary
 stage snapshot early 3 moe float32 1 2 2 1 Boundary
 stage snapshot last 2 llama bfloat16 2 2 2 1 Boundary
@@ -173,8 +175,6 @@ class Loss:
                 self.lost not in ("adjacent", "apart") or self.stages == 4,
                 self.lost != "stage" or self.replicas == 2,
                 self.inner == 1 or self.model == "llama",
-                # Boundary logs are replayed with one rank to a stage.
-                self.inner == 1 or self.replay == "Gradients",
                 self.slots <= self.num_ranks,
                 # Of a pod's loss its peers are left.
                 self.lost != "pod" or self.num_pods > 1,

@@ -44,10 +44,20 @@ RUNS = {
         "trainer log last 2 llama float32 2 1 1 1 Boundary",
         "all apply first 2 llama float32 2 1 1 1 Boundary",
     ],
+    "a-rank-of-a-cell-by-boundary-logs": [
+        "trainer log last 2 llama bfloat16 2 1 1 2 Boundary",
+        "all apply first 2 llama bfloat16 2 1 1 2 Boundary",
+    ],
 }
 """Losses of a run, one after the other; what is left out has its default."""
 LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}
-SLOW = ("a-stage-of-two", "a-holder-too", "before-a-window", "stages-of-four")
+SLOW = (
+    "a-stage-of-two",
+    "a-holder-too",
+    "before-a-window",
+    "stages-of-four",
+    "a-rank-of-a-cell-by-boundary-logs",
+)
 """What is run by `make chaos` alone: `make test` has a time."""
 HELD_AT = 6
 """The step before which segments are damaged."""

@@ -50,9 +50,18 @@ class ChainGroups:
         Raises:
             GroupEnded: shut meanwhile, or a peer is gone.
         """
-        for group in self.groups:
-            group.connect()
-        if self._mesh is not None:
+        if self.pipeline is not None:
+            self.pipeline.connect()
+        self.connect_cell()
+
+    def connect_cell(self) -> None:
+        """Meet the other ranks of this rank's cell, unless they have met; raises likewise.
+
+        A replay computes within the cell alone, and the rest of the chain may not come before it
+        is done.
+        """
+        if self._mesh is not None and not self._mesh.connected:
+            self._mesh.connect()
             comm_mesh.enter(self._mesh)
 
     def shutdown(self, why: str) -> None:

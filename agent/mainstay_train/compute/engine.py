@@ -191,21 +191,29 @@ class Engine:
         assert self.interpreter is not None
         return self.interpreter.make_activation("cpu")
 
-    def compute_again(self, step: int, again: Recomputed, log: SentLog | None) -> None:
+    def compute_again(
+        self, step: int, again: Recomputed, log: SentLog | None, cell: ChainGroups | None = None
+    ) -> None:
         """Compute a step's reduced gradient as all cells of the stage together did before.
 
-        All types of the step run here, and are added in canonical order.
+        All types of the step run in this cell, and are added in canonical order.
 
         Args:
             step: that was committed.
             again: what is particular about it.
             log: keeps what neighbours would get; None: nothing does.
+            cell: groups over which the blocks compute; None where a cell has one rank.
 
         Raises:
+            GroupEnded: another rank of the cell is gone.
             WorkloadError: the user's blocks or data set failed.
         """
         self.drop_held()
-        self._run(self.program_again(), step, None, log, again=again)
+        self._run(self.program_again(), step, cell, log, again=again)
+        if cell is not None:
+            # Collectives that are aborted may end without an error.
+            cell.judge()
+            cell.check()
         self.reduce(
             None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
         )

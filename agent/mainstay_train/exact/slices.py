@@ -144,5 +144,7 @@ def slice_of(name: str, parameter: torch.Tensor) -> Slice | None:
     if all(type(p) is Replicate for p in placements):
         return None
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
-    size, start = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
+    # torch counts rows with tensors of its default device, which may be that of shapes alone.
+    with torch.device("cpu"):
+        size, start = compute_local_shape_and_global_offset(parameter.shape, mesh, placements)
     return Slice(name=name, shape=tuple(parameter.shape), start=tuple(start), size=tuple(size))

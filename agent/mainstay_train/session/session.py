@@ -245,6 +245,10 @@ class Session(RankSession[Connections]):
         """Connect groups that are not connected yet."""
         groups.connect()
 
+    async def connect_cell(self, groups: ChainGroups) -> None:
+        """Connect the inner mesh of a chain."""
+        groups.connect_cell()
+
     def make_heal_client(self) -> HealClient:
         """Return what copies a state."""
         return HealClient(self._settings.address)

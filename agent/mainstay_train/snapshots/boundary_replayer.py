@@ -6,6 +6,9 @@ state is not there yet are frozen: they run forward and pass gradients on with t
 of that version, and skip their own. All shard types are computed here and added in canonical order;
 scale, rate and statistics come from the step's commit. As soon as no unit is frozen, what the votes
 of each step said of the gradient and of the masters must come out again.
+
+The inner ranks of a cell replay in step, over the cell's own group. Whoever gives up ends that
+group, so that nobody waits for it there.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from mainstay_core.rank.boundaries import (
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.inputs import Inputs, Wanted
@@ -48,6 +52,7 @@ class BoundaryReplayer:
         units: of this state.
         copies: reads segments.
         learning_rate: of a step.
+        cell: groups over which the blocks compute; None where a cell has one rank.
     """
 
     def __init__(
@@ -56,9 +61,10 @@ class BoundaryReplayer:
         units: UnitBytes,
         copies: GoodCopies,
         learning_rate: Callable[[int], float],
+        cell: ChainGroups | None = None,
     ) -> None:
         self._engine, self._units, self._copies = engine, units, copies
-        self._learning_rate = learning_rate
+        self._learning_rate, self._cell = learning_rate, cell
 
     def run(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> StateLoaded | LoadFailed:
         """Carry out a replay.
@@ -67,6 +73,9 @@ class BoundaryReplayer:
             replay: of this engine's position.
             logs: keep again what this position sent.
             place: this trainer's, as the plan says.
+
+        Raises:
+            GroupEnded: another rank of the cell is gone, or has given up.
         """
         checks = VoteChecks(self._engine, self._copies, replay.position)
         before: CommitRecord | None = None
@@ -156,7 +165,7 @@ class BoundaryReplayer:
         commit = step.record.commit
         again = _Again(self._engine, self._units, step, inputs, place)
         log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
-        self._engine.compute_again(commit.step, again, log)
+        self._engine.compute_again(commit.step, again, log, self._cell)
         if not step.frozen:
             checks.compare_gradient(step.record)
         frozen = frozenset(step.frozen)
@@ -199,9 +208,10 @@ class _Again:
         self._inputs, self._engine, self._place = inputs, engine, place
         self._step = step.record.commit.step
         blocks = engine.state.blocks
-        frozen = {units.names[number] for number in step.frozen}
-        self._skipped = [units.skippable(block, frozen) for block in range(len(blocks))]
-        active = [n for n, block in enumerate(blocks) if not frozen.issuperset(block.units)]
+        # Not what is frozen here alone: all inner ranks run the same operations.
+        skipped = {units.names[number] for number in step.skipped}
+        self._skipped = [units.skippable(block, skipped) for block in range(len(blocks))]
+        active = [n for n, block in enumerate(blocks) if not skipped.issuperset(block.units)]
         # What is below gets no gradient that anybody uses, where no stage comes before this one
         # (MoEvement, appendix E).
         self.lowest = 0 if engine.stage else min(active, default=len(blocks))

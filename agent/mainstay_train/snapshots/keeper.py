@@ -36,6 +36,7 @@ from mainstay_core.wire.segments import (
 )
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_train.base.background import Background
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import SentLog
 from mainstay_train.exact.optimizer import StageState
@@ -305,9 +306,18 @@ class SegmentKeeper:
     # What is read ------------------------------------------------------------------------
 
     async def replay(
-        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+        self,
+        wait: Wait,
+        plan: Plan,
+        index: int,
+        replay: Replay | BoundaryReplay,
+        chain: ChainGroups | None,
     ) -> StateLoaded | LoadFailed:
-        """Make the state anew; every replayed step has the digests that its votes told."""
+        """Make the state anew; every replayed step has the digests that its votes told.
+
+        Raises:
+            GroupEnded: another rank of the cell is gone, or has given up.
+        """
         self.wait_copied()
         engine = self._engine()
         logger.info(
@@ -320,20 +330,22 @@ class SegmentKeeper:
         pod, units = self._slot.pod, self._units()
         copies = GoodCopies(self._client, pod, lambda: wait.ended)
         start = plan.lineage, replay.position, replay.first_step
-        if isinstance(replay, BoundaryReplay):
-            # What a neighbour in the stretch sent may be what is wrong: try once more, before good
-            # copies are given up.
-            copies.is_alone = not replay.relays or start in self._differed
-            again = BoundaryReplayer(engine, units, copies, self._learning_rate)
-            place = self._place(plan, index, plan.lineage)
-            outcome = again.run(replay, self._sent, place)
-            self._is_full = bool(replay.relays and self._sent.problem)
-        else:
-            replayer = Replayer(engine, units, copies, self._learning_rate)
-            outcome = replayer.run(replay)
-        self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
-        if copies.differs:
-            self._differed.add(start)
+        try:
+            if isinstance(replay, BoundaryReplay):
+                # What a neighbour in the stretch sent may be what is wrong: try once more, before
+                # good copies are given up.
+                copies.is_alone = not replay.relays or start in self._differed
+                again = BoundaryReplayer(engine, units, copies, self._learning_rate, chain)
+                place = self._place(plan, index, plan.lineage)
+                outcome = again.run(replay, self._sent, place)
+                self._is_full = bool(replay.relays and self._sent.problem)
+            else:
+                replayer = Replayer(engine, units, copies, self._learning_rate)
+                outcome = replayer.run(replay)
+        finally:
+            self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
+            if copies.differs:
+                self._differed.add(start)
         if isinstance(outcome, StateLoaded):
             return replace(outcome, num_damaged=len(copies.bad))
         return outcome

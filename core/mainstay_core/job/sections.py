@@ -268,10 +268,10 @@ class Snapshots(Section):
     replay: Literal["Auto", "Gradients", "Boundary"] = "Auto"
     """How a lost state is made anew. Gradients: its newest copies, then the optimizer alone with
     the gradients of the steps since. Boundary: the lost stages compute their steps again with what
-    crossed the boundaries to the stages beside them; one rank to a stage, and no own loops. Auto:
-    the one that adds fewer bytes a step, of those that cover what may be lost. With several lanes,
-    and for a model of your own, that is Gradients. `mainstay local run FILE --dry-run` says what a
-    job has, and why."""
+    crossed the boundaries to the stages beside them; no own loops. Auto: the one that adds fewer
+    bytes a step, of those that cover what may be lost. With several lanes or ranks to a stage, and
+    for a model of your own, that is Gradients. `mainstay local run FILE --dry-run` says what a job
+    has, and why."""
     memory: QuantityOrAuto = "Auto"
     """Memory of each pod for copies and logs, those of its own ranks and of other pods, e.g.
     8Gi; in a cluster it is added to the supervisor's requests and limits. Auto: what a complete

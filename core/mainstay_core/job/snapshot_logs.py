@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import show_bytes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
@@ -55,16 +54,10 @@ def choose_log(
         shape: degrees of the job.
         window: steps of a window of copies.
         peers: other pods that keep each copy.
-
-    Raises:
-        InvalidSpecError: ``Boundary`` is asked for where it cannot be.
     """
-    refusal = _why_no_boundary(shape)
-    if replay == "Boundary" and refusal:
-        raise InvalidSpecError(PATH, f"is Boundary, but {refusal}; use Gradients")
     if replay != "Auto":
         return LogChoice(log=LogKind(replay.lower()), reason=f"{PATH} says {replay}")
-    why_gradients = refusal or _why_covers_less(shape)
+    why_gradients = _why_gradients(shape)
     if models is None:
         unknown = "the sizes of the model are not known before it runs"
         return LogChoice(log=LogKind.GRADIENTS, reason=why_gradients or unknown)
@@ -82,17 +75,8 @@ def choose_log(
     )
 
 
-def _why_no_boundary(shape: JobShape) -> str:
-    if shape.ranks_per_stage > 1:
-        return (
-            "with several ranks to a stage a lost one is made anew from gradients only in this "
-            "version"
-        )
-    return ""
-
-
-def _why_covers_less(shape: JobShape) -> str:
-    """Return why logs of boundaries cover fewer losses than gradients do; empty if they do not.
+def _why_gradients(shape: JobShape) -> str:
+    """Return why ``Auto`` takes gradients whatever they cost; empty if it need not.
 
     What a stage sends lies in its sender's pod alone, for each shard type in another replica's. A
     replay needs it of the living stages beside the lost ones. With one replica a pod that is lost
@@ -106,6 +90,11 @@ def _why_covers_less(shape: JobShape) -> str:
             f"a job with {shape.lanes} lanes goes on without a lost replica, and what that one had "
             "sent is in no other pod: until the next window is complete, the stages beside its own "
             "could not be made anew from logs of boundaries"
+        )
+    if shape.ranks_per_stage > 1:
+        return (
+            "with several ranks to a stage all of a cell would have to compute again for one of "
+            "them that is lost"
         )
     return ""
 
@@ -129,7 +118,8 @@ def boundary_bytes(
     A unit waits for half a window on average, and its compute weights are copied that often.
     """
     num_types = shape.lanes * shape.shards_per_lane
-    sent = sum(type_bytes(model, cut, shape) for model in models for cut in cuts)
+    # Each inner rank gives the same rank of the next stage the whole activation.
+    sent = shape.ranks_per_stage * sum(type_bytes(models[0], cut, shape) for cut in cuts)
     model = models[0]
     compute = sum(compute_bytes(model, block) for block in _blocks(models, shape))
     return num_types * sent + (1 + peers) * compute * (window - 1) // (2 * window)

@@ -3,8 +3,12 @@
 Neighbouring lost stages form a *stretch* (MoEvement, arXiv 2412.15411, appendix A). What crossed
 the two borders of a stretch is read from the logs of the stages beside it. What crosses a border
 inside it is made anew: whoever replays a stage logs what it sends, as in any step, and the stage
-beside it reads that from the log as soon as it is there. So a replay connects no group, and each
-member of a lost position computes all shard types by itself.
+beside it reads that from the log as soon as it is there. So a replay connects no pipeline, and each
+cell of a lost stage computes all shard types by itself.
+
+The inner ranks of a cell compute with each other, in a replay as in any step. So all positions of a
+lost stage are computed again, also those whose state somebody holds, by the cells that are chained:
+a follower has no cell to compute with. One that needs the state copies it from those.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from dataclasses import dataclass
 
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.segments import Holder, Holders, SegmentKey, SegmentKind
 from mainstay_core.wire.votes import CommitRecord
 
@@ -42,8 +46,10 @@ class BoundaryStep:
     loads: tuple[UnitLoad, ...]
     """What is loaded before it is computed."""
     frozen: tuple[int, ...]
-    """Units whose full state is not there yet, ascending: they run forward and input gradient, and
-    skip weight gradient and apply."""
+    """Units whose full state is not there yet, ascending: the step is not applied to them."""
+    skipped: tuple[int, ...]
+    """Units that run forward and input gradient, and skip their weight gradient, ascending: those
+    that are frozen on all inner ranks of the stage. These compute the same operations in step."""
     inputs: tuple[tuple[SegmentKey, Holders], ...]
     """What came across the borders of the stretch, and who keeps it: activations and then input
     gradients, by type and micro-batch. None at an end of the pipeline or inside the stretch."""
@@ -87,18 +93,28 @@ class BoundaryReplay:
         return self.window.first
 
 
+def replaying_members(plan: Plan, position: int) -> tuple[Member, ...]:
+    """Return the members of a position of a stretch that compute its steps again, by index.
+
+    Several inner ranks of a stage need the cell of a chain for that; a follower has none.
+    """
+    members = plan.positions[position]
+    if plan.ranks_per_stage == 1:
+        return members
+    return tuple(member for member in members if plan.chain_of(member.index) is not None)
+
+
 def logged_again(plan: Plan, index: int) -> tuple[int, ...]:
     """Return the shard types whose messages a member logs while it replays, ascending.
 
-    Each member of its position replays all types; they share the logs evenly.
+    Each replaying member of its position computes all types; they share the logs evenly.
 
     Args:
         plan: that is adopted.
         index: of the member.
     """
-    members = _writers(plan, plan.position_of(index))
-    turn = [m.index for m in plan.position_members(plan.position_of(index))].index(index)
-    return tuple(range(turn, len(plan.suppliers), len(members)))
+    members = [member.index for member in replaying_members(plan, plan.position_of(index))]
+    return tuple(range(members.index(index), len(plan.suppliers), len(members)))
 
 
 def relay_holders(plan: Plan, position: int) -> Holders:
@@ -111,5 +127,5 @@ def _writers(plan: Plan, position: int) -> Sequence[Holder]:
     addresses = {host.pod: host.snapshots for host in plan.hosts}
     return [
         Holder(pod=member.slot.pod, address=addresses.get(member.slot.pod, ""))
-        for member in plan.positions[position]
+        for member in replaying_members(plan, position)
     ]

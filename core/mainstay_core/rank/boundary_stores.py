@@ -5,6 +5,9 @@ full or as compute weights. It runs the steps since with what the stages beside 
 full states of its units come, one version after the other, all of them become active
 (MoEvement, arXiv 2412.15411, section 3.3). The version is reached once all are.
 
+Of a stage with several inner ranks each position needs its own units and logs. All of them begin at
+one version, and go on in step.
+
 A log counts if its sender voted for the step in the quorum that committed it. So an attempt that
 was refused, or that nobody finished, leaves nothing that counts, as a mark without a certificate
 does.
@@ -24,7 +27,7 @@ from mainstay_core.rank.boundaries import (
     relay_holders,
 )
 from mainstay_core.rank.replaying import StoreContents
-from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretches
+from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretch
 from mainstay_core.snapshots.windows import MAX_LENGTH, Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
@@ -45,13 +48,14 @@ class BoundaryStores(StoreContents):
 
     Args:
         reports: of the stores.
-        plan: that is adopted. It has one rank to a stage, else nothing is reached.
+        plan: that is adopted.
     """
 
     def __init__(self, reports: Iterable[StoreReport], plan: Plan) -> None:
         reports = tuple(reports)
         super().__init__(reports, plan.lineage)
         self._plan, self._num_types = plan, len(plan.suppliers)
+        self._num_stages, self._width = plan.num_stages, plan.ranks_per_stage
         self._logs: dict[Border, list[tuple[Holder, LogsHeld]]] = {}
         told = sorted((r for r in reports if r.lineage == plan.lineage), key=lambda r: r.pod)
         for report in told:
@@ -73,8 +77,8 @@ class BoundaryStores(StoreContents):
             position: that nobody holds.
             lost: all positions that nobody holds, among them this one.
         """
-        stretch = self._stretch_of(position, lost)
-        if stretch is None or self._without_room(stretch):
+        stretch = find_stretch(lost, position, self._width)
+        if self._without_room(stretch):
             return frozenset()
         return frozenset(
             version for start in self._starts(stretch) for version in self._from(stretch, start)
@@ -87,9 +91,14 @@ class BoundaryStores(StoreContents):
 
         All positions of its stretch begin at one version: the newest that will do, so that as few
         steps as can be are computed again.
+
+        Args:
+            position: of a stage of which some position is lost.
+            version: that is wanted.
+            lost: all positions that nobody holds.
         """
-        stretch = self._stretch_of(position, lost)
-        if stretch is None or self._without_room(stretch):
+        stretch = find_stretch(lost, position, self._width)
+        if self._without_room(stretch):
             return None
         starts = [v for v in self._starts(stretch) if version in self._from(stretch, v)]
         if not starts:
@@ -98,10 +107,11 @@ class BoundaryStores(StoreContents):
         last = self._active_from(stretch, start)
         assert last is not None
         loads, frozen = self._loads(position, start)
+        skipped = self._skipped(position, start)
         inputs = [
             border
-            for border in borders_of(stretch, self._plan.num_stages)
-            if abs(border[0] - position) == 1
+            for border in borders_of(stretch, self._num_stages, self._width)
+            if abs(border[0] - position) == self._width
         ]
         return BoundaryReplay(
             position=position,
@@ -113,6 +123,7 @@ class BoundaryStores(StoreContents):
                     record=self.records[step],
                     loads=loads.get(step, ()),
                     frozen=frozen.get(step, ()),
+                    skipped=skipped.get(step, ()),
                     inputs=tuple(
                         pair for border in inputs for pair in self._inputs_of(border, step)
                     ),
@@ -126,17 +137,15 @@ class BoundaryStores(StoreContents):
 
     def why_not(self, position: int, version: int, lost: Collection[int] = ()) -> str:
         """Return why a position is not had at a version, naming what is lacking; empty if it is."""
-        stretch = self._stretch_of(position, lost)
-        if stretch is None:
-            return "boundary logs are replayed with one rank to a stage only"
+        stretch = find_stretch(lost, position, self._width)
         if version in self.reach(position, lost):
             return ""
         full = self._without_room(stretch)
         if full:
             where = ", ".join(full)
             return f"{where} found no room for what members of {stretch} give each other"
-        for stage in stretch.stages:
-            why = self._why_not_units(stage, version)
+        for needed in stretch.positions(self._width):
+            why = self._why_not_units(needed, version)
             if why:
                 return why
         starts = [v for v in self._starts(stretch) if v <= version]
@@ -154,28 +163,23 @@ class BoundaryStores(StoreContents):
 
     # Stretches -----------------------------------------------------------------------------
 
-    def _stretch_of(self, position: int, lost: Collection[int]) -> Stretch | None:
-        if self._plan.ranks_per_stage != 1:
-            return None
-        return next(s for s in find_stretches({position, *lost}) if position in s.stages)
-
     def _without_room(self, stretch: Stretch) -> tuple[PodUid, ...]:
         """Return the members' pods that found no room for what crosses borders inside it.
 
         Another try would end like the one before.
         """
-        inside = stretch.stages if len(stretch.stages) > 1 else ()
-        pods = {m.slot.pod for stage in inside for m in self._plan.positions[stage]}
+        inside = stretch.positions(self._width) if len(stretch.stages) > 1 else ()
+        pods = {m.slot.pod for position in inside for m in self._plan.positions[position]}
         return tuple(sorted(pods & self._full))
 
     def _relays(self, stretch: Stretch, position: int) -> list[Relay]:
         """Return what comes across borders inside the stretch."""
-        before, after = position - 1, position + 1
+        before, after = position - self._width, position + self._width
         found = [(before, SegmentKind.ACTIVATION), (after, SegmentKind.INPUT_GRADIENT)]
         return [
             Relay(position=at, kind=kind, holders=relay_holders(self._plan, at))
             for at, kind in found
-            if at in stretch.stages
+            if at in stretch.positions(self._width)
         ]
 
     # Units -------------------------------------------------------------------------------------
@@ -183,29 +187,29 @@ class BoundaryStores(StoreContents):
     def _starts(self, stretch: Stretch) -> list[int]:
         """Return versions from which all units of a stretch become active, ascending."""
         common: set[int] | None = None
-        for stage in stretch.stages:
-            units = self._units_of(stage)
+        for position in stretch.positions(self._width):
+            units = self._units_of(position)
             if units is None:
                 return []
             for number in units:
-                there = self._fulls(stage, number) | self._computes(stage, number)
+                there = self._fulls(position, number) | self._computes(position, number)
                 common = there if common is None else common & there
         return [v for v in sorted(common or ()) if self._active_from(stretch, v) is not None]
 
     def _active_from(self, stretch: Stretch, start: int) -> int | None:
         """Return the version from which all units are active; None if one never is."""
         last = start
-        for stage in stretch.stages:
-            for number in self._units_of(stage) or ():
-                at = self._full_after(stage, number, start)
+        for position in stretch.positions(self._width):
+            for number in self._units_of(position) or ():
+                at = self._full_after(position, number, start)
                 if at is None or at - start >= MAX_LENGTH:
                     return None
                 last = max(last, at)
         return last
 
-    def _full_after(self, stage: int, number: int, start: int) -> int | None:
+    def _full_after(self, position: int, number: int, start: int) -> int | None:
         """Return at which version a unit becomes active if it begins at ``start``."""
-        fulls, computes = self._fulls(stage, number), self._computes(stage, number)
+        fulls, computes = self._fulls(position, number), self._computes(position, number)
         version = start
         while version not in fulls:
             if version not in computes:
@@ -213,13 +217,13 @@ class BoundaryStores(StoreContents):
             version += 1
         return version
 
-    def _fulls(self, stage: int, number: int) -> set[int]:
+    def _fulls(self, position: int, number: int) -> set[int]:
         """Return versions of a unit's full state that votes have judged."""
-        held = (units for _, units in self._units[stage][number])
+        held = (units for _, units in self._units[position][number])
         return {v for units in held for v in units.states if self._is_judged(v)}
 
-    def _computes(self, stage: int, number: int) -> set[int]:
-        held = (units for _, units in self._units[stage][number])
+    def _computes(self, position: int, number: int) -> set[int]:
+        held = (units for _, units in self._units[position][number])
         return {
             v
             for units in held
@@ -265,6 +269,16 @@ class BoundaryStores(StoreContents):
             {step: tuple(found) for step, found in frozen.items()},
         )
 
+    def _skipped(self, position: int, start: int) -> dict[int, tuple[int, ...]]:
+        """Return by step which units are frozen at all positions of a position's stage."""
+        first = position - position % self._width
+        cell = [self._loads(at, start)[1] for at in range(first, first + self._width)]
+        common = {
+            step: set.intersection(*(set(frozen.get(step, ())) for frozen in cell))
+            for step in cell[0]
+        }
+        return {step: tuple(sorted(units)) for step, units in common.items()}
+
     def _why_not_units(self, position: int, version: int) -> str:
         """Return which unit of a position has no full state up to a version; empty if none."""
         held = self._units.get(position, {})
@@ -297,7 +311,7 @@ class BoundaryStores(StoreContents):
         """Return why a stretch cannot compute a step again; empty if it can."""
         if not self._is_judged(step):
             return f"no store knows the votes on step {step}"
-        for position, kind in borders_of(stretch, self._plan.num_stages):
+        for position, kind in borders_of(stretch, self._num_stages, self._width):
             for shard_type in range(self._num_types):
                 if not self._holders_of_type((position, kind), step, shard_type):
                     pods = sorted({h.pod for h, _ in self._logs.get((position, kind), ())})

@@ -253,7 +253,8 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
     def begin_pipeline(self, agreed: str) -> tuple[ChainT | None, bool]:
         """Return the groups of this rank's chain, and whether they are still to be connected.
 
-        None stands for the groups where a chain is a single rank.
+        None stands for the groups where a chain is a single rank. A replay connects those of the
+        cell alone; the rest of the chain is connected when it computes.
 
         Args:
             agreed: name of the group that every cell of the chain still had when the quorum
@@ -270,7 +271,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
                 return None, False
             name = agreed or f"{plan.job}/{plan.quorum}/r{chain.replica}"
             if self._pipeline is not None and self._pipeline.name == name:
-                return self._pipeline, False
+                return self._pipeline, not self._pipeline.connected
             if agreed:
                 raise GroupEnded(f"{agreed} has ended since the quorum settled")
             self._end_pipeline("a cell of the chain has lost its pipeline")

@@ -107,7 +107,7 @@ class Keeper(Protocol):
         """
 
     async def replay(
-        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay
+        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay, chain: Any
     ) -> StateLoaded | LoadFailed:
         """Make the state anew; every replayed step has the digests that its votes told.
 
@@ -116,4 +116,8 @@ class Keeper(Protocol):
             plan: that is adopted.
             index: of this member.
             replay: what is read and computed.
+            chain: groups by which the ranks of a cell compute it; None where each is alone.
+
+        Raises:
+            GroupEnded: another rank of the cell is gone, or has given up.
         """

@@ -166,7 +166,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.version,
         outcome.sources[state.index],
         outcome.expected[state.index],
-        outcome.replays.get(state.member_position),
+        outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
     )
     return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
 
@@ -403,6 +403,7 @@ _TABLE: dict[tuple[Phase, type], Callable[[RankState, Any], Transition]] = {
     (Phase.SETTLING, QuorumLost): _on_lost,
     (Phase.HEALING, StateLoaded): _on_state_loaded,
     (Phase.HEALING, LoadFailed): _on_load_failed,
+    (Phase.HEALING, ComputeBroken): _on_compute_broken,
     (Phase.HEALING, QuorumLost): _on_lost,
     (Phase.COMPUTING, TodoDone): _on_todo_done,
     (Phase.COMPUTING, ComputeBroken): _on_compute_broken,

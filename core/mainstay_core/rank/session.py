@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
+from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.keeping import Keeper, Writer
-from mainstay_core.rank.replaying import needs_stores, others_to_ask, speaks_for_store
+from mainstay_core.rank.replaying import Replay, needs_stores, others_to_ask, speaks_for_store
 from mainstay_core.rank.reports import (
     AppliedStep,
     EntryLog,
@@ -228,20 +229,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if action.action is StateAction.LOAD:
             return await self.load(action.version)
         if action.replay is not None:
-            await self._begin(Op.REPLAY)
-            wait, began_s = self.connections.healing(self._keeper.begin_wait()), self.now_s()
-            outcome = await self._keeper.replay(wait, self.plan, self.state.index, action.replay)
-            await self._begin(Op.REPLAYED)
-            if isinstance(outcome, events.StateLoaded):
-                self._log_replayed(outcome.replayed)
-                told = replayed_of(
-                    self.plan.members[self.state.index].rank,
-                    action.replay,
-                    seconds=max(0.0, self.now_s() - began_s),
-                    num_damaged=outcome.num_damaged,
-                )
-                return replace(outcome, told=told)
-            return outcome
+            return await self._replay(action.replay)
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
@@ -258,6 +246,33 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             expected, why = masters, "no other source is left to compare the copy with"
         end = self.connections.gather().ended
         return events.QuorumLost.of(end) if end else events.LoadFailed(why)
+
+    async def _replay(self, replay: Replay | BoundaryReplay) -> events.Event:
+        """Make the state anew from segments."""
+        await self._begin(Op.REPLAY)
+        plan, index, began_s = self.plan, self.state.index, self.now_s()
+        chain = None
+        try:
+            if isinstance(replay, BoundaryReplay) and plan.ranks_per_stage > 1:
+                chain, is_new = self.connections.begin_pipeline(self.state.agreed_pipeline)
+                if is_new:
+                    await self.connect_cell(chain)
+            wait = self.connections.healing(self._keeper.begin_wait())
+            outcome = await self._keeper.replay(wait, plan, index, replay, chain)
+        except GroupEnded as end:
+            self.connections.fail_pipeline(str(end))
+            return events.ComputeBroken((), f"the cell broke in a replay: {end}")
+        await self._begin(Op.REPLAYED)
+        if not isinstance(outcome, events.StateLoaded):
+            return outcome
+        self._log_replayed(outcome.replayed)
+        told = replayed_of(
+            plan.members[index].rank,
+            replay,
+            seconds=max(0.0, self.now_s() - began_s),
+            num_damaged=outcome.num_damaged,
+        )
+        return replace(outcome, told=told)
 
     async def compute(self, action: events.Compute) -> events.Event:
         """Run the types of an action through this rank's chain."""

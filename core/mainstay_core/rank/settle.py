@@ -24,11 +24,11 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.boundaries import BoundaryReplay
+from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.step_plan import StepPlan, plan_step
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis
@@ -178,9 +178,8 @@ def settle(
     version = goal.version
     actions = _actions(plan, ordered, goal)
     replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
-    actions = tuple(
-        StateAction.REPLAY if plan.position_of(i) in replays else a for i, a in enumerate(actions)
-    )
+    replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
+    actions = tuple(StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions))
     refused_in = max(r.refused_in for r in ordered)
     held = {
         r.index: r.held
@@ -191,7 +190,7 @@ def settle(
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), _basis(plan, ordered)
-    heals = [_heal(plan, ordered, actions, i) for i in range(len(actions))]
+    heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     return Settlement(
         version=version,
         actions=actions,
@@ -347,18 +346,27 @@ def _replays(
 ) -> dict[int, Replay | BoundaryReplay]:
     """Return how each position is made anew of which no member will have the version by itself.
 
-    Stages that lie beside each other are computed again together. So in a job that logs boundaries
-    a member that returned with the version replays too, if the version was reached without it.
+    Stages that lie beside each other are computed again together, and so are the inner ranks of a
+    stage. So in a job that logs boundaries a member that returned with the version replays too, if
+    the version was reached without it, and one that stayed, if its stage has lost another position.
     """
     found: dict[int, Replay | BoundaryReplay] = {}
     version, lost = goal.version, _lost(plan, goal.counted)
+    lost_stages = {position // plan.ranks_per_stage for position in lost}
     for position, members in enumerate(plan.positions):
-        together = isinstance(stores, BoundaryStores) and position in lost
+        in_stretch = position // plan.ranks_per_stage in lost_stages
+        together = isinstance(stores, BoundaryStores) and in_stretch
         if together or all(actions[m.index] is StateAction.HEAL for m in members):
             replay = stores.plan_replay(position, version, lost)
             assert replay is not None, f"position {position} does not reach version {version}"
             found[position] = replay
     return found
+
+
+def _replaying(plan: Plan, position: int, stores: AnyStores) -> tuple[Member, ...]:
+    """Return the members of a position that make it anew; the others keep or copy the state."""
+    by_steps = isinstance(stores, BoundaryStores)
+    return replaying_members(plan, position) if by_steps else plan.positions[position]
 
 
 def _kept_from(
@@ -420,20 +428,30 @@ def _action(
 
 
 def _heal(
-    plan: Plan, reports: Sequence[SettleReport], actions: Sequence[StateAction], index: int
+    plan: Plan,
+    reports: Sequence[SettleReport],
+    actions: Sequence[StateAction],
+    index: int,
+    replays: Mapping[int, Replay | BoundaryReplay],
 ) -> tuple[tuple[int, ...], str]:
     """Return whom a member copies, best first, and the digest that its masters must have then.
 
     The members of its position that will have the version are taken lowest first, and joiners take
-    turns. One copy alone is not believed where others roll forward to the same version: these make
-    the version by themselves, and a copy of theirs with the digest of the first is right twice.
+    turns. One copy alone is not believed where others roll forward or replay to the same version:
+    these make the version by themselves, and a copy of theirs with the digest of the first is right
+    twice. Where votes told the digest of what is replayed, it counts.
     """
     if actions[index] is not StateAction.HEAL:
         return (), ""
     peers = [m.index for m in plan.position_members(plan.position_of(index))]
     staying = [i for i in peers if actions[i] is StateAction.STAY]
-    rolling = [i for i in peers if actions[i] is StateAction.ROLL]
+    making = (StateAction.ROLL, StateAction.REPLAY)
+    rolling = [i for i in peers if actions[i] in making]
     known = {reports[i].state for i in staying}
+    position = plan.position_of(index)
+    replay = replays.get(position)
+    if replay is not None and replay.next is not None:
+        known.add(replay.next.states[position])
     compared = len(known) == 1 and len(staying) > 1
     have = staying + rolling if compared or not rolling else rolling
     turn = [i for i in peers if actions[i] is StateAction.HEAL].index(index)

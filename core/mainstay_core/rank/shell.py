@@ -90,6 +90,14 @@ class RankShell(ABC):
         """
 
     @abstractmethod
+    async def connect_cell(self, groups: Any) -> None:
+        """Connect what joins the ranks of this rank's cell, unless it is connected; same errors.
+
+        Args:
+            groups: of the chain; :meth:`connect` connects the rest of it.
+        """
+
+    @abstractmethod
     def make_heal_client(self) -> Ends:
         """Return what copies a state for :meth:`copy`."""
 

@@ -1,7 +1,8 @@
 """A simulated trainer that computes a lost stage's steps again, from boundary logs.
 
 The program of a step runs as ever (:mod:`mainstay_core.sim.compute`). Where a group would carry
-what crosses a boundary, :class:`LogGroup` reads it from stores, and writes it for others.
+what crosses a boundary, :class:`LogGroup` reads it from stores, and writes it for others. What the
+inner ranks of a cell exchange goes over the cell's group.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from mainstay_core.rank.step_plan import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import BACKWARD, FORWARD, Compute
 from mainstay_core.sim.engine import Awaited, Steps
+from mainstay_core.sim.groups import Group
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
+
+Tag = int | tuple[object, ...]
+"""Of what crosses a boundary, or of what inner ranks of a cell exchange."""
 
 
 class UnusableError(Exception):
@@ -63,6 +68,7 @@ class LogGroup:
         own_types: shard types whose messages this member logs again.
         micro_batches: of each type.
         segments: reads and writes.
+        cell: its inner ranks; None where there is one.
     """
 
     def __init__(
@@ -72,16 +78,21 @@ class LogGroup:
         own_types: Sequence[int],
         micro_batches: int,
         segments: Segments,
+        cell: Group | None,
     ) -> None:
         self._replay, self._step, self._own_types = replay, step.record.commit.step, own_types
         self._lineage, self._micro_batches = step.record.lineage, micro_batches
-        self._segments = segments
+        self._segments, self._cell = segments, cell
         self._inputs = dict(step.inputs)
         self._relays = {(relay.position, relay.kind): relay for relay in replay.relays}
 
-    def receive(self, peer: int, tag: int) -> Steps[str]:
-        """Read what a neighbour sent with a tag."""
-        return (yield from self._read(self._key(peer, tag)).__await__())
+    def receive(self, peer: int, tag: Tag) -> Steps[str]:
+        """Read what a neighbour sent with a tag, or take what another inner rank sends."""
+        if isinstance(tag, int):
+            return (yield from self._read(self._key(peer, tag)).__await__())
+        assert self._cell is not None
+        content: str = yield from self._cell.receive(peer % self._cell.size, tag)
+        return content
 
     async def _read(self, key: SegmentKey) -> str:
         relay = self._relays.get((key.position, key.kind))
@@ -92,9 +103,12 @@ class LogGroup:
         await self._segments.point("flow-read")
         return content
 
-    def send(self, content: str, peer: int, tag: int) -> None:
-        """Log what this stage sends, if it is of a type of this member."""
-        del peer
+    def send(self, content: str, peer: int, tag: Tag) -> None:
+        """Log what this stage sends, if it is of a type of this member; inner ranks get it."""
+        if not isinstance(tag, int):
+            assert self._cell is not None
+            self._cell.send(content, peer % self._cell.size, tag)
+            return
         key = self._key(self._replay.position, tag)
         if key.shard_type in self._own_types:
             self._segments.write(key, content)
@@ -122,6 +136,7 @@ class BoundaryReplayer:
         segments: reads and writes.
         shards_per_lane: types of a lane.
         micro_batches: of each type.
+        cell: the inner ranks of this member's cell; None where there is one.
     """
 
     def __init__(
@@ -132,8 +147,10 @@ class BoundaryReplayer:
         segments: Segments,
         shards_per_lane: int,
         micro_batches: int,
+        cell: Group | None,
     ) -> None:
-        self._replay, self._segments = replay, segments
+        self._replay, self._segments, self._cell = replay, segments, cell
+        self._width = plan.ranks_per_stage
         self._num_stages, self._num_types = plan.num_stages, len(plan.suppliers)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
         self.own_types = logged_again(plan, index)
@@ -144,6 +161,7 @@ class BoundaryReplayer:
 
         Raises:
             UnusableError: what is read is not good, or what comes out is not what was told.
+            GroupEnded: another inner rank of the cell is gone, or has given up.
         """
         for step in self._replay.steps:
             await self._load(step.loads)
@@ -174,13 +192,15 @@ class BoundaryReplayer:
         cell = Compute(
             self._replay.position,
             self._num_stages,
-            1,
+            self._width,
             self._shards_per_lane,
             self._micro_batches,
             lambda action: segments.hook(action).__await__(),
         )
         cell.params = params
-        group = LogGroup(self._replay, step, self.own_types, self._micro_batches, segments)
+        group = LogGroup(
+            self._replay, step, self.own_types, self._micro_batches, segments, self._cell
+        )
         types = range(self._num_types)
         await Awaited(cell.run(types, step.record.commit.step, group, None, is_again=True))
         table = tuple(Supply(partial=partial, index=0) for partial in cell.held())

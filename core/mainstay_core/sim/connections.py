@@ -8,12 +8,12 @@ from mainstay_core.gather.frames import Join
 from mainstay_core.rank.connections import QuorumConnections
 from mainstay_core.sim.engine import Process, Signal
 from mainstay_core.sim.gather import GatherClient
-from mainstay_core.sim.groups import Group
+from mainstay_core.sim.groups import ChainGroup, Group
 from mainstay_core.sim.network import Network
 from mainstay_core.wire.plan import Chain, Plan
 
 
-class Connections(QuorumConnections[GatherClient, Group, Group]):
+class Connections(QuorumConnections[GatherClient, Group, ChainGroup]):
     """The connections of one trainer.
 
     Args:
@@ -51,9 +51,19 @@ class Connections(QuorumConnections[GatherClient, Group, Group]):
             self.on_plan,
         )
 
-    def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> Group:
-        del plan  # one group serves pipeline and cell here
-        return self._group(name, chain.cells.index(self.index), len(chain.cells))
+    def _chain_groups(self, name: str, plan: Plan, chain: Chain) -> ChainGroup:
+        # One group serves pipeline and cell here, but in a replay.
+        return ChainGroup(
+            self._process,
+            self._network,
+            name=name,
+            meeting=self.gather(),
+            rank=chain.cells.index(self.index),
+            size=len(chain.cells),
+            changed=self.changed,
+            connect_s=self._connect_s,
+            width=plan.ranks_per_stage,
+        )
 
     def _group(self, name: str, rank: int, size: int) -> Group:
         return Group(

@@ -223,6 +223,47 @@ class Group:
             yield self._changed
 
 
+class ChainGroup(Group):
+    """The group of a chain, and that of a cell in which a replay computes without the chain.
+
+    Arguments are those of :class:`Group`, and:
+
+    Args:
+        width: inner ranks of a stage; by stage they follow each other in the chain.
+    """
+
+    def __init__(self, *args: Any, width: int, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.cell: Group | None = None
+        """That of the cell, once a replay has connected it; numbered by inner rank."""
+        self._width = width
+
+    def shutdown(self, why: str) -> None:
+        super().shutdown(why)
+        if self.cell is not None:
+            self.cell.shutdown(why)
+
+    def connect_cell(self) -> Steps[None]:
+        """Meet the other ranks of the cell.
+
+        Raises:
+            GroupEnded: shut meanwhile, or somebody is gone.
+        """
+        self._alive()
+        stage, inner = divmod(self.rank, self._width)
+        self.cell = Group(
+            self._process,
+            self._network,
+            name=f"{self.name}/s{stage}",
+            meeting=self._meeting,
+            rank=inner,
+            size=self._width,
+            changed=self._changed,
+            connect_s=self._connect_s,
+        )
+        yield from self.cell.connect()
+
+
 def _nothing(why: str) -> None:
     """A peer that does not answer may still call."""
     del why

@@ -23,9 +23,10 @@ from mainstay_core.sim.boundary_replayer import BoundaryReplayer, DiffersError, 
 from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
+from mainstay_core.sim.groups import ChainGroup
 from mainstay_core.sim.segment_client import SegmentClient, Wait
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.sim.units import key_of, size_of, unit_number
+from mainstay_core.sim.units import is_whole, key_of, size_of, unit_number
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
@@ -242,13 +243,13 @@ class SegmentKeeper:
     def _voted(
         self, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
     ) -> VotedLogs:
-        stage, last = plan.position_of(index), plan.num_stages - 1
+        stage, last = plan.members[index].rank.stage, plan.num_stages - 1
         kinds = [SegmentKind.ACTIVATION] if stage < last else []
         kinds += [SegmentKind.INPUT_GRADIENT] if stage > 0 else []
         return VotedLogs(
             request=0,
             lineage=lineage,
-            position=stage,
+            position=plan.position_of(index),
             step=step,
             quorum=str(plan.quorum),
             kinds=tuple(kinds),
@@ -313,11 +314,16 @@ class SegmentKeeper:
     # What is read ---------------------------------------------------------------------
 
     async def replay(
-        self, wait: Wait, plan: Plan, index: int, replay: Replay | BoundaryReplay
+        self,
+        wait: Wait,
+        plan: Plan,
+        index: int,
+        replay: Replay | BoundaryReplay,
+        chain: ChainGroup | None,
     ) -> StateLoaded | LoadFailed:
         """Make the state anew."""
         if isinstance(replay, BoundaryReplay):
-            return await self._replay_steps(wait, plan, index, replay)
+            return await self._replay_steps(wait, plan, index, replay, chain)
         try:
             units = {
                 unit.unit: await self.read(wait, unit.state, unit.state_holders)
@@ -330,13 +336,19 @@ class SegmentKeeper:
         return await self._made(replay, terms.whole_of([units[n] for n in sorted(units)]))
 
     async def _replay_steps(
-        self, wait: Wait, plan: Plan, index: int, replay: BoundaryReplay
+        self,
+        wait: Wait,
+        plan: Plan,
+        index: int,
+        replay: BoundaryReplay,
+        chain: ChainGroup | None,
     ) -> StateLoaded | LoadFailed:
         """Compute a lost stage's steps again."""
         shape = self._world.config.shape
         segments = _ReplaySegments(self, wait, plan)
+        cell = None if chain is None else chain.cell
         replayer = BoundaryReplayer(
-            plan, index, replay, segments, shape.shards_per_lane, shape.micro_batches
+            plan, index, replay, segments, shape.shards_per_lane, shape.micro_batches, cell
         )
         try:
             params = await replayer.run()
@@ -484,8 +496,3 @@ class _ReplaySegments:
     async def point(self, name: str) -> None:
         """A place after an action of a replay."""
         await self._keeper.point(name)
-
-
-def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:
-    """Return whether bytes have the digest with which they were written."""
-    return header.digest == terms.term("bytes", content)

@@ -292,13 +292,13 @@ class Kept:
         """
         assert self._boundaries is not None
         start = self._boundaries.complete_from.get(plan.lineage)
-        of_stage = [
+        of_position = [
             {r.version for r in stayed if r.index in {m.index for m in members}}
             for members in plan.positions
         ]
-        told = set().union(*of_stage)
+        told = set().union(*of_position)
         if start is None or not self._boundaries.promises:
-            common = set.intersection(*of_stage)
+            common = set.intersection(*of_position)
             return max(common, default=0)
         certified: dict[int, set[str]] = {}
         judged: set[int] = set()
@@ -310,8 +310,11 @@ class Kept:
         for version in range(max({*told, *(s + 1 for s in certified)}, default=0), 0, -1):
             if version not in told and version - 1 not in certified:
                 continue
-            lost = [p for p, versions in enumerate(of_stage) if not versions]
-            if all(version in of_stage[p] for p in range(len(of_stage)) if p not in lost) and all(
+            # Of a stage that lost one inner rank all compute again, also those that are left.
+            width = plan.ranks_per_stage
+            lost_stages = {p // width for p, versions in enumerate(of_position) if not versions}
+            lost = [p for p in range(len(of_position)) if p // width in lost_stages]
+            if all(version in versions for versions in of_position if versions) and all(
                 self._computes_again(plan, position, start, version, lost, certified, judged, here)
                 for position in lost
             ):
@@ -329,7 +332,7 @@ class Kept:
         judged: set[int],
         here: Places,
     ) -> bool:
-        """Return whether one lost stage can be computed again with what was confirmed."""
+        """Return whether one position of a lost stage can be computed again from what was kept."""
         assert self._boundaries is not None
         steps = range(start, version)
         if not judged.issuperset(steps):
@@ -354,10 +357,10 @@ class Kept:
         borders = [
             (at, kind)
             for at, kind in (
-                (position - 1, SegmentKind.ACTIVATION),
-                (position + 1, SegmentKind.INPUT_GRADIENT),
+                (position - plan.ranks_per_stage, SegmentKind.ACTIVATION),
+                (position + plan.ranks_per_stage, SegmentKind.INPUT_GRADIENT),
             )
-            if 0 <= at < plan.num_stages and at not in lost
+            if 0 <= at < len(plan.positions) and at not in lost
         ]
         return units_are_there and all(
             self._boundaries.is_kept(

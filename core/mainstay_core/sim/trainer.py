@@ -243,6 +243,9 @@ class Trainer(Process, RankSession[Connections]):
         await Awaited(groups.connect())
         self.world.checks.connected(self, groups.name)
 
+    async def connect_cell(self, groups: Any) -> None:
+        await Awaited(groups.connect_cell())
+
     def make_heal_client(self) -> HealClient:
         return HealClient(self, self.world.network, self.connections.changed)
 

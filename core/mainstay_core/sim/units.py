@@ -8,7 +8,7 @@ from mainstay_core.sim.scenario import Scenario
 from mainstay_core.snapshots.job_units import Expert, JobUnits
 from mainstay_core.snapshots.prices import StateTypes
 from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
-from mainstay_core.wire.segments import SegmentKey, SegmentKind
+from mainstay_core.wire.segments import SegmentHeader, SegmentKey, SegmentKind
 
 COUNTED = len(terms.counted(0, 0, 0))
 """Units of a position that are counted: as many as a stage counts integers."""
@@ -61,3 +61,8 @@ def size_of(unit: int, kind: SegmentKind) -> int:
 def key_of(lineage: int, position: int, unit: int, kind: SegmentKind, version: int) -> SegmentKey:
     """Return the key of a segment."""
     return SegmentKey(lineage=lineage, position=position, unit=unit, kind=kind, version=version)
+
+
+def is_whole(header: SegmentHeader, content: terms.UnitTerm) -> bool:
+    """Return whether bytes have the digest with which they were written."""
+    return header.digest == terms.term("bytes", content)

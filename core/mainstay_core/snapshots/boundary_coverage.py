@@ -3,7 +3,8 @@
 The rule is that of a settle (``rank/boundary_stores.py``): neighbouring lost stages are computed
 again together, from a version at which stores hold each of their units, in full or as compute
 weights, through steps whose logs lie on both sides of them (MoEvement, arXiv 2412.15411, section
-3.3). Nothing is decided by this.
+3.3). All inner ranks of a stage are computed again as soon as one is lost. Nothing is decided by
+this.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base.bounds import Count, Sentence
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretches
+from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretch
 from mainstay_core.snapshots.windows import MAX_LENGTH
 from mainstay_core.wire.segments import LogsHeld, Run
 from mainstay_core.wire.stores import StoreStatus, UnitsHeld
@@ -30,13 +31,14 @@ class Reach:
 
 
 class BoundaryCopies:
-    """The content of the stores of a job that logs boundaries, one rank to a stage.
+    """The content of the stores of a job that logs boundaries.
 
     Args:
         stores: of living pods, all of the lineage in force.
         training: pods that have a member with a state. Their stores learn of each step.
         num_stages: of the pipeline.
         num_types: shard types of a step.
+        ranks_per_stage: inner ranks of each stage.
     """
 
     def __init__(
@@ -45,54 +47,64 @@ class BoundaryCopies:
         training: Collection[PodUid],
         num_stages: int,
         num_types: int,
+        ranks_per_stage: int = 1,
     ) -> None:
         self._stores, self._training = stores, training
         self._num_stages, self._num_types = num_stages, num_types
+        self._width = ranks_per_stage
         self._known: dict[tuple[Stretch, frozenset[PodUid]], Reach] = {}
 
-    def reach(self, lost: Collection[int], stage: int, gone: Collection[PodUid] = ()) -> Reach:
-        """Return how far the stores that are left bring a lost stage.
+    def reach(self, lost: Collection[int], position: int, gone: Collection[PodUid] = ()) -> Reach:
+        """Return how far the stores that are left bring a lost position.
 
         Args:
-            lost: all stages without a member, among them this one.
-            stage: that is asked for.
+            lost: all positions without a member, among them this one.
+            position: that is asked for.
             gone: pods whose stores are lost.
         """
-        stretch = next(s for s in find_stretches(lost) if stage in s.stages)
+        stretch = find_stretch(lost, position, self._width)
         key = stretch, frozenset(gone)
         if key not in self._known:
             left = {uid: store for uid, store in self._stores.items() if uid not in gone}
             needed = self._needed(stretch, left)
-            self._known[key] = self._contents(left, left.values()).reach(stretch, needed)
+            units = [g for store in left.values() for g in store.units]
+            self._known[key] = self._contents(left, units).reach(stretch, needed)
         return self._known[key]
 
-    def is_enough(self, pod: PodUid, lost: Collection[int], stage: int) -> bool:
-        """Return whether one store's units bring a lost stage back, with the logs of all stores.
+    def is_enough(self, pod: PodUid, lost: Collection[int], position: int) -> bool:
+        """Return whether one store's units bring a lost position back, with the logs of all stores.
+
+        Of the other inner ranks of the stage the units of all stores count.
 
         Args:
             pod: whose store it is.
-            lost: all stages without a member, among them this one.
-            stage: that is asked for.
+            lost: all positions without a member, among them this one.
+            position: that is asked for.
         """
-        store = self._stores[pod]
-        if not any(group.position == stage for group in store.units):
+        own = self._stores[pod].units
+        if not any(group.position == position for group in own):
             return False
-        stretch = next(s for s in find_stretches(lost) if stage in s.stages)
+        stretch = find_stretch(lost, position, self._width)
         needed = self._needed(stretch, self._stores)
-        return self._contents(self._stores, [store]).reach(stretch, needed).steps is not None
+        stage = position // self._width
+        beside = set(range(stage * self._width, (stage + 1) * self._width)) - {position}
+        others = [g for s in self._stores.values() for g in s.units if g.position in beside]
+        units = [*(group for group in own if group.position not in beside), *others]
+        return self._contents(self._stores, units).reach(stretch, needed).steps is not None
 
     def _contents(
-        self, left: Mapping[PodUid, StoreStatus], unit_stores: Iterable[StoreStatus]
+        self, left: Mapping[PodUid, StoreStatus], units: Sequence[UnitsHeld]
     ) -> _Contents:
-        return _Contents([*left.values()], [*unit_stores], self._num_stages, self._num_types)
+        return _Contents([*left.values()], units, self._num_stages, self._num_types, self._width)
 
     def _needed(self, stretch: Stretch, left: Mapping[PodUid, StoreStatus]) -> int:
         """Return the newest step that each store which a stretch needs has told of."""
-        borders = borders_of(stretch, self._num_stages)
+        borders = borders_of(stretch, self._num_stages, self._width)
+        positions = stretch.positions(self._width)
         concerned = {
             uid: _newest(store)
             for uid, store in left.items()
-            if any(group.position in stretch.stages for group in store.units)
+            if any(group.position in positions for group in store.units)
             or any((log.position, log.kind) in borders for log in store.logs)
         }
         told = {uid: step for uid, step in concerned.items() if step is not None}
@@ -111,20 +123,23 @@ class _Contents:
 
     Args:
         left: stores whose logs and commits count.
-        unit_stores: stores whose units count.
+        units: that count.
         num_stages: of the pipeline.
         num_types: shard types of a step.
+        ranks_per_stage: inner ranks of each stage.
     """
 
     def __init__(
         self,
         left: Sequence[StoreStatus],
-        unit_stores: Sequence[StoreStatus],
+        units: Sequence[UnitsHeld],
         num_stages: int,
         num_types: int,
+        ranks_per_stage: int,
     ) -> None:
-        self._unit_stores = unit_stores
+        self._units = units
         self._num_stages, self._num_types = num_stages, num_types
+        self._width = ranks_per_stage
         self._judged = steps_of(run for store in left for run in store.judged)
         self._certified = {
             (made.quorum, step)
@@ -140,8 +155,8 @@ class _Contents:
     def reach(self, stretch: Stretch, needed: int) -> Reach:
         """Return the steps that bring a stretch to a version or beyond, from its newest start."""
         units: list[tuple[set[int], set[int]]] = []
-        for stage in stretch.stages:
-            found, lacking = self._units_of(stage)
+        for position in stretch.positions(self._width):
+            found, lacking = self._units_of(position)
             if lacking:
                 return Reach(None, lacking)
             units += found
@@ -162,21 +177,22 @@ class _Contents:
             why_not = why_not or lacking
         return Reach(None, why_not or f"not all units of {stretch} come in full")
 
-    def _units_of(self, stage: int) -> tuple[list[tuple[set[int], set[int]]], str]:
+    def _units_of(self, position: int) -> tuple[list[tuple[set[int], set[int]]], str]:
         """Return judged versions of full states and compute weights; and which unit lacks any.
 
         Units that the same stores tell together are alike and stand there once.
         """
-        groups = [g for store in self._unit_stores for g in store.units if g.position == stage]
+        groups = [group for group in self._units if group.position == position]
+        name = self._name(position)
         holders: dict[int, list[UnitsHeld]] = {}
         for group in groups:
             for number in group.numbers:
                 holders.setdefault(number, []).append(group)
         if not groups:
-            return [], f"no store holds anything of stage {stage}"
+            return [], f"no store holds anything of {name}"
         missing = set(range(max(group.num_units for group in groups))) - set(holders)
         if missing:
-            return [], f"no store holds unit {min(missing)} of stage {stage}"
+            return [], f"no store holds unit {min(missing)} of {name}"
         alike = {tuple(map(id, held)): held for held in holders.values()}
         return [
             (
@@ -190,7 +206,7 @@ class _Contents:
         """Return why a stretch cannot compute a step again; empty if it can."""
         if step not in self._judged:
             return f"no store knows the votes on step {step}"
-        for border in borders_of(stretch, self._num_stages):
+        for border in borders_of(stretch, self._num_stages, self._width):
             types = {
                 shard_type
                 for log in self._logs.get(border, ())
@@ -200,12 +216,17 @@ class _Contents:
             }
             missing = set(range(self._num_types)) - types
             if missing:
-                stage, kind = border
+                position, kind = border
                 return (
-                    f"{stretch} lacks the {kind} of stage {stage}, type {min(missing)}, in step "
-                    f"{step}"
+                    f"{stretch} lacks the {kind} of {self._name(position)}, type {min(missing)}, "
+                    f"in step {step}"
                 )
         return ""
+
+    def _name(self, position: int) -> str:
+        """Return a position's name, for people."""
+        stage, inner = divmod(position, self._width)
+        return f"stage {stage}" if self._width == 1 else f"stage {stage}, inner rank {inner}"
 
 
 def _active_from(units: Iterable[tuple[set[int], set[int]]], start: int) -> int | None:

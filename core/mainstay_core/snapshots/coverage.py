@@ -57,8 +57,7 @@ def cover(
         positions: (stage, inner) of each, in order.
         pods: those that live.
         lineage: of the plan in force; stores of another one hold nothing that counts.
-        num_types: shard types of a step in a job that logs boundaries, which has one rank to a
-            stage; 0: the job logs gradients.
+        num_types: shard types of a step in a job that logs boundaries; 0: the job logs gradients.
     """
     if num_types:
         return _cover_by_boundaries(positions, pods, lineage, num_types)
@@ -202,7 +201,8 @@ def _cover_by_boundaries(
     members = [{p.uid for p in pods if n in p.positions} for n in range(len(positions))]
     training = {pod.uid for pod in pods if pod.positions}
     told = {pod.uid: _store_of(pod) for pod in _told(pods, lineage)}
-    copies = BoundaryCopies(told, training, len(positions), num_types)
+    width = 1 + max((inner for _, inner in positions), default=0)
+    copies = BoundaryCopies(told, training, len(positions) // width, num_types, width)
     # A pod without a member, units and logs is not missed by anybody.
     concerned = {uid for uid, store in told.items() if store.units or store.logs} | training
     by_domain = {

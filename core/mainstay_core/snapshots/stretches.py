@@ -4,6 +4,9 @@ Neighbouring lost stages form one stretch: nobody is left who has logged what cr
 between them, so they compute it again together. Stretches that do not touch are replayed apart and
 at the same time. A loss during a replay enlarges the stretch that it touches, which starts again,
 and leaves the others alone (MoEvement, arXiv 2412.15411, appendix A).
+
+A stage with several inner ranks is lost as soon as nobody holds the state of one of them: its ranks
+compute with each other, so all of them compute the steps again.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
 from mainstay_core.wire.segments import SegmentKind
 
 Border = tuple[int, SegmentKind]
-"""(stage of the sender, what it sends); with one rank to a stage that is its position, too."""
+"""(position of the sender, what it sends)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -30,6 +33,10 @@ class Stretch:
     def stages(self) -> range:
         """Its stages, ascending."""
         return range(self.first, self.last + 1)
+
+    def positions(self, ranks_per_stage: int) -> range:
+        """Return the positions of its stages, ascending: by stage, then by inner rank."""
+        return range(self.first * ranks_per_stage, (self.last + 1) * ranks_per_stage)
 
     def __str__(self) -> str:
         return (
@@ -63,14 +70,38 @@ def find_stretches(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
     return tuple(found)
 
 
-def borders_of(stretch: Stretch, num_stages: int) -> list[Border]:
-    """Return who sends what crosses a stretch's borders: nothing at the pipeline's ends."""
-    borders: list[Border] = []
+def find_stretch(lost_positions: Iterable[int], position: int, ranks_per_stage: int) -> Stretch:
+    """Return the stretch of a lost position.
+
+    Args:
+        lost_positions: whose state nobody holds; the position counts as one of them.
+        position: that is asked for.
+        ranks_per_stage: inner ranks of each stage.
+    """
+    stages = {lost // ranks_per_stage for lost in (position, *lost_positions)}
+    return next(s for s in find_stretches(stages) if position // ranks_per_stage in s.stages)
+
+
+def borders_of(stretch: Stretch, num_stages: int, ranks_per_stage: int = 1) -> list[Border]:
+    """Return who sends what crosses a stretch's borders: nothing at the pipeline's ends.
+
+    Each inner rank of a stage sends to the same inner rank of the next one.
+
+    Args:
+        stretch: between the borders.
+        num_stages: of the pipeline.
+        ranks_per_stage: inner ranks of each stage.
+    """
+    beside = []
     if stretch.first > 0:
-        borders.append((stretch.first - 1, SegmentKind.ACTIVATION))
+        beside.append((stretch.first - 1, SegmentKind.ACTIVATION))
     if stretch.last < num_stages - 1:
-        borders.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
-    return borders
+        beside.append((stretch.last + 1, SegmentKind.INPUT_GRADIENT))
+    return [
+        (stage * ranks_per_stage + inner, kind)
+        for stage, kind in beside
+        for inner in range(ranks_per_stage)
+    ]
 
 
 def note_loss(running: Iterable[Stretch], lost_stages: Iterable[int]) -> Cascade:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.job.test_snapshot_sizes import SMALL, job_of, problem, shape_of
+from tests.core.job.test_snapshot_sizes import SMALL, job_of, shape_of
 
 from mainstay_core.base.bounds import MAX_MEMBERS
 from mainstay_core.job import snapshot_logs, snapshot_sizes
 from mainstay_core.job.block_sizes import ModelSizes
 from mainstay_core.job.config import LogKind
 from mainstay_core.job.llama_sizes import sizes_of
-from mainstay_core.job.snapshot_logs import PAGE_BYTES, choose_log, type_bytes
+from mainstay_core.job.snapshot_logs import PAGE_BYTES, boundary_bytes, choose_log, type_bytes
 from mainstay_core.job.stages import stage_blocks
 
 ASKED: dict[str, Any] = {"enabled": True, "replay": "Boundary"}
@@ -81,16 +81,28 @@ def test_the_choice_and_its_reason_reach_the_pods(replay: str) -> None:
     assert job_of(None).choose_log() is None
 
 
-def test_several_ranks_to_a_stage_have_gradients() -> None:
+def test_several_ranks_to_a_stage_may_log_boundaries() -> None:
     sections = {"parallelism": {"stages": 2, "ranksPerStage": 2}}
-    assert problem(ASKED, **sections) == (
-        "spec.snapshots.replay: is Boundary, but with several ranks to a stage a lost one is made "
-        "anew from gradients only in this version; use Gradients"
-    )
+    config = job_of(ASKED, **sections).plan_snapshots()
+    assert config is not None
+    assert config.log is LogKind.BOUNDARY
 
 
 def test_auto_takes_gradients_where_several_ranks_are_at_a_stage() -> None:
     assert choose("Auto", model_of(dim=256), **ONE_LANE, ranks_per_stage=2).log is LogKind.GRADIENTS
+
+
+def test_each_inner_rank_of_a_stage_sends_the_whole_activation() -> None:
+    parts = [sizes_of(SMALL, 2, inner, accumulates=False) for inner in (0, 1)]
+    cuts = stage_blocks([b.cost for b in parts[0].blocks], 2)
+    for known in (parts[:1], parts):
+
+        def added(lanes: int, known: list[ModelSizes] = known) -> int:
+            shape = shape_of(lanes=lanes, replicas=1, stages=2, ranks_per_stage=2)
+            return boundary_bytes(known, cuts, shape, window=1, peers=0)
+
+        sent = sum(type_bytes(parts[0], cut, shape_of(stages=2)) for cut in cuts)
+        assert added(2) - added(1) == 2 * shape_of().shards_per_lane * sent
 
 
 def test_a_stage_sends_what_the_blocks_at_its_ends_pass_on() -> None:

@@ -11,7 +11,7 @@ from tests.core.plans import make_plan
 from tests.core.rank.test_replaying import record_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.boundaries import logged_again, relay_holders
+from mainstay_core.rank.boundaries import logged_again, relay_holders, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import (
@@ -34,9 +34,10 @@ COMMITTED, REFUSED = "q1-n", "q0-n"
 """The quorum of every record, and one that committed nothing."""
 
 
-def plan_of() -> Plan:
-    """A pipeline of three stages with one replica, of two types."""
-    plan = make_plan({0: ["a.1", "b.1", "c.1"]}, lanes=1, shards_per_lane=NUM_TYPES)
+def plan_of(width: int = 1) -> Plan:
+    """A pipeline of three stages with one replica, of two types; ``width`` inner ranks a stage."""
+    slots = [f"{pod}.{inner + 1}" for pod in "abc" for inner in range(width)]
+    plan = make_plan({0: slots}, lanes=1, shards_per_lane=NUM_TYPES, ranks_per_stage=width)
     return replace(plan, lineage=LINEAGE)
 
 
@@ -64,7 +65,7 @@ class Pod:
             lineage=LINEAGE,
             units=tuple(self._held(*place) for place in places),
             records=tuple(
-                record_of(step, states=("s",) * NUM_STAGES if told else ())
+                record_of(step, states=("s",) * 2 * NUM_STAGES if told else ())
                 for step, told in sorted(self.records.items())
             ),
             logs=tuple(
@@ -100,16 +101,23 @@ class Pod:
 # The twin ----------------------------------------------------------------------------------
 
 
-def twin_reach(pods: Sequence[Pod], position: int, lost: Collection[int], most: int) -> set[int]:
+def twin_reach(
+    pods: Sequence[Pod], position: int, lost: Collection[int], most: int, width: int = 1
+) -> set[int]:
     """Return what can be reached, every beginning and every version tried."""
-    first = last = position
-    while first - 1 in lost:
+    first = last = position // width
+    stages = {at // width for at in lost}
+    while first - 1 in stages:
         first -= 1
-    while last + 1 in lost:
+    while last + 1 in stages:
         last += 1
     judged = {step for pod in pods for step, told in pod.records.items() if told}
-    senders = [(first - 1, ACTIVATION)] if first > 0 else []
-    senders += [(last + 1, INPUT_GRADIENT)] if last < NUM_STAGES - 1 else []
+    senders = []
+    for inner in range(width):
+        if first > 0:
+            senders.append(((first - 1) * width + inner, ACTIVATION))
+        if last < NUM_STAGES - 1:
+            senders.append(((last + 1) * width + inner, INPUT_GRADIENT))
     bad = {(b.pod, b.key) for pod in pods for b in pod.bad}
 
     def has_unit(stage: int, unit: int, kind: SegmentKind, version: int) -> bool:
@@ -140,18 +148,19 @@ def twin_reach(pods: Sequence[Pod], position: int, lost: Collection[int], most: 
                 and all(has_unit(stage, unit, COMPUTE, v) for v in range(start, at))
                 for at in range(start, version + 1)
             )
-            for stage in range(first, last + 1)
+            for stage in range(first * width, (last + 1) * width)
             for unit in range(NUM_UNITS)
         )
 
     return {v for v in range(most) for start in range(v + 1) if comes(start, v)}
 
 
-def draw_pods(rng: random.Random) -> list[Pod]:
+def draw_pods(rng: random.Random, width: int = 1) -> list[Pod]:
+    places = range(NUM_STAGES * width)
     pods = [Pod(name) for name in ("a", "b", "c")]
     share = rng.choice((0.8, 0.9, 1.0))
     first = rng.randrange(2)
-    full = {(p, u): first + rng.randrange(3) for p in range(NUM_STAGES) for u in range(NUM_UNITS)}
+    full = {(p, u): first + rng.randrange(3) for p in places for u in range(NUM_UNITS)}
     for pod in pods:
         pod.records = {
             step: rng.random() < 0.9 for step in range(6) if rng.random() < max(share, 0.9)
@@ -162,7 +171,7 @@ def draw_pods(rng: random.Random) -> list[Pod]:
                 for pod in rng.sample(pods, rng.choice((1, 2))):
                     if rng.random() < share:
                         pod.units.add((position, unit, kind, version))
-    for sender in range(NUM_STAGES):
+    for sender in places:
         for kind in (ACTIVATION, INPUT_GRADIENT):
             for step in range(first, 6):
                 for shard_type in range(NUM_TYPES):
@@ -184,25 +193,56 @@ def draw_pods(rng: random.Random) -> list[Pod]:
     return pods
 
 
-def test_what_is_reached_and_how_equals_a_twin_that_tries_everything() -> None:
-    plan, reached = plan_of(), 0
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_is_reached_and_how_equals_a_twin_that_tries_everything(width: int) -> None:
+    plan, reached, differing = plan_of(width), 0, 0
     for seed in range(250):
         rng = random.Random(seed)
-        pods = draw_pods(rng)
-        lost = set(rng.sample(range(NUM_STAGES), rng.randrange(1, NUM_STAGES + 1)))
+        pods = draw_pods(rng, width)
+        lost = set(rng.sample(range(NUM_STAGES * width), rng.randrange(1, NUM_STAGES + 1)))
         stores = BoundaryStores([pod.report() for pod in pods], plan)
-        for position in sorted(lost):
-            expected = twin_reach(pods, position, lost, 8)
+        again = {
+            at for at in range(NUM_STAGES * width) if at // width in {p // width for p in lost}
+        }
+        for position in sorted(again):
+            expected = twin_reach(pods, position, lost, 8, width)
             assert stores.reach(position, lost) == expected, seed
             for version in range(8):
-                check_replay(stores, position, version, lost, possible=version in expected)
+                check_replay(stores, position, version, lost, again, possible=version in expected)
             reached += bool(expected)
+            differing += bool(expected) and check_cell(stores, position, max(expected), lost, width)
     assert reached > 40, "many of the cases can be reached"
+    assert (differing > 10) == (width > 1), "inner ranks often have other units in full"
+
+
+def check_cell(
+    stores: BoundaryStores, position: int, version: int, lost: set[int], width: int
+) -> bool:
+    """The inner ranks of a stage run the same steps and skip the same weight gradients.
+
+    Returns:
+        Whether other units are in full on some inner rank than on this one.
+    """
+    first = position - position % width
+    cell = [stores.plan_replay(first + inner, version, lost) for inner in range(width)]
+    steps = [replay.steps for replay in cell if replay is not None]
+    assert len({(r.first_step, r.version, r.window) for r in cell if r is not None}) == 1
+    for together in zip(*steps, strict=True):
+        common = set.intersection(*(set(step.frozen) for step in together))
+        assert {step.skipped for step in together} == {tuple(sorted(common))}
+    return any(len({step.frozen for step in together}) > 1 for together in zip(*steps, strict=True))
 
 
 def check_replay(
-    stores: BoundaryStores, position: int, version: int, lost: set[int], *, possible: bool
+    stores: BoundaryStores,
+    position: int,
+    version: int,
+    lost: set[int],
+    again: set[int],
+    *,
+    possible: bool,
 ) -> None:
+    width = stores._width
     replay = stores.plan_replay(position, version, lost)
     assert (replay is not None) == possible
     assert bool(stores.why_not(position, version, lost)) == (not possible)
@@ -217,14 +257,17 @@ def check_replay(
         weights = {load.key.unit for load in step.loads if load.key.kind is COMPUTE}
         assert weights == set(step.frozen) == set(range(NUM_UNITS)) - full
         senders = {(key.position, key.kind) for key, _ in step.inputs}
-        beside = {(position - 1, ACTIVATION), (position + 1, INPUT_GRADIENT)}
+        beside = {(position - width, ACTIVATION), (position + width, INPUT_GRADIENT)}
         assert senders == {
-            (at, kind) for at, kind in beside if 0 <= at < NUM_STAGES and at not in lost
+            (at, kind) for at, kind in beside if 0 <= at < NUM_STAGES * width and at not in again
         }
         assert len(step.inputs) == NUM_TYPES * len(senders)
         assert all(holders for _, holders in step.inputs)
     assert full | {load.key.unit for load in replay.loads} == set(range(NUM_UNITS))
-    assert {relay.position for relay in replay.relays} == {position - 1, position + 1} & lost
+    assert {relay.position for relay in replay.relays} == {
+        position - width,
+        position + width,
+    } & again
 
 
 # --- Single rules ------------------------------------------------------------------------------
@@ -316,12 +359,41 @@ def test_a_log_of_an_attempt_that_was_refused_does_not_count() -> None:
     assert stores_of(pods).reach(1, {1}) == {2, 3, 4}
 
 
-def test_several_ranks_to_a_stage_reach_nothing() -> None:
-    plan = make_plan({0: ["a.1", "b.1"]}, ranks_per_stage=2)
-    stores = BoundaryStores([pod.report() for pod in whole_pods()], plan)
-    assert stores.reach(0, {0}) == frozenset()
-    assert stores.plan_replay(0, 2, {0}) is None
-    assert "one rank to a stage" in stores.why_not(0, 2, {0})
+def test_a_stage_comes_again_as_soon_as_one_of_its_inner_ranks_is_lost() -> None:
+    pods = [Pod(name, records=dict.fromkeys(range(1, 5), True)) for name in ("a", "b", "c")]
+    # Inner rank 0 has its second unit in full later than inner rank 1.
+    pods[0].units = {(2, 0, STATE, 1), (2, 1, COMPUTE, 1), (2, 1, STATE, 2)}
+    pods[1].units = {(3, 0, STATE, 1), (3, 1, STATE, 1)}
+    for sender, kind in (
+        (0, ACTIVATION),
+        (1, ACTIVATION),
+        (4, INPUT_GRADIENT),
+        (5, INPUT_GRADIENT),
+    ):
+        pods[2].logs |= {(sender, kind, s, t, COMMITTED) for s in range(1, 4) for t in range(2)}
+    stores = BoundaryStores([pod.report() for pod in pods], plan_of(2))
+    assert stores.reach(2, {2}) == stores.reach(3, {2}) == {2, 3, 4}
+    lost, beside = stores.plan_replay(2, 3, {2}), stores.plan_replay(3, 3, {2})
+    assert lost is not None
+    assert beside is not None
+    assert [(step.frozen, step.skipped) for step in lost.steps] == [((1,), ()), ((), ())]
+    assert [(step.frozen, step.skipped) for step in beside.steps] == [((), ()), ((), ())]
+    assert {key.position for step in beside.steps for key, _ in step.inputs} == {1, 5}
+    pods[2].logs = {log for log in pods[2].logs if log[0] != 5}
+    stores = BoundaryStores([pod.report() for pod in pods], plan_of(2))
+    assert stores.why_not(2, 3, {2}) == (
+        "stage 1 lacks the input-gradient of position 5, type 0, in step 1"
+    )
+
+
+def test_a_follower_of_a_stage_with_inner_ranks_computes_nothing_again() -> None:
+    plan = make_plan(
+        {0: ["a.1", "b.1"]}, followers=[("c.1", 0)], lanes=1, shards_per_lane=2, ranks_per_stage=2
+    )
+    assert [m.index for m in plan.position_members(0)] == [0, 1]
+    assert [m.index for m in replaying_members(plan, 0)] == [0]
+    assert logged_again(plan, 0) == (0, 1)
+    assert {holder.pod for holder in relay_holders(plan, 0)} == {plan.members[0].slot.pod}
 
 
 def test_members_of_a_position_share_the_logs_of_a_replay() -> None:

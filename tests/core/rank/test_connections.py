@@ -48,8 +48,8 @@ class Connections(QuorumConnections):
     def _group(self, name, rank, size):
         return Group(name, rank, size)
 
-    def _chain_groups(self, *_):
-        raise AssertionError("nobody computes here")
+    def _chain_groups(self, name, _plan, chain):
+        return Group(name, chain.cells.index(self.index), len(chain.cells))
 
 
 class Crew:
@@ -139,6 +139,17 @@ def crew():
     crew = Crew()
     assert crew.adopt(TWO, planned=False) == {0, 1}
     return crew
+
+
+def test_a_chain_of_which_a_replay_has_connected_the_cell_is_connected_when_it_computes():
+    mine, plan = Connections(), make_plan({0: ["a.1", "b.1"]}, ranks_per_stage=2)
+    mine.see(plan)
+    mine.adopt(plan, 0)
+    groups, is_new = mine.begin_pipeline("")
+    assert is_new
+    assert mine.begin_pipeline("") == (groups, True), "its cell alone has met"
+    groups.met = True
+    assert mine.begin_pipeline("") == (groups, False)
 
 
 def test_a_planned_plan_connects_no_position_whose_members_stay(crew):

@@ -19,7 +19,7 @@ from tests.core.rank.test_session import Played, run
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank import machine
 from mainstay_core.rank.boundaries import BoundaryReplay
-from mainstay_core.rank.connections import Ends
+from mainstay_core.rank.connections import Ends, GroupEnded
 from mainstay_core.rank.events import (
     Applied,
     Apply,
@@ -41,7 +41,7 @@ from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules, report_of
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.facts import Cause
+from mainstay_core.wire.facts import Cause, Parked
 from mainstay_core.wire.plan import OtherStore, Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus, Vote
@@ -229,6 +229,7 @@ class Keeper:
         self.held: StoreReport | None = None
         self.others: tuple[StoreReport, ...] = ()
         self.outcome: StateLoaded | LoadFailed = StateLoaded("replayed")
+        self.breaks = ""
 
     async def report(self, lineage: int, *, whole: bool) -> StoreReport:
         self._done.append(f"report of lineage {lineage}, whole: {whole}")
@@ -266,8 +267,10 @@ class Keeper:
         self._done.append(f"{'go back' if drops_later else 'keep what is there'} to {version}")
 
     async def replay(
-        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay
+        self, wait: Any, plan: Plan, index: int, replay: Replay | BoundaryReplay, chain: Any
     ) -> StateLoaded | LoadFailed:
+        if self.breaks:
+            raise GroupEnded(self.breaks)
         self._done.append(f"replay to {replay.version} from {replay.first_step}")
         return self.outcome
 
@@ -322,6 +325,22 @@ def test_a_lost_state_is_replayed_from_what_the_stores_hold(
         assert (session.state.version, session.state.settled) == (2, 1)
     else:
         assert session.state.phase is Phase.PARKED
+
+
+def test_a_replay_that_another_rank_of_the_cell_ends_parks_as_a_broken_chain_does() -> None:
+    session, keeper = keeping()
+    pod = Pod("a", lineage=0, num_units=1, records={0})
+    pod.segments = {replace(key_of(0, 0, kind, 0), lineage=0) for kind in (STATE, GRADIENT)}
+    keeper.held, keeper.breaks = pod.report(), "its peer is gone"
+
+    run(session)
+
+    assert (session.state.phase, session.state.valid) == (Phase.PARKED, False)
+    (parked,) = [fact for fact in session.facts if isinstance(fact, Parked)]
+    assert (parked.cause, parked.evidence) == (
+        Cause.CHAIN,
+        "the cell broke in a replay: its peer is gone",
+    )
 
 
 def test_what_a_pod_without_a_member_keeps_is_asked_for_before_the_exchange() -> None:

@@ -136,6 +136,9 @@ class Played(RankSession[Connections]):
     async def connect(self, groups: Any) -> None:
         raise AssertionError("nothing to connect")
 
+    async def connect_cell(self, groups: Any) -> None:
+        raise AssertionError("nothing to connect")
+
     def make_heal_client(self) -> HealClient:
         return HealClient()
 

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 
@@ -170,3 +171,29 @@ def test_a_device_that_has_failed_is_no_end_of_its_group():
 
     with pytest.raises(RuntimeError, match="the device has failed"):
         make_group(100).wait_for(Failed())
+
+
+class PlayedMesh(PlayedGroup):
+    """A group that meets its ranks, and notes in which order of all it did."""
+
+    def __init__(self, met, name):
+        super().__init__()
+        self._met, self._name = met, name
+
+    @property
+    def connected(self):
+        return self._name in self._met
+
+    def connect(self):
+        self._met.append(self._name)
+
+
+def test_a_cell_meets_before_the_rest_of_its_chain_and_once(monkeypatch):
+    met = []
+    monkeypatch.setattr(comm_mesh, "enter", lambda _: met.append("entered"))
+    chain = ChainGroups("chain", PlayedMesh(met, "pipeline"), PlayedMesh(met, "mesh"))
+    chain.connect_cell()
+    assert not chain.connected
+    chain.connect()
+    assert chain.connected
+    assert met == ["mesh", "entered", "pipeline"]

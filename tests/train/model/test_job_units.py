@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.snapshots.units import UnitKind
-from mainstay_train.comm.mesh import SINGLE
+from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.exact import optimizer
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model import blocks, workload
@@ -54,6 +56,20 @@ def test_they_are_those_that_each_stage_copies_in_number_name_and_size(
             told = unit.num_elements * found.types.full_bytes
             gaps = 3 * (64 + STEP_BYTES + 32 * 4) * len(copied.parameters[0]) * 8
             assert abs(told - price.full_bytes) < gaps
+
+
+def test_inner_ranks_of_a_stage_have_its_units_each() -> None:
+    model = workload.load(LLAMA, DENSE)
+    shape = replace(shape_of(2), ranks_per_stage=2)
+    found = units_of_workload(model, shape, InnerMesh(size=2), CPU)
+    names = [[unit.name for unit in units] for units in found.positions]
+    assert names[0] == names[1]
+    assert names[2] == names[3]
+    assert names[0] + names[2] == [spec.name for spec in model.blocks]
+    whole = units_of_workload(model, shape_of(2), SINGLE, CPU)
+    for parts, units in zip(found.positions[::2], whole.positions, strict=True):
+        for part, unit in zip(parts, units, strict=True):
+            assert unit.num_elements / 2 <= part.num_elements < unit.num_elements
 
 
 def test_experts_are_those_that_are_counted_and_know_their_place_in_a_commit() -> None:
