@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, share_edges
+from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, keeps_own, share_edges
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial
@@ -133,6 +133,17 @@ class Bucket(NamedTuple):
     def share(self, rank: int) -> slice:
         """Where a cell's share lies in a flat buffer of the stage."""
         return slice(self.start + self.edges[rank], self.start + self.edges[rank + 1])
+
+    def exchanged(self, rank: int) -> slice:
+        """What a cell exchanges: the others' shares, with its own only if that lies between."""
+        first = rank == 0 and keeps_own(rank, len(self.sizes))
+        last = rank == len(self.sizes) - 1 and keeps_own(rank, len(self.sizes))
+        return slice(self.start + self.edges[first], self.start + self.edges[-1 - last])
+
+    def exchanged_sizes(self, rank: int) -> tuple[int, ...]:
+        """Elements of the shares in what a cell exchanges; none of its own where that stays."""
+        keeps = keeps_own(rank, len(self.sizes))
+        return tuple(0 if keeps and cell == rank else n for cell, n in enumerate(self.sizes))
 
 
 def cut(lengths: Sequence[int], bucket_bytes: int, num_cells: int) -> tuple[Bucket, ...]:
@@ -324,24 +335,34 @@ class Reducer:
         """Start to send every cell its share of what this one supplies."""
         own, exchanges = bucket.sizes[rank], []
         for turn in range(max(turns.counts, default=0)):
-            senders = turns.senders(turn)
-            sends = senders[rank]
-            sent = turns.own[turn][bucket.within] if sends else self.reduced[:0]
-            received_sizes = [own * other for other in senders]
+            sends = turns.senders(turn)[rank]
+            sent = turns.own[turn][bucket.exchanged(rank)] if sends else self.reduced[:0]
+            received_sizes = [own * peer for peer in self._received_from(bucket, turns, turn, rank)]
             received = self._buffer("received", bucket, turn, sum(received_sizes))
-            sent_sizes = [size * sends for size in bucket.sizes]
+            sent_sizes = [size * sends for size in bucket.exchanged_sizes(rank)]
             exchanges.append(self._start(group, received, sent, received_sizes, sent_sizes))
         return exchanges
 
+    @staticmethod
+    def _received_from(bucket: Bucket, turns: _Turns, turn: int, rank: int) -> list[bool]:
+        """By rank: whether a share comes from it: not from this cell where its own stays."""
+        keeps = keeps_own(rank, len(bucket.sizes))
+        senders = turns.senders(turn)
+        return [sends and not (keeps and peer == rank) for peer, sends in enumerate(senders)]
+
     def _sum_own(self, bucket: Bucket, turns: _Turns, rank: int) -> None:
         """Ordered sum of this cell's share of a bucket, where it belongs."""
-        own = bucket.sizes[rank]
+        own, share = bucket.sizes[rank], bucket.share(rank)
+        keeps = keeps_own(rank, len(bucket.sizes))
         terms: list[tuple[int, torch.Tensor]] = []
         for lane, peer, turn in turns.terms:
-            before = sum(turns.senders(turn)[:peer])
+            if keeps and peer == rank:
+                terms.append((lane, turns.own[turn][share]))
+                continue
+            before = sum(self._received_from(bucket, turns, turn, rank)[:peer])
             received = self._buffer("received", bucket, turn, (before + 1) * own)
             terms.append((lane, received[before * own :]))
-        self._sum(terms, self.reduced[bucket.share(rank)])
+        self._sum(terms, self.reduced[share])
 
     def _sum(self, terms: Iterable[tuple[int, torch.Tensor]], into: torch.Tensor) -> None:
         """Ordered sum of (lane, term), terms of a lane side by side.
@@ -360,10 +381,15 @@ class Reducer:
     def _gather(self, group: Group, bucket: Bucket, rank: int) -> Exchange:
         """Start to send all this cell's sum, and to receive theirs where they belong."""
         num_cells, own = len(bucket.sizes), bucket.sizes[rank]
-        sent = self._buffer("sums", bucket, 0, own * num_cells)
-        sent.view(num_cells, own).copy_(self.reduced[bucket.share(rank)])
-        received = self.reduced[bucket.within]
-        return self._start(group, received, sent, bucket.sizes, [own] * num_cells)
+        keeps = keeps_own(rank, num_cells)
+        sent, copies = self.reduced[bucket.share(rank)], num_cells - keeps
+        if copies != 1:  # to one other cell it is sent from where it belongs
+            sums = self._buffer("sums", bucket, 0, own * copies)
+            sums.view(copies, own).copy_(sent)
+            sent = sums
+        received = self.reduced[bucket.exchanged(rank)]
+        sent_sizes = [0 if keeps and cell == rank else own for cell in range(num_cells)]
+        return self._start(group, received, sent, bucket.exchanged_sizes(rank), sent_sizes)
 
     def _start(
         self,

@@ -39,6 +39,19 @@ def share_edges(length: int, num_cells: int) -> tuple[int, ...]:
     return tuple(granules * cell // num_cells * PAD for cell in range(num_cells + 1))
 
 
+def keeps_own(index: int, num_cells: int) -> bool:
+    """Return whether a cell leaves its own share of a bucket where it lies, and sends the rest.
+
+    What is exchanged is one run of elements. The shares of the first and of the last cell lie at
+    its ends; that of another one lies between those of others, so it is copied along.
+
+    Args:
+        index: of the cell in its stage.
+        num_cells: cells of the stage.
+    """
+    return index in (0, num_cells - 1)
+
+
 def owned_elements(sizes: Sequence[int], index: int, num_cells: int, bucket_bytes: int) -> int:
     """Return the elements that a cell adds up: its share of each bucket.
 
@@ -79,6 +92,7 @@ def reduction_bytes(
         bucket_bytes: what is reduced at a time.
     """
     cells = len(num_partials)
+    keeps = keeps_own(index, cells)
     # Lanes with several partials are added up apart, but for the first.
     has_lane_sum = sum(num_partials) > num_lanes
     scratch: dict[tuple[str, int, int], int] = {}
@@ -86,9 +100,12 @@ def reduction_bytes(
         own, slot = _own(length, index, cells), number % IN_FLIGHT
         wanted = {("lane", 0, 0): own * has_lane_sum}
         if cells > 1:
-            wanted |= {("sums", slot, 0): own * cells}
+            # With one other cell the sums are sent from where they belong.
+            copies = cells - keeps if cells > 2 else 0
+            wanted |= {("sums", slot, 0): own * copies}
             for turn in range(max(num_partials)):
                 senders = sum(n > turn for n in num_partials)
+                senders -= keeps and num_partials[index] > turn
                 wanted |= {("received", slot, turn): own * senders}
         for name, elements in wanted.items():
             scratch[name] = max(scratch.get(name, 0), elements)

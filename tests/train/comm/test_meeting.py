@@ -1,15 +1,13 @@
 """Ranks of a group meet by the gather alone: a recovery waits for no other service."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from tests.strict.group import Strict
-from tests.train.crew import ADDRESS
+from tests.train.crew import ADDRESS, ROOT
 from torch import distributed
 
-from mainstay_train.comm import group
 from mainstay_train.comm.group import BACKENDS, Group
 
 SIZE = 3
@@ -70,7 +68,7 @@ def test_what_ranks_tell_one_meeting_is_all_they_need_to_reach_each_other(crew, 
 def test_no_module_of_trainers_names_a_store_that_lies_elsewhere():
     named = {
         path.name: names
-        for path in Path(group.__file__).parents[1].rglob("*.py")
+        for path in (ROOT / "agent" / "mainstay_train").rglob("*.py")
         if (names := re.findall("|".join([*STORES, "init_process_group"]), path.read_text()))
     }
     assert not named

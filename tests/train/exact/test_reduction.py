@@ -324,6 +324,33 @@ def test_the_bits_do_not_depend_on_the_size_of_buckets(bucket_bytes):
             assert torch.equal(bits(result), expected)
 
 
+@pytest.mark.parametrize("num_cells", [2, 3, 4])
+def test_the_first_and_the_last_cell_send_nothing_to_themselves(num_cells):
+    flats = gradients(num_cells, 5)
+    stores = [filled(flats, (i,), 1) for i in range(num_cells)]
+    table = [Supply(partial=next(iter(s.partials)), index=i) for i, s in enumerate(stores)]
+    hall, to_itself = Hall(num_cells), {}
+
+    class Noting(Cell):
+        def start_exchange(self, received, sent, received_sizes, sent_sizes):
+            assert received_sizes[self._rank] == sent_sizes[self._rank]
+            to_itself.setdefault(self._rank, set()).add(sent_sizes[self._rank] > 0)
+            return super().start_exchange(received, sent, received_sizes, sent_sizes)
+
+    def run(rank):
+        reducer = Reducer(LAYOUT, bucket_bytes=4 * CHUNK)
+        cells = list(range(num_cells))
+        reducer.reduce(Noting(hall, rank), table, cells, rank, stores[rank].partials)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num_cells)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert to_itself[0] == to_itself[num_cells - 1] == {False}
+    assert all(True in to_itself[rank] for rank in range(1, num_cells - 1))
+
+
 def test_buckets_overtake_nobody_and_one_is_on_its_way_while_another_is_summed():
     flats = gradients(2, 4)
     stores = [filled(flats, (i,), 1) for i in range(2)]
