@@ -104,6 +104,12 @@ class Story:
         listed = self.platform.fetch(self.uid, "pods")["pods"]
         return {str(pod["uid"]) for pod in listed if pod["serving"]}
 
+    def is_whole(self) -> bool:
+        """Return whether there are as many pods as the job needs, and the api knows them all."""
+        listed = self.platform.fetch(self.uid, "pods")["pods"]
+        there = {str(pod["metadata"]["uid"]) for pod in self.platform.pods(self.name)}
+        return len(there) == self.num_pods and there == {str(pod["uid"]) for pod in listed}
+
     def last_reason(self) -> str:
         """Return what the status says of the newest recovery: why it was made, and how."""
         return str(self.platform.job(self.name)["status"]["recovery"]["last"]["reason"])
