@@ -317,7 +317,9 @@ def draw_cascade(rng: random.Random, num_ranks: int) -> list[Fault]:
         num_ranks: of the job; each step passes a point so often.
     """
     # As a rule some window is complete by then.
-    draws = [("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))]
+    draws: list[tuple[str, tuple[str, ...], int]] = [
+        ("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))
+    ]
     draws += [
         (
             rng.choice(("kill-stage", *LOSSES, *IN_MEMORY)),
