@@ -4,8 +4,9 @@ The next window is copied to holders of its own. Until it is complete, the state
 and the gradients since lie where they were written, with one copy fewer for each pod that is gone.
 So each store that holds a new plan looks at what it keeps: of the stores that were to keep a
 segment, the first that the plan still names sends it to others, until it has as many holders as it
-had to have. Stores of pods without a member come last: no trainer there tells them which window is
-complete. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+had to have. If that is the store of a pod without a member, the first of one with a member sends it
+too: no trainer tells the other one which window is complete. Nobody has to be asked: all that is
+needed stands in the plan, and beside the segment.
 
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
@@ -63,10 +64,11 @@ def plan_recopies(
     with_member = {member.slot.pod for member in plan.members}
     due: list[tuple[SegmentKey, tuple[Holder, ...]]] = []
     for held in kept:
-        named = [h for h in held.holders if addresses.get(h.pod) == h.address]
-        living = tuple(sorted(named, key=lambda h: h.pod not in with_member))
-        if living and living[0].pod == pod and len(living) < wanted:
-            due.append((held.key, living))
+        living = [h for h in held.holders if addresses.get(h.pod) == h.address]
+        first = [h.pod for h in living][:1]
+        first += [h.pod for h in living if h.pod in with_member][:1]
+        if pod in first and len(living) < wanted:
+            due.append((held.key, tuple(sorted(living, key=lambda h: h.pod != pod))))
     if not due:
         return []
     choices = _ranked(plan, pod, {key.position for key, _ in due}, peers, domains)
