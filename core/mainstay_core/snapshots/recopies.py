@@ -62,22 +62,23 @@ def plan_recopies(
         return []
     wanted = 1 + min(peers, len(addresses) - 1)
     with_member = {member.slot.pod for member in plan.members}
-    due: list[tuple[SegmentKey, tuple[Holder, ...]]] = []
+    found = []
+    choices: dict[tuple[PodUid, int], list[PodUid]] = {}
     for held in kept:
         living = [h for h in held.holders if addresses.get(h.pod) == h.address]
-        first = [h.pod for h in living][:1]
-        first += [h.pod for h in living if h.pod in with_member][:1]
-        if pod in first and len(living) < wanted:
-            due.append((held.key, tuple(sorted(living, key=lambda h: h.pod != pod))))
-    if not due:
-        return []
-    choices = _ranked(plan, pod, {key.position for key, _ in due}, peers, domains)
-    found = []
-    for key, living in due:
+        senders = [h.pod for h in living][:1]
+        senders += [h.pod for h in living if h.pod in with_member][:1]
+        if pod not in senders or len(living) >= wanted:
+            continue
+        # Two that send one segment choose as the first of them.
+        chooser, position = senders[0], held.key.position
+        if (chooser, position) not in choices:
+            choices[chooser, position] = _ranked(plan, chooser, position, peers, domains)
         keeping = {holder.pod for holder in living}
-        new = [p for p in choices[key.position] if p not in keeping][: wanted - len(living)]
+        new = [p for p in choices[chooser, position] if p not in keeping][: wanted - len(living)]
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
-        found.append(Recopy(key, to, (*living, *to)))
+        sender_first = sorted(living, key=lambda h: h.pod != pod)
+        found.append(Recopy(held.key, to, (*sender_first, *to)))
     return found
 
 
@@ -94,23 +95,20 @@ def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> 
     return (*(h for h in holders if h in recopy.holders and h != holder), holder)
 
 
-def _ranked(
-    plan: Plan, pod: PodUid, positions: Iterable[int], peers: int, domains: int
-) -> dict[int, list[PodUid]]:
-    """Return the holders that a plan gives to positions' copies from a pod, best first."""
+def _ranked(plan: Plan, pod: PodUid, position: int, peers: int, domains: int) -> list[PodUid]:
+    """Return the holders that a plan gives to a position's copies from a pod, best first."""
     pods = store_pods(plan, peers=peers)
-    wanted = {divmod(p, plan.ranks_per_stage): p for p in positions}
+    place = divmod(position, plan.ranks_per_stage)
     names = {p.pod for p in pods}
     places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in names}
     demands = [
         CopyDemand(position=Position(stage=stage, inner=inner), pod=at, size_bytes=1)
-        for (stage, inner), at in sorted({*places, *((place, pod) for place in wanted)})
+        for (stage, inner), at in sorted({*places, (place, pod)})
     ]
     copies = plan_copies(pods, demands, peers=peers, domains=min(domains, peers + 1))
-    found = {}
-    for copy in copies.copies:
-        stage, place = copy.position.stage, (copy.position.stage, copy.position.inner)
-        if copy.pod == pod and place in wanted:
-            inside = {p.pod for p in pods if stage in p.stages}
-            found[wanted[place]] = sorted(copy.peers, key=lambda peer: (peer in inside, peer))
-    return found
+    inside = {p.pod for p in pods if place[0] in p.stages}
+    return next(
+        sorted(copy.peers, key=lambda peer: (peer in inside, peer))
+        for copy in copies.copies
+        if copy.pod == pod and (copy.position.stage, copy.position.inner) == place
+    )
