@@ -107,6 +107,10 @@ class Kept:
         self._held[key].append((content, places))
         self._counting.add(key)
 
+    def complete_from(self, lineage: int) -> int:
+        """Return the first version of the newest window that some rank has called complete."""
+        return self._needed_from.get(lineage, 0)
+
     def damaged(self, address: str, key: SegmentKey) -> None:
         """A segment is damaged where it lies."""
         self._damaged.add((address, key))

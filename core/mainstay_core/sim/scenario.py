@@ -291,7 +291,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
 def _draw_boundary(scenario: Scenario) -> bool:
     """Return whether boundaries are logged. Drawn apart: the rest is as with gradients."""
     rng = random.Random(f"boundary {scenario.seed}")
-    return rng.random() < SHARE_WITH_BOUNDARIES
+    return scenario.config.shape.ranks_per_stage == 1 and rng.random() < SHARE_WITH_BOUNDARIES
 
 
 def _with_losses_in_replays(scenario: Scenario) -> Scenario:
@@ -317,8 +317,9 @@ def draw_cascade(rng: random.Random, num_ranks: int) -> list[Fault]:
         num_ranks: of the job; each step passes a point so often.
     """
     # As a rule some window is complete by then.
-    late = rng.randint(2 * num_ranks, 8 * num_ranks)
-    draws: list[tuple[str, tuple[str, ...], int]] = [("kill-stage", WRITE_POINTS, late)]
+    draws: list[tuple[str, tuple[str, ...], int]] = [
+        ("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))
+    ]
     draws += [
         (
             rng.choice(("kill-stage", *LOSSES, *IN_MEMORY)),

@@ -37,7 +37,7 @@ from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
 
 RECOPIED_S = 0.2
 """When it is looked whether what was to be sent again is at its new holders."""
@@ -266,7 +266,13 @@ class SegmentStore:
         if self._world.newest_plan is not plan or cut or not is_named:
             return
         kept = self._world.checks.kept
-        needed = keys.intersection(s.header.key for s in self._index.needed(plan.lineage))
+        complete_from = kept.complete_from(plan.lineage)
+        needed = keys.intersection(
+            s.header.key
+            for s in self._index.needed(plan.lineage)
+            # Where all have loaded a checkpoint, its version looks like a complete window's.
+            if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= complete_from
+        )
         lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
         # What this store keeps another one may have to send.
         is_open = any(kept.stores[address].is_sending for address in addresses.values())

@@ -4,8 +4,9 @@ The next window is copied to holders of its own. Until it is complete, the state
 and the gradients since lie where they were written, with one copy fewer for each pod that is gone.
 So each store that holds a new plan looks at what it keeps: of the stores that were to keep a
 segment, the first that the plan still names sends it to others, until it has as many holders as it
-had to have. Stores of pods without a member come last: no trainer there tells them which window is
-complete. Nobody has to be asked: all that is needed stands in the plan, and beside the segment.
+had to have. If that is the store of a pod without a member, the first of one with a member sends it
+too: no trainer tells the other one which window is complete. Nobody has to be asked: all that is
+needed stands in the plan, and beside the segment.
 
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
@@ -61,21 +62,23 @@ def plan_recopies(
         return []
     wanted = 1 + min(peers, len(addresses) - 1)
     with_member = {member.slot.pod for member in plan.members}
-    due: list[tuple[SegmentKey, tuple[Holder, ...]]] = []
-    for held in kept:
-        named = [h for h in held.holders if addresses.get(h.pod) == h.address]
-        living = tuple(sorted(named, key=lambda h: h.pod not in with_member))
-        if living and living[0].pod == pod and len(living) < wanted:
-            due.append((held.key, living))
-    if not due:
-        return []
-    choices = _ranked(plan, pod, {key.position for key, _ in due}, peers, domains)
     found = []
-    for key, living in due:
+    choices: dict[tuple[PodUid, int], list[PodUid]] = {}
+    for held in kept:
+        living = [h for h in held.holders if addresses.get(h.pod) == h.address]
+        senders = [h.pod for h in living][:1]
+        senders += [h.pod for h in living if h.pod in with_member][:1]
+        if pod not in senders or len(living) >= wanted:
+            continue
+        # Two that send one segment choose as the first of them.
+        chooser, position = senders[0], held.key.position
+        if (chooser, position) not in choices:
+            choices[chooser, position] = _ranked(plan, chooser, position, peers, domains)
         keeping = {holder.pod for holder in living}
-        new = [p for p in choices[key.position] if p not in keeping][: wanted - len(living)]
+        new = [p for p in choices[chooser, position] if p not in keeping][: wanted - len(living)]
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
-        found.append(Recopy(key, to, (*living, *to)))
+        sender_first = sorted(living, key=lambda h: h.pod != pod)
+        found.append(Recopy(held.key, to, (*sender_first, *to)))
     return found
 
 
@@ -92,23 +95,20 @@ def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> 
     return (*(h for h in holders if h in recopy.holders and h != holder), holder)
 
 
-def _ranked(
-    plan: Plan, pod: PodUid, positions: Iterable[int], peers: int, domains: int
-) -> dict[int, list[PodUid]]:
-    """Return the holders that a plan gives to positions' copies from a pod, best first."""
+def _ranked(plan: Plan, pod: PodUid, position: int, peers: int, domains: int) -> list[PodUid]:
+    """Return the holders that a plan gives to a position's copies from a pod, best first."""
     pods = store_pods(plan, peers=peers)
-    wanted = {divmod(p, plan.ranks_per_stage): p for p in positions}
+    place = divmod(position, plan.ranks_per_stage)
     names = {p.pod for p in pods}
     places = {(m.rank.position, m.slot.pod) for m in plan.members if m.slot.pod in names}
     demands = [
         CopyDemand(position=Position(stage=stage, inner=inner), pod=at, size_bytes=1)
-        for (stage, inner), at in sorted({*places, *((place, pod) for place in wanted)})
+        for (stage, inner), at in sorted({*places, (place, pod)})
     ]
     copies = plan_copies(pods, demands, peers=peers, domains=min(domains, peers + 1))
-    found = {}
-    for copy in copies.copies:
-        stage, place = copy.position.stage, (copy.position.stage, copy.position.inner)
-        if copy.pod == pod and place in wanted:
-            inside = {p.pod for p in pods if stage in p.stages}
-            found[wanted[place]] = sorted(copy.peers, key=lambda peer: (peer in inside, peer))
-    return found
+    inside = {p.pod for p in pods if place[0] in p.stages}
+    return next(
+        sorted(copy.peers, key=lambda peer: (peer in inside, peer))
+        for copy in copies.copies
+        if copy.pod == pod and (copy.position.stage, copy.position.inner) == place
+    )
