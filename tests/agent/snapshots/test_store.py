@@ -178,7 +178,7 @@ def test_full_stores_drop_older_logs_for_the_window_in_flight_and_say_so(
         assert unit.states == (4,)
         assert [(run.first, run.last) for run in unit.gradients] == [(1, 3)]
         status = pod.store.ask().result()
-        assert status.num_refused == 0
+        assert status.num_refused == 1
         assert "window that begins at version 4: 1 log and 0 copies" in status.short_of
     # What a replay logs again is older than the window, and takes nothing's place.
     with pytest.raises(StoreFull):
