@@ -129,6 +129,8 @@ class TrainerLine(Channel):
                 if segment is None:
                     raise RemoteProtocolError(f"nothing is read by request {message.request}")
                 index.release(segment)
+            case frames.Discard(key=key, is_outdated=True):
+                index.discard_outdated(key)
             case frames.Discard():
                 index.discard_damaged(message.key)
             case frames.Hello():

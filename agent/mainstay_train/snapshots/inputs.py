@@ -52,11 +52,12 @@ class Inputs:
         self._error: BaseException | None = None
         self.closed = False
         """Whether nobody wants more."""
-        self._thread = threading.Thread(target=self._run, name="boundary inputs", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="boundary inputs", daemon=True)
+        """Reads."""
 
     def start(self) -> None:
         """Begin to read."""
-        self._thread.start()
+        self.thread.start()
 
     def take(self, key: SegmentKey, into: torch.Tensor) -> None:
         """Wait for the next tensor, and copy it.
@@ -81,12 +82,15 @@ class Inputs:
             self._free.append(tensor)
 
     def close(self) -> None:
-        """Read no more; returns once nothing is being read."""
+        """Read no more; returns at once.
+
+        A read that has begun may wait for a pod that is gone, for as long as its reader lets it. It
+        ends by itself: it fills memory that is this object's alone, and nobody uses what comes.
+        """
         with self._changed:
             self.closed = True
             self._changed.notify_all()
         self._interrupt()
-        self._thread.join()
 
     def _run(self) -> None:
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -97,7 +98,10 @@ class SentLogs:
         self.problem = ""
 
     def of_step(self, place: Place, step: int, at_once: Collection[int] | None = None) -> StepLog:
-        """Return what takes the tensors of a step.
+        """Return what takes the tensors of a step, once those of the one before are written.
+
+        So no more than one step's tensors wait here, however slow the store is: neither while a
+        step is tried again and again before its vote, nor in a replay of many steps.
 
         Args:
             place: this trainer's, as the plan says.
@@ -105,6 +109,7 @@ class SentLogs:
             at_once: in a replay the types that are kept, each tensor as soon as it is there; None:
                 all types are, once they are complete.
         """
+        self._worker.wait_idle()
         if at_once is None:
             self.problem = ""
         return StepLog(self, place, step, at_once)
@@ -128,15 +133,26 @@ class SentLogs:
             mark.moment.wait()
         for flow in flows:
             # The chain's end says of what the device had not done by then that it does not count.
-            counts = mark is None or mark.counts is not False
-            try:
-                if counts and not self.problem:
-                    self._writer.write(place, flow.key, flow, ())
-            except (StoreFull, StoreGone) as error:
-                self.problem = str(error)
-                if (told := self.on_problem) is not None:
-                    told()
+            if mark is None or mark.counts is not False:
+                self._give(place, flow)
             flow.copied.release()
+
+    def _give(self, place: Place, flow: _Flow) -> None:
+        """Give a tensor to the store. What that has of an earlier attempt counts no more.
+
+        A type that a later attempt does not compute again is voted on by what lies under its keys:
+        what was sent last must lie there, or nothing.
+        """
+        try:
+            if not self.problem:
+                self._writer.write(place, flow.key, flow, ())
+                return
+        except (StoreFull, StoreGone) as error:
+            self.problem = str(error)
+            if (told := self.on_problem) is not None:
+                told()
+        with suppress(StoreGone):  # what it kept has gone with it
+            self._client.withdraw(flow.key)
 
     def settle(
         self,

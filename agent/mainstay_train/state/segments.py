@@ -394,6 +394,14 @@ class SegmentClient:
         """
         self._store.send(frames.Discard(key=key))
 
+    def withdraw(self, key: SegmentKey) -> None:
+        """Have this pod's store keep a segment no more, if it has it: its writer has other bytes.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
+        self._store.send(frames.Discard(key=key, is_outdated=True))
+
     @contextmanager
     def _reading(self, key: SegmentKey) -> Iterator[frames.Found | None]:
         """Have a segment of this pod's store stay where it is; None if it does not have it."""

@@ -66,7 +66,11 @@ class BoundaryStores(StoreContents):
             (bad.pod, bad.key) for r in told for bad in r.bad if bad.key.kind in BOUNDARY_KINDS
         )
         self._full = frozenset(r.pod for r in told if r.is_full)
+        # A settle asks for the same again and again: of each unit, from each beginning.
         self._holders_of_type = cache(self._find_holders)
+        self._fulls, self._computes = cache(self._find_fulls), cache(self._find_computes)
+        self._active_from = cache(self._find_active_from)
+        self._starts = cache(self._find_starts)
 
     # Questions of a settle -------------------------------------------------------------
 
@@ -184,19 +188,19 @@ class BoundaryStores(StoreContents):
 
     # Units -------------------------------------------------------------------------------------
 
-    def _starts(self, stretch: Stretch) -> list[int]:
+    def _find_starts(self, stretch: Stretch) -> tuple[int, ...]:
         """Return versions from which all units of a stretch become active, ascending."""
-        common: set[int] | None = None
+        common: frozenset[int] | None = None
         for position in stretch.positions(self._width):
             units = self._units_of(position)
             if units is None:
-                return []
+                return ()
             for number in units:
                 there = self._fulls(position, number) | self._computes(position, number)
                 common = there if common is None else common & there
-        return [v for v in sorted(common or ()) if self._active_from(stretch, v) is not None]
+        return tuple(v for v in sorted(common or ()) if self._active_from(stretch, v) is not None)
 
-    def _active_from(self, stretch: Stretch, start: int) -> int | None:
+    def _find_active_from(self, stretch: Stretch, start: int) -> int | None:
         """Return the version from which all units are active; None if one never is."""
         last = start
         for position in stretch.positions(self._width):
@@ -217,20 +221,20 @@ class BoundaryStores(StoreContents):
             version += 1
         return version
 
-    def _fulls(self, position: int, number: int) -> set[int]:
+    def _find_fulls(self, position: int, number: int) -> frozenset[int]:
         """Return versions of a unit's full state that votes have judged."""
         held = (units for _, units in self._units[position][number])
-        return {v for units in held for v in units.states if self._is_judged(v)}
+        return frozenset(v for units in held for v in units.states if self._is_judged(v))
 
-    def _computes(self, position: int, number: int) -> set[int]:
+    def _find_computes(self, position: int, number: int) -> frozenset[int]:
         held = (units for _, units in self._units[position][number])
-        return {
+        return frozenset(
             v
             for units in held
             for run in units.computes
             for v in range(run.first, run.last + 1)
             if self._is_judged(v)
-        }
+        )
 
     def _loads(
         self, position: int, start: int

@@ -42,6 +42,8 @@ class BoundaryVotes:
 
         If one is lacking, none of them counts for this vote.
         """
+        if not voted.kinds:  # there is no log that its end could take along
+            return ""
         for shard_type in voted.types:
             for key in _keys(voted, shard_type):
                 if key not in self._kept:

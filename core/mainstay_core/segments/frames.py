@@ -128,7 +128,8 @@ class VotedLogs:
     quorum: Name
     """In which it votes, as text."""
     kinds: Annotated[tuple[SegmentKind, ...], Longest(len(SegmentKind))]
-    """What it sends: nothing crosses the ends of the pipeline."""
+    """What it sends: nothing crosses the ends of the pipeline. Without any there is nothing to
+    note."""
     types: Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
     micro_batches: Annotated[int, Range(1, MAX_MICRO_BATCHES)]
     """Of each type."""
@@ -164,9 +165,11 @@ class ReadDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """The bytes of a segment are bad; it is to be kept no more."""
+    """A segment is to be kept no more."""
 
     key: SegmentKey
+    is_outdated: bool = field(default=False, metadata=OMITTED)
+    """Whether its writer has other bytes now, for which there was no room; else they are bad."""
     kind: Literal["discard"] = "discard"
 
 

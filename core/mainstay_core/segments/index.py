@@ -16,10 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import JobUid, PodUid
-from mainstay_core.base.words import count, quote
+from mainstay_core.base.words import count, quote, show_bytes
 from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
+from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, record_bytes, report_bytes
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
@@ -87,8 +88,10 @@ class SegmentIndex:
         self._votes = BoundaryVotes(self._logs)
         self._records: dict[int, CommitRecord] = {}
         """By step."""
-        self._record_bytes: dict[int, int] = {}
-        """By step."""
+        self._record_sizes: dict[int, int] = {}
+        """Bytes of each, by step."""
+        self._records_bytes = 0
+        """Of all of them."""
         self._num_empty = 0
         """Segments without bytes."""
         self._lineage = 0
@@ -326,8 +329,12 @@ class SegmentIndex:
 
     def discard_damaged(self, key: SegmentKey) -> None:
         """Keep a segment no more whose bytes a trainer has found damaged."""
+        self.num_discarded += self.find(key) is not None
+        self.discard_outdated(key)
+
+    def discard_outdated(self, key: SegmentKey) -> None:
+        """Keep a segment no more whose writer has other bytes now, which found no room."""
         if self.find(key) is not None:
-            self.num_discarded += 1
             self.discard(key)
             # What comes in its place may be other bytes, which nobody has voted on.
             self._votes.forget(key)
@@ -343,16 +350,19 @@ class SegmentIndex:
         if record.lineage < self._lineage:
             return
         self._move_to(record.lineage)
-        if step >= self._from_version:
-            self._records[step] = record
-        self._record_bytes[step] = record_bytes(record)
-        sizes = {s: self._record_bytes[s] for s in sorted(self._records)}
-        size = sum(sizes.values())
-        while len(self._records) > MAX_RECORDS or size > MAX_RECORD_BYTES:
-            oldest = next(iter(sizes))
-            size -= sizes.pop(oldest)
-            del self._records[oldest]
-        self._record_bytes = sizes
+        if step < self._from_version:
+            return
+        self._drop_records([step])
+        self._records[step] = record
+        self._record_sizes[step] = record_bytes(record)
+        self._records_bytes += self._record_sizes[step]
+        while len(self._records) > MAX_RECORDS or self._records_bytes > MAX_RECORD_BYTES:
+            self._drop_records([min(self._records)])
+
+    def _drop_records(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            if self._records.pop(step, None) is not None:
+                self._records_bytes -= self._record_sizes.pop(step)
 
     def keep_from(
         self,
@@ -381,7 +391,7 @@ class SegmentIndex:
             if not drops_later:
                 return
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
-            self._records = {s: r for s, r in self._records.items() if s < version}
+            self._drop_records([step for step in self._records if step >= version])
             self._votes.keep_steps(stop=version)
             return
         if version <= self._from_version:
@@ -392,7 +402,7 @@ class SegmentIndex:
         self._short_before = num_short
         self._from_version = version
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
-        self._records = {s: r for s, r in self._records.items() if s >= version}
+        self._drop_records([step for step in self._records if step < version])
         self._votes.keep_steps(first=version)
 
     def _move_to(self, lineage: int) -> None:
@@ -400,7 +410,7 @@ class SegmentIndex:
         if lineage == self._lineage:
             return
         self._drop(segment.header.key for segment in self.segments())
-        self._records.clear()
+        self._drop_records([*self._records])
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
 
@@ -418,11 +428,12 @@ class SegmentIndex:
     def report(self, pod: PodUid, address: str, lineage: int) -> StoreReport:
         """Return what is kept of a lineage.
 
-        Of a unit with more states or runs of gradients than a report names, the newest are told.
+        Of a unit with more states or runs of gradients than a report names, the newest are told. A
+        report that no message could carry counts as empty, and says why.
         """
         if lineage != self._lineage:
             return StoreReport(pod=pod, address=address, lineage=lineage)
-        return StoreReport(
+        report = StoreReport(
             pod=pod,
             address=address,
             lineage=lineage,
@@ -432,6 +443,14 @@ class SegmentIndex:
             records=self.records,
             logs=tuple(self.log_runs()[-MAX_HELD_LOGS:]),
         )
+        size = report_bytes(report)
+        if size <= MAX_REPORT_BYTES:
+            return report
+        problem = (
+            f"what it holds takes {show_bytes(size)} to tell, and a report has at most "
+            f"{show_bytes(MAX_REPORT_BYTES)} (fewer units to a pod take less)"
+        )
+        return StoreReport(pod=pod, address=address, lineage=lineage, problem=problem)
 
     def log_runs(self) -> list[LogsHeld]:
         """Return the boundary logs that count, those of types and steps in a row as one."""
@@ -441,12 +460,6 @@ class SegmentIndex:
 def window_of(header: SegmentHeader) -> int:
     """Return the first version of the window in flight that needs a segment; 0: none does."""
     return header.window if header.key.version >= header.window else 0
-
-
-def record_bytes(record: CommitRecord) -> int:
-    """Return how many bytes a record has in a report, a little less than half a kilobyte more."""
-    digests = sum(len(digest) + 4 for digest in (*record.gradients, *record.states))
-    return 512 + digests + sum(len(str(n)) + 2 for n in record.commit.statistics)
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:

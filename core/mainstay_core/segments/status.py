@@ -65,7 +65,7 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
         windows=_windows(segments),
         units=_groups(s.header for s in segments),
         judged=tuple(runs_of(judged)[-MAX_RUNS:]),
-        num_refused=index.num_refused,
+        num_refused=index.num_refused + index.num_evicted,
         short_of=index.short_of,
         num_discarded=index.num_discarded,
         logs=tuple(logs[-MAX_TOLD_LOGS:]),

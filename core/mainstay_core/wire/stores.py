@@ -145,9 +145,9 @@ class StoreStatus:
     judged: Annotated[tuple[Run, ...], Longest(MAX_RUNS)] = ()
     """Steps of which it has the commit, and what the votes said of each position."""
     num_refused: Count = 0
-    """Segments that found no room, since the store began."""
+    """Segments that found no room, or went to give room to others, since the store began."""
     short_of: Sentence = ""
-    """Why the newest of them found none; empty once all of a later window did."""
+    """Why the newest of them is not kept; empty once all of a later window found room."""
     num_discarded: Count = 0
     """Copies that a trainer has found damaged here, since the store began."""
     checked: StoreCheck | None = field(default=None, metadata=OMITTED)

@@ -31,7 +31,7 @@ def write(
     keep_from: int = 0,
     **header: Any,
 ) -> None:
-    room = client.room(len(data))
+    room = client.room(len(data), header.get("window", 0))
     room.memory[:] = data
     client.written(room, header_of(key, len(data), **header), holders, keep_from)
 
@@ -158,6 +158,31 @@ def test_a_holder_that_is_full_refuses_with_a_sentence_and_goes_on(
     )
     assert list(writer.pending()) == [key_of(3)]
     assert [u.states for u in make_client(b).report(0).units] == [(4,)]
+
+
+def test_full_stores_drop_older_logs_for_the_window_in_flight_and_say_so(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a", 4 * PAGE), make_store("b", 4 * PAGE)
+    client = make_client(a)
+    for version in range(4):  # of the complete window, whose copy is elsewhere
+        write(client, key_of(version, kind="gradient"), b"x", [b.holder])
+    assert client.wait_held([key_of(3, kind="gradient")]) == ""
+
+    state = key_of(4)
+    write(client, state, b"y", [b.holder], window=4)
+
+    assert client.wait_held([state]) == ""
+    for pod in (a, b):
+        (unit,) = make_client(pod).report(0).units
+        assert unit.states == (4,)
+        assert [(run.first, run.last) for run in unit.gradients] == [(1, 3)]
+        status = pod.store.ask().result()
+        assert status.num_refused == 1
+        assert "window that begins at version 4: 1 log and 0 copies" in status.short_of
+    # What a replay logs again is older than the window, and takes nothing's place.
+    with pytest.raises(StoreFull):
+        client.room(1)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ FROM_TRAINER = [
     frames.Read(request=1, key=key_of(3)),
     frames.ReadDone(request=1),
     frames.Discard(key=key_of(3)),
+    frames.Discard(key=key_of(3), is_outdated=True),
 ]
 TO_TRAINER = [
     frames.Arena(size=4096),

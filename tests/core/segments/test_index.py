@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.report_sizes import record_bytes, report_bytes
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.wire.segments import (
+    LogsHeld,
     Run,
     SegmentHeader,
     SegmentKey,
@@ -266,6 +269,81 @@ def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPa
     assert len(codec.dumps(told)) <= 3 * len(codec.dumps(records[0])) + 10
 
 
+def test_the_room_of_records_is_free_again_when_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = record_bytes(record_of(0))
+    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * size)
+    index = store()
+    for step in (4, 6, 5, 6, 6):  # one that comes again takes no more room
+        index.record(record_of(step))
+    assert [r.commit.step for r in index.records] == [4, 5, 6]
+    index.keep_from(0, 6)
+    index.record(record_of(5))  # too old
+    index.record(record_of(8))
+    index.record(record_of(7))
+    assert [r.commit.step for r in index.records] == [6, 7, 8]
+    index.keep_from(0, 7, may_go_back=True)
+    for step in (7, 8, 9):
+        index.record(record_of(step))
+    assert [r.commit.step for r in index.records] == [7, 8, 9]
+    index.record(record_of(1, lineage=1))
+    assert [r.commit.step for r in index.records] == [1]
+
+
+def test_a_report_that_no_message_carries_counts_as_empty_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = store()
+    for version in range(3):
+        put(index, header_of(key_of(version)))
+        index.record(record_of(version))
+    size = report_bytes(report(index))
+    assert report(index).problem == ""
+    monkeypatch.setattr(index_module, "MAX_REPORT_BYTES", size - 1)
+    told = report(index)
+    assert (told.units, told.records, told.logs) == ((), (), ())
+    assert told.problem.startswith("what it holds takes ")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_a_report_takes_is_bounded_without_encoding_it(seed: int) -> None:
+    rng = random.Random(seed)
+    largest = 2**53
+    runs = tuple(Run(first=largest - 1, last=largest) for _ in range(rng.randrange(9)))
+    unit = UnitHeld(
+        position=rng.randrange(1000),
+        unit=rng.randrange(1000),
+        unit_name=rng.choice(["layers.3", "\u20ac" * 40, '"' * 40]),
+        num_units=1000,
+        states=tuple(rng.choice([1, largest]) for _ in range(rng.randrange(9))),
+        gradients=runs,
+        computes=runs[:2],
+    )
+    log = LogsHeld(
+        position=3,
+        kind=SegmentKind.INPUT_GRADIENT,
+        voted_in="q123-" + "a" * 32,
+        first_step=largest - 1,
+        last_step=largest,
+        first_type=0,
+        last_type=60_000,
+        micro_batches=60_000,
+    )
+    record = replace(
+        record_of(rng.randrange(1_000_000)),
+        gradients=("0" * 32,) * rng.randrange(9),
+        states=("1" * 32,) * rng.randrange(9),
+    )
+    told = StoreReport(
+        pod=PodUid("p" * 36),
+        address="10.0.0.1:40000",
+        lineage=7,
+        units=(unit,) * rng.randrange(20),
+        records=(record,) * rng.randrange(20),
+        logs=(log,) * rng.randrange(20),
+    )
+    assert len(codec.dumps(told)) <= report_bytes(told)
+
+
 def test_a_segment_without_bytes_is_one_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "MAX_EMPTY_SEGMENTS", 2)
     index = store()
@@ -464,6 +542,15 @@ def test_a_vote_counts_for_none_of_its_logs_while_one_is_lacking() -> None:
     assert told(index) == []
 
 
+def test_votes_on_no_log_at_all_leave_nothing_behind() -> None:
+    index = with_logs()
+    nothing = replace(vote_on(3, 0), kinds=())
+    before = pickle.dumps(index)
+    for step in range(3):
+        assert index.note_voted(replace(nothing, step=step)) == ""
+    assert pickle.dumps(index) == before
+
+
 def test_other_bytes_in_the_place_of_a_log_have_no_votes_and_the_same_bytes_keep_them() -> None:
     index = with_logs((3, 0))
     assert index.note_voted(vote_on(3, 0)) == ""
@@ -477,6 +564,17 @@ def test_what_comes_in_place_of_a_damaged_log_has_no_votes() -> None:
     index = with_logs((3, 0))
     assert index.note_voted(vote_on(3, 0)) == ""
     index.discard_damaged(log_key(3, 0, 1))
+    put_log(index, log_key(3, 0, 1), digest="other")
+    assert told(index) == []
+
+
+def test_an_outdated_log_goes_with_its_votes_and_was_not_damaged() -> None:
+    index = with_logs((3, 0))
+    assert index.note_voted(vote_on(3, 0)) == ""
+    index.discard_outdated(log_key(3, 0, 1))
+    index.discard_outdated(log_key(3, 0, 1))
+    assert index.num_discarded == 0
+    assert index.note_voted(vote_on(3, 0, quorum="q2")).endswith("is not kept")
     put_log(index, log_key(3, 0, 1), digest="other")
     assert told(index) == []
 

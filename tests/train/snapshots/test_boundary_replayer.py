@@ -93,6 +93,9 @@ class Shelf:
         self.voted.append(voted)
         return ""
 
+    def withdraw(self, key: SegmentKey) -> None:
+        self.written.discard(key)
+
     # The writer
 
     def write(self, place: Any, key: SegmentKey, content: Any, holders: Any) -> float:

@@ -77,3 +77,26 @@ def test_nothing_is_read_any_more_once_nobody_wants_it() -> None:
     source.wait_read(AHEAD)
     inputs.close()
     assert source.num_read <= AHEAD + 1
+
+
+def test_a_read_that_waits_for_a_lost_pod_holds_up_nobody() -> None:
+    begun, answers = threading.Event(), threading.Event()
+
+    def read(tensor: torch.Tensor) -> None:
+        begun.set()
+        answers.wait()
+        tensor.zero_()
+
+    inputs = Inputs(
+        (Wanted(key_of(number), read) for number in range(2)),
+        lambda: torch.empty(2),
+        lambda: None,
+    )
+    inputs.start()
+    begun.wait()
+
+    inputs.close()
+
+    assert not answers.is_set()
+    answers.set()
+    inputs.thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -39,6 +40,9 @@ class Store:
         content.write(memoryview(memory))
         self.bytes[key], self.digests[key] = memory, content.digest(memoryview(memory))
         return 0.0
+
+    def withdraw(self, key: SegmentKey) -> None:
+        self.bytes.pop(key, None)
 
     def voted_logs(self, voted: VotedLogs) -> str:
         self.voted.append(voted)
@@ -141,3 +145,53 @@ def test_nothing_crosses_the_ends_of_the_pipeline(stage: int, num_kinds: dict[in
         assert len(kinds) == number
         assert (SegmentKind.ACTIVATION in kinds) == (stage < num_stages - 1)
         assert (SegmentKind.INPUT_GRADIENT in kinds) == (stage > 0)
+
+
+def test_what_a_full_store_has_of_an_earlier_attempt_counts_no_more() -> None:
+    store = Store(room=2)
+    logs = logs_of(store)
+    log = logs.of_step(PLACE, STEP)
+    for shard_type in (0, 1):
+        send(log, shard_type)
+        log.completed(shard_type, None)
+    assert settle(logs, (0, 1)) == ""
+
+    # The step was refused. It is computed again with other bits, and the store has no room.
+    log = logs.of_step(PLACE, STEP)
+    for shard_type in (0, 1):
+        send(log, shard_type, 2.0)
+        log.completed(shard_type, None)
+    assert settle(logs, (0, 1)) == "no room"
+
+    # Its votes did not come together either, but its types stay: they are not computed again.
+    logs.of_step(PLACE, STEP)
+    assert settle(logs, (0, 1)) == ""
+    assert store.bytes == {}, "so the store says that what this vote rests on is lacking"
+
+
+def test_tensors_of_one_step_at_most_wait_for_a_slow_store() -> None:
+    class Slow(Store):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writing, self.goes_on = threading.Event(), threading.Event()
+
+        def write(self, place: Any, key: SegmentKey, content: Content, holders: Any) -> float:
+            self.writing.set()
+            self.goes_on.wait()
+            return super().write(place, key, content, holders)
+
+    store = Slow()
+    logs = logs_of(store)
+    log = logs.of_step(PLACE, STEP)
+    for shard_type in range(3):
+        send(log, shard_type)
+        log.completed(shard_type, None)
+    store.writing.wait()
+    assert store.bytes == {}, "nothing of a step waits for its log"
+    opens = threading.Timer(0.05, store.goes_on.set)
+    opens.start()
+
+    logs.of_step(PLACE, STEP)
+
+    assert len(store.bytes) == 3
+    opens.join()
