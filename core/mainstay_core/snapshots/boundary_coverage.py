@@ -95,9 +95,7 @@ class BoundaryCopies:
     def _contents(
         self, left: Mapping[PodUid, StoreStatus], units: Sequence[UnitsHeld]
     ) -> _Contents:
-        return _Contents(
-            [*left.values()], units, self._num_stages, self._num_types, self._width
-        )
+        return _Contents([*left.values()], units, self._num_stages, self._num_types, self._width)
 
     def _needed(self, stretch: Stretch, left: Mapping[PodUid, StoreStatus]) -> int:
         """Return the newest step that each store which a stretch needs has told of."""

@@ -48,7 +48,7 @@ class Connections(QuorumConnections):
     def _group(self, name, rank, size):
         return Group(name, rank, size)
 
-    def _chain_groups(self, name, plan, chain):
+    def _chain_groups(self, name, _plan, chain):
         return Group(name, chain.cells.index(self.index), len(chain.cells))
 
 

@@ -6,16 +6,22 @@ As in :mod:`tests.core.sim.mutants`: each removes one rule from a running simula
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.rank import settle
 from mainstay_core.rank.boundaries import BoundaryStep
+from mainstay_core.rank.settle import AnyStores, StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
-from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.sim.scenario import Fault, Scenario, draw_losses
+from mainstay_core.wire.plan import Plan
+
+LOSSES_OF_CELLS = ("kill-trainer", "kill-pod", "kill-stage", "kill-two", "kill-all")
 
 
 def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -54,6 +60,44 @@ def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, units=3, slots_per_pod=1, faults=losses)
 
 
+def draw_cells(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a job that logs boundaries, with two ranks to a stage, and loses some of them.
+
+    Args:
+        seed: draws it.
+        kinds: of losses; another one may come while a cell computes again.
+    """
+    scenario, rng = draw_boundaries(seed, ()), random.Random(f"cells {seed}")
+    lanes = rng.choice((1, 1, 2))
+    shape = replace(
+        scenario.config.shape,
+        lanes=lanes,
+        replicas=lanes,
+        stages=rng.choice((1, 2, 2, 3)),
+        ranks_per_stage=2,
+    )
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, num_instalments=rng.choice((1, 2, 3)))
+    losses = draw_losses(rng, shape.num_ranks, ("damage-segment",), kinds)
+    times = rng.randint(3 * shape.num_ranks, 10 * shape.num_ranks)
+    at_last = Fault(kind=rng.choice(kinds), point="vote-posted", times=times)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=lanes * 2)
+    return replace(scenario, config=config, faults=(at_last, *losses))
+
+
+def _lost_alone(
+    plan: Plan, actions: Sequence[StateAction], stores: AnyStores, goal: Any
+) -> dict[int, Any]:
+    """Of a cell the ranks that are lost replay, and nobody computes with them."""
+    found = _REPLAYS(plan, actions, stores, goal)
+    lost = vars(settle)["_lost"](plan, goal.counted)
+    return {position: replay for position, replay in found.items() if position in lost}
+
+
+_REPLAYS = vars(settle)["_replays"]
+
+
 def _all_units(own: BoundaryReplayer, step: BoundaryStep) -> list[int]:
     """Frozen units are updated like others."""
     del step
@@ -78,6 +122,12 @@ def _own_scale(own: BoundaryReplayer, step: BoundaryStep) -> float:
 
 
 BOUNDARY_MUTANTS = {
+    "cell-not-whole": Mutant(
+        "the ranks of a cell that have their state leave those alone that compute again",
+        [(settle, "_replays", _lost_alone)],
+        LOSSES_OF_CELLS,
+        draws=draw_cells,
+    ),
     "frozen-unit-updated": Mutant(
         "a unit without its full state is updated as if it had it",
         [(BoundaryReplayer, "active", _all_units), (BoundaryReplayer, "_load", _load_once)],

@@ -4,7 +4,7 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
-from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS
+from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS, LOSSES_OF_CELLS, draw_cells
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -100,6 +100,15 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+
+
+def test_a_cell_of_which_a_rank_is_lost_computes_again_as_a_whole() -> None:
+    replayed = 0
+    for seed in range(6):
+        outcome = simulate(draw_cells(seed, LOSSES_OF_CELLS))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        replayed += outcome.seen["replayed"]
+    assert replayed > 10
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

@@ -79,9 +79,7 @@ def draw(rng: random.Random, width: int = 1) -> tuple[dict[str, Pod], list[Cover
     seen = []
     for number, pod in enumerate(pods):
         serves = [position for position in range(NUM_STAGES * width) if rng.random() < 0.15]
-        serves += [
-            number * width + inner for inner in range(width) if rng.random() < 0.7
-        ]
+        serves += [number * width + inner for inner in range(width) if rng.random() < 0.7]
         seen.append(covered(pod, *serves, domain=rng.choice("xy")))
     return {pod.name: pod for pod in pods}, seen
 
