@@ -306,7 +306,11 @@ def num_steps(losses: Sequence[Loss]) -> int:
 
 
 def check_losses(
-    directory: Path, losses: Sequence[Loss], corpus: Path, expected: dict[str, Any]
+    directory: Path,
+    losses: Sequence[Loss],
+    corpus: Path,
+    expected: dict[str, Any],
+    further: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
     """Run a job with losses, one after the other, and compare it with an undisturbed run.
 
@@ -315,6 +319,7 @@ def check_losses(
         losses: in one layout. The job is whole before each of them.
         corpus: what the model learns.
         expected: report of a run that may be longer.
+        further: faults beside the losses.
     """
     first, gates = losses[0], directory / "gates"
     gates.mkdir()
@@ -325,6 +330,7 @@ def check_losses(
         for n, (loss, at) in enumerate(zip(losses, steps, strict=True))
         for f in loss.faults(at, f"loss-{n}")
     ]
+    faults += further
     before = [step - back for step in steps[1:] for back in (2, 1)]
     held = sorted({*first.gate_steps, *before})
     job = make_job(layout, num_steps(losses), corpus, gates, held, **first.spec)

@@ -91,6 +91,23 @@ def test_lost_stages_leave_no_trace_in_the_bits(
     stage_losses.check_losses(tmp_path, losses, corpus, undisturbed[stage_losses.bits(losses[0])])
 
 
+@pytest.mark.chaos
+def test_a_rank_that_ends_in_the_midst_of_a_replay_of_its_cell_ends_it_for_the_others(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    loss = stage_losses.parse("trainer vote middle 3 llama bfloat16 2 1 1 2 Boundary")
+    survivor = {
+        "id": "survivor",
+        "at": {"step": loss.step, "phase": "replay-read"},
+        "target": {"replica": 0, "stage": 1, "inner": 1},
+        "action": "kill-trainer",
+    }
+    report = stage_losses.check_losses(
+        tmp_path, [loss], corpus, undisturbed[stage_losses.bits(loss)], [survivor]
+    )
+    assert [recovery["method"] for recovery in report["recoveries"]] == ["replay", "replay"]
+
+
 def test_a_lost_own_loop_leaves_no_trace_in_the_bits(tmp_path: Path, corpus: Path) -> None:
     layout = Layout(lanes=2, replicas=2, spares=0)
     workload = {

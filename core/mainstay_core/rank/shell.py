@@ -91,10 +91,13 @@ class RankShell(ABC):
 
     @abstractmethod
     async def connect_cell(self, groups: Any) -> None:
-        """Connect what joins the ranks of this rank's cell, unless it is connected; same errors.
+        """Connect what joins the ranks of this rank's cell, unless it is connected.
 
         Args:
             groups: of the chain; :meth:`connect` connects the rest of it.
+
+        Raises:
+            GroupEnded: somebody is gone, or the groups were shut meanwhile.
         """
 
     @abstractmethod

@@ -196,14 +196,13 @@ def draw_pods(rng: random.Random, width: int = 1) -> list[Pod]:
 @pytest.mark.parametrize("width", [1, 2])
 def test_what_is_reached_and_how_equals_a_twin_that_tries_everything(width: int) -> None:
     plan, reached, differing = plan_of(width), 0, 0
-    for seed in range(250):
+    for seed in range(250 // width):
         rng = random.Random(seed)
         pods = draw_pods(rng, width)
         lost = set(rng.sample(range(NUM_STAGES * width), rng.randrange(1, NUM_STAGES + 1)))
         stores = BoundaryStores([pod.report() for pod in pods], plan)
-        again = {
-            at for at in range(NUM_STAGES * width) if at // width in {p // width for p in lost}
-        }
+        stages = {position // width for position in lost}
+        again = {at for at in range(NUM_STAGES * width) if at // width in stages}
         for position in sorted(again):
             expected = twin_reach(pods, position, lost, 8, width)
             assert stores.reach(position, lost) == expected, seed
@@ -264,10 +263,8 @@ def check_replay(
         assert len(step.inputs) == NUM_TYPES * len(senders)
         assert all(holders for _, holders in step.inputs)
     assert full | {load.key.unit for load in replay.loads} == set(range(NUM_UNITS))
-    assert {relay.position for relay in replay.relays} == {
-        position - width,
-        position + width,
-    } & again
+    neighbours = {position - width, position + width}
+    assert {relay.position for relay in replay.relays} == neighbours & again
 
 
 # --- Single rules ------------------------------------------------------------------------------
@@ -364,12 +361,8 @@ def test_a_stage_comes_again_as_soon_as_one_of_its_inner_ranks_is_lost() -> None
     # Inner rank 0 has its second unit in full later than inner rank 1.
     pods[0].units = {(2, 0, STATE, 1), (2, 1, COMPUTE, 1), (2, 1, STATE, 2)}
     pods[1].units = {(3, 0, STATE, 1), (3, 1, STATE, 1)}
-    for sender, kind in (
-        (0, ACTIVATION),
-        (1, ACTIVATION),
-        (4, INPUT_GRADIENT),
-        (5, INPUT_GRADIENT),
-    ):
+    for sender in (0, 1, 4, 5):
+        kind = ACTIVATION if sender < 2 else INPUT_GRADIENT
         pods[2].logs |= {(sender, kind, s, t, COMMITTED) for s in range(1, 4) for t in range(2)}
     stores = BoundaryStores([pod.report() for pod in pods], plan_of(2))
     assert stores.reach(2, {2}) == stores.reach(3, {2}) == {2, 3, 4}

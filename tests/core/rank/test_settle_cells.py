@@ -1,4 +1,4 @@
-"""Settles of jobs with several ranks to a stage: a whole cell computes again, or nobody does."""
+"""Settles of jobs with several ranks to a stage: a cell computes again whole, or not at all."""
 
 from __future__ import annotations
 

@@ -6,20 +6,24 @@ As in :mod:`tests.core.sim.mutants`: each removes one rule from a running simula
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
-from mainstay_core.rank import boundary_stores
+from mainstay_core.rank import boundary_stores, settle
 from mainstay_core.rank.boundaries import BoundaryStep
 from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.settle import AnyStores, StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
 from mainstay_core.sim.scenario import Fault, Scenario, draw_cascade, draw_losses
 from mainstay_core.snapshots.stretches import Border, Stretch
+from mainstay_core.wire.plan import Plan
+
+LOSSES_OF_CELLS = ("kill-trainer", "kill-pod", "kill-stage", "kill-two", "kill-all")
 
 
 def draw_boundaries(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -83,9 +87,10 @@ def _pipeline(seed: int, stages: int, replicas: int = 1) -> Scenario:
     return replace(scenario, config=config, units=3, slots_per_pod=1, faults=())
 
 
-def _each_by_itself(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
+def _by_itself(lost: Collection[int], position: int, width: int) -> Stretch:
     """Each lost stage is computed again by itself, whatever is lost beside it."""
-    return tuple(Stretch(first=stage, last=stage) for stage in sorted(set(lost_stages)))
+    del lost
+    return Stretch(first=position // width, last=position // width)
 
 
 class _AnyQuorum(dict[int, set[str]]):
@@ -111,6 +116,44 @@ def _find_whoever_voted(own: Any, border: Border, step: int, shard_type: int) ->
 
 
 _FIND = vars(BoundaryStores)["_find_holders"]
+
+
+def draw_cells(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a job that logs boundaries, with two ranks to a stage, and loses some of them.
+
+    Args:
+        seed: draws it.
+        kinds: of losses; another one may come while a cell computes again.
+    """
+    scenario, rng = draw_boundaries(seed, ()), random.Random(f"cells {seed}")
+    lanes = rng.choice((1, 1, 2))
+    shape = replace(
+        scenario.config.shape,
+        lanes=lanes,
+        replicas=lanes,
+        stages=rng.choice((1, 2, 2, 3)),
+        ranks_per_stage=2,
+    )
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, num_instalments=rng.choice((1, 2, 3)))
+    losses = draw_losses(rng, shape.num_ranks, ("damage-segment",), kinds)
+    times = rng.randint(3 * shape.num_ranks, 10 * shape.num_ranks)
+    at_last = Fault(kind=rng.choice(kinds), point="vote-posted", times=times)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=lanes * 2)
+    return replace(scenario, config=config, faults=(at_last, *losses))
+
+
+def _lost_alone(
+    plan: Plan, actions: Sequence[StateAction], stores: AnyStores, goal: Any
+) -> dict[int, Any]:
+    """Of a cell the ranks that are lost replay, and nobody computes with them."""
+    found = _REPLAYS(plan, actions, stores, goal)
+    lost = vars(settle)["_lost"](plan, goal.counted)
+    return {position: replay for position, replay in found.items() if position in lost}
+
+
+_REPLAYS = vars(settle)["_replays"]
 
 
 def _all_units(own: BoundaryReplayer, step: BoundaryStep) -> list[int]:
@@ -145,9 +188,15 @@ BOUNDARY_MUTANTS = {
     ),
     "stretch-not-enlarged": Mutant(
         "lost stages beside each other are computed again each by itself",
-        [(boundary_stores, "find_stretches", _each_by_itself)],
+        [(boundary_stores, "find_stretch", _by_itself)],
         (),
         draws=draw_cascades,
+    ),
+    "cell-not-whole": Mutant(
+        "the ranks of a cell that have their state leave those alone that compute again",
+        [(settle, "_replays", _lost_alone)],
+        LOSSES_OF_CELLS,
+        draws=draw_cells,
     ),
     "frozen-unit-updated": Mutant(
         "a unit without its full state is updated as if it had it",

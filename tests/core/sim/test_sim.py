@@ -4,7 +4,13 @@ from collections import Counter
 from inspect import getcoroutinestate
 
 import pytest
-from tests.core.sim.boundary_mutants import BOUNDARY_MUTANTS, draw_cascades, draw_refusals
+from tests.core.sim.boundary_mutants import (
+    BOUNDARY_MUTANTS,
+    LOSSES_OF_CELLS,
+    draw_cascades,
+    draw_cells,
+    draw_refusals,
+)
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -129,6 +135,15 @@ def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:
         outcome = simulate(draw_refusals(seed))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         assert outcome.seen["replayed"]
+
+
+def test_a_cell_of_which_a_rank_is_lost_computes_again_as_a_whole() -> None:
+    replayed = 0
+    for seed in range(6):
+        outcome = simulate(draw_cells(seed, LOSSES_OF_CELLS))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        replayed += outcome.seen["replayed"]
+    assert replayed > 10
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

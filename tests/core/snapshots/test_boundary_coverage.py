@@ -122,7 +122,7 @@ def reaches(
 def test_coverage_is_what_trying_everything_says(places: Sequence[tuple[int, int]]) -> None:
     num_covered = num_lost = 0
     width = len(places) // NUM_STAGES
-    for seed in range(150):
+    for seed in range(150 // width):
         rng = random.Random(seed)
         pods, seen = draw(rng, width)
         members = {s: {p.name for p in seen if s in p.positions} for s in range(len(places))}
@@ -136,7 +136,7 @@ def test_coverage_is_what_trying_everything_says(places: Sequence[tuple[int, int
             num_covered += expected
             num_lost += check_losses(told, pods, seen, members, training, width)
     assert num_covered > 40
-    assert num_lost > 20
+    assert num_lost > 40 // width
 
 
 def check_losses(
