@@ -175,6 +175,7 @@ class Case:
                     record=self.record(step),
                     loads=self.loads(step),
                     frozen=tuple(n for n in numbers if n % LENGTH > step),
+                    skipped=tuple(n for n in numbers if n % LENGTH > step),
                     inputs=self.inputs(step),
                 )
                 for step in range(STEPS)
