@@ -107,6 +107,7 @@ def summary_of(page: JobPage) -> JobSummary:
         checkpoint_problem=page.checkpoint.problem,
         durable=page.checkpoint.step,
         snapshots=page.snapshots,
+        coverage=page.stores.coverage if page.stores is not None else "",
     )
 
 

@@ -79,6 +79,8 @@ class JobSummary:
     durable: int = 0
     snapshots: bool = False
     """Whether its state is kept in the memory of pods."""
+    coverage: str = ""
+    """Which losses that memory survives, in one sentence; empty while nobody has told."""
 
     @property
     def over(self) -> bool:
@@ -314,10 +316,10 @@ def _protected(seen: ObservedJob) -> Condition:
         message = f"{summary.replicas} cells of every stage hold its state"
         return Condition(type=kind, status=True, reason="Replicated", message=message)
     checkpoint = f"the checkpoint of step {summary.durable}"
-    # Whether the snapshots are complete is found out only when they are needed.
     if summary.snapshots and summary.state != "forming":
         other = checkpoint if summary.durable else "the seed's initial state"
-        message = f"a lost stage is made anew from the memory of pods, or restarts from {other}"
+        made = summary.coverage or "what the memory of pods survives is not told yet"
+        message = f"{made}; what it does not restarts from {other}"
         return Condition(type=kind, status=False, reason="SnapshotsOnly", message=message)
     if summary.durable:
         message = f"a lost stage restarts from {checkpoint}"

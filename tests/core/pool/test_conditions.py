@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,14 +83,20 @@ def test_a_job_that_lost_a_replica_and_recovers() -> None:
 @pytest.mark.parametrize(
     ("durable", "other"), [(0, "the seed's initial state"), (8, "the checkpoint of step 8")]
 )
-def test_with_snapshots_a_lost_stage_is_made_anew_from_memory(durable: int, other: str) -> None:
-    summary = JobSummary(
+def test_with_snapshots_the_condition_says_which_losses_memory_survives(
+    durable: int, other: str
+) -> None:
+    running = JobSummary(
         state="running", replicas=1, replicas_wanted=1, durable=durable, snapshots=True
     )
-    (told,) = (c for c in derive_conditions(seen(summary=summary)) if c.type == "Protected")
-    assert (told.status, told.reason) == (False, "SnapshotsOnly")
-    made = "a lost stage is made anew from the memory of pods"
-    assert told.message == f"{made}, or restarts from {other}"
+    covered = "the loss of any one pod is survived"
+    for summary, made in (
+        (running, "what the memory of pods survives is not told yet"),
+        (replace(running, coverage=covered), covered),
+    ):
+        (told,) = (c for c in derive_conditions(seen(summary=summary)) if c.type == "Protected")
+        assert (told.status, told.reason) == (False, "SnapshotsOnly")
+        assert told.message == f"{made}; what it does not restarts from {other}"
     forming = JobSummary(state="forming", replicas_wanted=1, snapshots=True)
     assert shown(seen(summary=forming))["Protected"] == (False, "NotStarted")
 
