@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from mainstay_core.base import bounds
 from mainstay_core.job.spec import API_VERSION, GROUP, KIND
 from mainstay_operator.resources import FIELD_MANAGER, JobView, show_time
 
@@ -48,7 +49,7 @@ def build_event(view: JobView, note: Note, now_s: float, instance: str) -> dict[
             "uid": view.uid,
         },
         "reason": note.reason,
-        "message": note.message[:MAX_MESSAGE],
+        "message": bounds.cut(note.message, MAX_MESSAGE),
         "type": "Warning" if note.warning else "Normal",
         "source": {"component": FIELD_MANAGER},
         "reportingComponent": f"{GROUP}/operator",

@@ -206,6 +206,7 @@ class SegmentKeeper:
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
         self._writer.keep_from = version
+        self._is_full = False  # there is room again
         with suppress(StoreGone):
             self._client.keep_from(lineage, version)
 
@@ -332,9 +333,10 @@ class SegmentKeeper:
         start = plan.lineage, replay.position, replay.first_step
         try:
             if isinstance(replay, BoundaryReplay):
-                # What a neighbour in the stretch sent may be what is wrong: try once more, before
-                # good copies are given up.
-                copies.is_alone = not replay.relays or start in self._differed
+                # What a neighbour in the stretch sent, or another rank of the cell computed, may be
+                # what is wrong: try once more, before good copies are given up.
+                is_alone = not replay.relays and plan.ranks_per_stage == 1
+                copies.is_alone = is_alone or start in self._differed
                 again = BoundaryReplayer(engine, units, copies, self._learning_rate, chain)
                 place = self._place(plan, index, plan.lineage)
                 outcome = again.run(replay, self._sent, place)

@@ -118,39 +118,45 @@ class SentLogs:
         """Begin to copy a tensor to the host."""
         return self._copies.begin(tensor)
 
-    def keep(self, place: Place, flows: Sequence[_Flow], mark: Mark | None) -> None:
+    def keep(
+        self, place: Place, flows: Sequence[_Flow], mark: Mark | None, *, again: bool = False
+    ) -> None:
         """Give tensors to the store, in the background.
 
         Args:
             place: this trainer's.
             flows: that were sent.
             mark: says whether they count; None: they do.
+            again: whether a replay sends them, so that the store may have the same bytes.
         """
-        self._worker.submit(lambda: self._keep(place, flows, mark))
+        self._worker.submit(lambda: self._keep(place, flows, mark, again))
 
-    def _keep(self, place: Place, flows: Sequence[_Flow], mark: Mark | None) -> None:
+    def _keep(self, place: Place, flows: Sequence[_Flow], mark: Mark | None, again: bool) -> None:
         if mark is not None:
             mark.moment.wait()
         for flow in flows:
             # The chain's end says of what the device had not done by then that it does not count.
             if mark is None or mark.counts is not False:
-                self._give(place, flow)
+                self._give(place, flow, again)
             flow.copied.release()
 
-    def _give(self, place: Place, flow: _Flow) -> None:
+    def _give(self, place: Place, flow: _Flow, again: bool) -> None:
         """Give a tensor to the store. What that has of an earlier attempt counts no more.
 
         A type that a later attempt does not compute again is voted on by what lies under its keys:
-        what was sent last must lie there, or nothing.
+        what was sent last must lie there, or nothing. What a replay sends again has been voted on:
+        if there is no room for it, what lies there stays, and what others read does not go for it.
         """
         try:
             if not self.problem:
-                self._writer.write(place, flow.key, flow, ())
+                self._writer.write(place, flow.key, flow, (), may_evict=not again)
                 return
         except (StoreFull, StoreGone) as error:
             self.problem = str(error)
             if (told := self.on_problem) is not None:
                 told()
+        if again:
+            return
         with suppress(StoreGone):  # what it kept has gone with it
             self._client.withdraw(flow.key)
 
@@ -219,7 +225,7 @@ class StepLog:
         if self._at_once is None:
             self._flows.setdefault(action.type, []).append(flow)
         else:
-            self._logs.keep(place, [flow], None)
+            self._logs.keep(place, [flow], None, again=True)
 
     def completed(self, shard_type: int, mark: Mark | None) -> None:
         """All of a type was sent, and the type is complete; see the interpreter."""

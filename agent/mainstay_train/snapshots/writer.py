@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.rank.authors import Authorship
+from mainstay_core.segments.evictions import needed_in
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
@@ -146,6 +147,7 @@ class SegmentWriter:
         holders: Sequence[Holder],
         left: Callable[[], None] = lambda: None,
         place_in_order: int = 0,
+        may_evict: bool = True,
     ) -> Took:
         """Write a segment and give it to the store.
 
@@ -156,6 +158,7 @@ class SegmentWriter:
             holders: other pods that keep it.
             left: called once what is copied may change again, whatever comes of it.
             place_in_order: of a unit's state in the order of the window.
+            may_evict: whether older segments may go to give room to it.
 
         Returns:
             What the copy and its digest took.
@@ -165,9 +168,8 @@ class SegmentWriter:
             StoreGone: the store has ended.
         """
         try:
-            first = self.window.first if self.window else 0
-            needed_in = first if key.version >= first else 0
-            room = self._client.room(content.size_bytes, needed_in)
+            first = self.window.first if self.window and may_evict else 0
+            room = self._client.room(content.size_bytes, needed_in(key, first))
             began_ns = time.monotonic_ns()
             try:
                 content.write(room.memory)

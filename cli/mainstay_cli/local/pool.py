@@ -194,7 +194,9 @@ class LocalPool:
             logger.warning("no more pods are made: the budget of repairs is used up")
         self._num_not_made = repair.counts.not_made
         made: list[ObservedPod] = []
-        for index in repair.make if not self._stopping.is_set() else ():
+        for index in repair.make:
+            if self._stopping.is_set():
+                break
             pod = await self._kubelet.make(index)
             self._num_made = max(self._num_made, index)
             self._pods[pod.uid] = pod

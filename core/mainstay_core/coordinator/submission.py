@@ -86,7 +86,8 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
     Raises:
         InvalidSpecError: something differs that cannot change in a job that exists.
     """
-    old, new = state.config, replace(event.config, faults=state.config.faults)
+    old = state.config
+    new = replace(event.config, faults=old.faults, snapshots=_settled_choice(old, event.config))
     for name, before, after in _differences(old, new):
         raise InvalidSpecError(
             _PATHS.get(name, name),
@@ -143,11 +144,28 @@ def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any
     yield from ((name, before, after) for name, before, after in pairs if before != after)
 
 
+def _settled_choice(old: JobConfig, new: JobConfig) -> SnapshotConfig | None:
+    """Return how snapshots are kept as it was submitted, with the kind of log that the job has.
+
+    Where that was left to us another version may choose otherwise; a job that exists keeps its
+    own.
+    """
+    before, after = old.snapshots, new.snapshots
+    if before is None or after is None or not after.auto_log or before.boundary == after.boundary:
+        return after
+    return replace(
+        after,
+        boundary=before.boundary,
+        log_reason=before.log_reason,
+        memory_bytes=before.memory_bytes,
+    )
+
+
 def _snapshot_pairs(old: JobConfig, new: JobConfig) -> list[tuple[str, Any, Any]]:
     """Return (name, old value, new value) of how snapshots are kept.
 
     How much memory Auto takes follows from the replicas, which may change: pods that are made from
-    then on have as much as the new number says.
+    then on have as much as the new number says. Why a kind of log was chosen is for people.
     """
     before, after = old.snapshots, new.snapshots
     if before is None or after is None:
@@ -156,5 +174,5 @@ def _snapshot_pairs(old: JobConfig, new: JobConfig) -> list[tuple[str, Any, Any]
     return [
         (f"snapshots.{f.name}", getattr(before, f.name), getattr(after, f.name))
         for f in fields(SnapshotConfig)
-        if not (scaled and f.name == "memory_bytes")
+        if f.name not in ("auto_log", "log_reason") and not (scaled and f.name == "memory_bytes")
     ]

@@ -94,6 +94,8 @@ class SnapshotConfig:
     """Whether what crosses the boundaries of stages is logged, instead of gradients."""
     log_reason: Sentence = field(default="", metadata=OMITTED)
     """Why the job has this kind of log."""
+    auto_log: bool = field(default=False, metadata=OMITTED)
+    """Whether the kind of log was left to us."""
 
     @property
     def log(self) -> LogKind:

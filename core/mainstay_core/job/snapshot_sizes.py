@@ -210,6 +210,7 @@ def plan_snapshots(
         decay=DECAY_ONE * snapshots.decay_percent // 100,
         boundary=log is LogKind.BOUNDARY,
         log_reason=choice.reason,
+        auto_log=snapshots.replay == "Auto",
     )
 
 

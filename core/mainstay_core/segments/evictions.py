@@ -28,8 +28,18 @@ class Kept(NamedTuple):
     """First version of the window in which it was written."""
 
 
+def needed_in(key: SegmentKey, window: int) -> int:
+    """Return for which window older segments may go to give room to one; 0: for none.
+
+    Args:
+        key: of the segment.
+        window: first version of the window in flight; 0: there is none.
+    """
+    return window if key.version >= window else 0
+
+
 def plan_evictions(
-    kept: Iterable[Kept], *, window: int, complete: int
+    kept: Iterable[Kept], *, window: int, complete: int, is_broken: bool = False
 ) -> list[tuple[SegmentKey, ...]]:
     """Return what may go for the window in flight, in the order in which it goes.
 
@@ -41,6 +51,8 @@ def plan_evictions(
         kept: all segments that can go, in any order.
         window: first version of the window in flight.
         complete: first version of the newest complete window.
+        is_broken: whether logs since that one have gone already. Its copies make nothing anew then,
+            and go first; those of windows that were given up since may be all that does.
 
     Returns:
         Segments that go together: of one position, the copies of a version or the logs of a
@@ -49,12 +61,13 @@ def plan_evictions(
     """
     if window <= complete:
         return []
+    given_up, whole = (2, 0) if is_broken else (0, 2)
     found: dict[tuple[int, int, int], list[SegmentKey]] = {}
     for key, written_in in kept:
         if key.kind not in COPIES:
             if key.version < window:
                 found.setdefault((1, key.position, key.version), []).append(key)
         elif written_in < window:
-            rank = 0 if written_in > complete else 2
+            rank = given_up if written_in > complete else whole
             found.setdefault((rank, key.position, key.version), []).append(key)
     return [tuple(sorted(found[at])) for at in sorted(found)]

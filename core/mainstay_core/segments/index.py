@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import count, quote, show_bytes
 from mainstay_core.segments.boundary_votes import BoundaryVotes
-from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
+from mainstay_core.segments.evictions import COPIES, Kept, needed_in, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, record_bytes, report_bytes
 from mainstay_core.segments.spans import Span, SpanAllocator
@@ -98,6 +98,10 @@ class SegmentIndex:
         self._from_version = 0
         """What is older goes when this grows. It is not refused: where the job went back, others
         may write before the trainers here have said so."""
+        self._completed_at = -1
+        """The version at hand when that window was told to be complete."""
+        self._is_broken = False
+        """Whether logs since the newest complete window had to go: its copies make nothing anew."""
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
         self.num_refused = self.num_evicted = self.num_discarded = 0
@@ -153,12 +157,20 @@ class SegmentIndex:
     def _make_room(self, size: int, window: int) -> None:
         """Drop what the window in flight does not need, as far as it takes to have room.
 
-        If all of it is not enough, nothing goes.
+        If all of it is not enough, nothing goes. Nor does anything at the version at which a window
+        begins, unless that begins because another one is complete: all have settled, and some may
+        be making this very version anew from what is here. Whoever has no commits cannot tell.
         """
+        at_hand = self._at_hand()
+        if not self._records or (window >= at_hand and self._completed_at != at_hand):
+            return
         segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
         kept = (Kept(key, segment.header.window) for key, segment in segments.items())
         free, gone = self._spans.copy(), list[SegmentKey]()
-        for keys in plan_evictions(kept, window=window, complete=self._from_version):
+        groups = plan_evictions(
+            kept, window=window, complete=self._from_version, is_broken=self._is_broken
+        )
+        for keys in groups:
             for key in keys:
                 free.free(segments[key].span)
             gone += keys
@@ -168,6 +180,7 @@ class SegmentIndex:
             return
         self.num_evicted += len(gone)
         num_copies = sum(key.kind in COPIES for key in gone)
+        self._is_broken |= num_copies < len(gone)
         self.short_of = (
             f"of the {self._size_bytes} bytes of the store of segments too few are left for the "
             f"window that begins at version {window}: {count(len(gone) - num_copies, 'log')} and "
@@ -177,6 +190,10 @@ class SegmentIndex:
         self._drop(gone)
         for key in gone:
             self._votes.forget(key)  # other bytes may come in its place
+
+    def _at_hand(self) -> int:
+        """Return the version after the newest commit that is kept."""
+        return max(self._records, default=-1) + 1
 
     def why_full(self, size: int) -> str:
         """Return why no room was to be had, and note it."""
@@ -244,14 +261,15 @@ class SegmentIndex:
         """Return a unit's copies of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
-        will never be complete. Where nothing of a complete one is here, the newest state stays
-        that votes have judged: until those of the window in flight are judged, a replay has no
-        other to start from.
+        will never be complete. Where nothing of a complete one is here, or logs since it had to go,
+        the newest state stays that votes have judged: until those of the window in flight are
+        judged, a replay has no other to start from.
         """
         copies = [s for key, s in unit.segments.items() if key.kind is not SegmentKind.GRADIENT]
         given_up = [s.header.key for s in copies if self._from_version < s.header.window < window]
         states = [s for s in copies if s.header.key.kind is SegmentKind.STATE]
-        if any(s.header.window <= self._from_version for s in states):
+        has_complete = any(s.header.window <= self._from_version for s in states)
+        if has_complete and not self._is_broken:
             return given_up
         judged = [
             key.version
@@ -390,6 +408,7 @@ class SegmentIndex:
             self._from_version = min(self._from_version, version)
             if not drops_later:
                 return
+            self._is_broken = False
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
             self._drop_records([step for step in self._records if step >= version])
             self._votes.keep_steps(stop=version)
@@ -400,7 +419,8 @@ class SegmentIndex:
         if num_short == self._short_before:
             self.short_of = ""
         self._short_before = num_short
-        self._from_version = version
+        self._completed_at = self._at_hand()
+        self._from_version, self._is_broken = version, False
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
         self._drop_records([step for step in self._records if step < version])
         self._votes.keep_steps(first=version)
@@ -413,6 +433,7 @@ class SegmentIndex:
         self._drop_records([*self._records])
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
+        self._is_broken = False
 
     def segments(self) -> list[Segment]:
         """Return all that is kept: of units, and then boundary logs."""
@@ -458,8 +479,8 @@ class SegmentIndex:
 
 
 def window_of(header: SegmentHeader) -> int:
-    """Return the first version of the window in flight that needs a segment; 0: none does."""
-    return header.window if header.key.version >= header.window else 0
+    """Return for which window older segments may go to give room to one; 0: for none."""
+    return needed_in(header.key, header.window)
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:

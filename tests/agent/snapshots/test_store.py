@@ -169,6 +169,11 @@ def test_full_stores_drop_older_logs_for_the_window_in_flight_and_say_so(
         write(client, key_of(version, kind="gradient"), b"x", [b.holder])
     assert client.wait_held([key_of(3, kind="gradient")]) == ""
 
+    for pod in (a, b):  # the window's first step is committed
+        trainer = make_client(pod)
+        trainer.record(record_of(4))
+        assert trainer.report(0).records
+
     state = key_of(4)
     write(client, state, b"y", [b.holder], window=4)
 

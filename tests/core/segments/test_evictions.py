@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
-from tests.core.segments.keys import JOB, header_of, key_of
+from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
@@ -85,6 +85,7 @@ class Trained:
                     self.lacks.add(self.window)
         for unit in range(UNITS):
             self.write("gradient", version, unit)
+        self.index.record(record_of(version))
         if turn == LENGTH + LAG - 1:
             if self.window not in self.lacks:
                 self.index.keep_from(0, self.window)
@@ -108,8 +109,8 @@ class Trained:
 PERIOD = LENGTH + LAG
 WHOLE = UNITS * (2 + 2 * PERIOD)
 """Pages of two windows of states, and of the gradients since the older began."""
-LEAST = UNITS * (1 + PERIOD)
-"""Pages of one window with its logs."""
+LEAST = UNITS * (1 + PERIOD) + 1
+"""Pages of one window with its logs, and one more."""
 
 
 @pytest.mark.parametrize("num_pages", range(LEAST, WHOLE + 2))
@@ -140,6 +141,7 @@ def test_what_does_not_suffice_stays() -> None:
         assert room is not None
         index.put(header, room)
 
+    index.record(record_of(6))
     assert index.take_room(3 * PAGE_BYTES, window=6) is None
     assert index.take_room(PAGE_BYTES) is None, "nothing goes for what no window needs"
     assert (len(index.segments()), index.num_evicted) == (4, 0)
@@ -149,11 +151,36 @@ def test_what_does_not_suffice_stays() -> None:
     assert "the window that begins at version 6: 1 log and 0 copies" in index.short_of
 
 
+def test_nothing_goes_at_the_version_at_which_all_have_settled() -> None:
+    """Some may be making that very version anew from what is here."""
+    index = SegmentIndex(JOB, 2 * PAGE_BYTES)
+    for version in (0, 1):
+        put(index, header_of(key_of(version, 0, "gradient"), PAGE_BYTES, window=0))
+    assert index.take_room(PAGE_BYTES, window=4) is None, "it knows of no commit"
+    index.record(record_of(3))
+    assert index.take_room(PAGE_BYTES, window=4) is None
+    index.record(record_of(4))
+    assert index.take_room(PAGE_BYTES, window=4) is not None
+
+
+def test_where_a_complete_window_is_broken_its_copies_go_before_newer_ones() -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    for version, kind, window in ((0, "state", 0), (0, "gradient", 0), (2, "state", 2)):
+        put(index, header_of(key_of(version, 0, kind), PAGE_BYTES, window=window))
+    put(index, header_of(key_of(2, 0, "gradient"), PAGE_BYTES, window=2))
+    index.record(record_of(4))
+    rooms = [index.take_room(PAGE_BYTES, window=2), index.take_room(PAGE_BYTES, window=4)]
+    assert None not in rooms
+    kept = {segment.header.key for segment in index.segments()}
+    assert kept == {key_of(2, 0, "state"), key_of(2, 0, "gradient")}
+
+
 def test_what_is_read_stays_where_it_is() -> None:
     index = SegmentIndex(JOB, PAGE_BYTES)
     room = index.take_room(PAGE_BYTES)
     assert room is not None
     segment = index.put(header_of(key_of(1, 0, "gradient"), PAGE_BYTES, window=0), room)
+    index.record(record_of(4))
     index.hold(segment)
     assert index.take_room(PAGE_BYTES, window=4) is None
     index.release(segment)
@@ -175,6 +202,7 @@ def test_a_log_that_went_has_no_votes_when_other_bytes_come() -> None:
         micro_batches=1,
     )
     assert index.note_voted(vote) == ""
+    index.record(record_of(4))
     room = index.take_room(PAGE_BYTES, window=4)
     assert room is not None
     index.give_room_back(room)

@@ -98,7 +98,10 @@ class Shelf:
 
     # The writer
 
-    def write(self, place: Any, key: SegmentKey, content: Any, holders: Any) -> float:
+    def write(
+        self, place: Any, key: SegmentKey, content: Any, holders: Any, *, may_evict: bool
+    ) -> float:
+        assert not may_evict, "others may read what would go"
         assert (place.position, holders) == (STAGE, ())
         if self.is_full:
             raise StoreFull("no room")

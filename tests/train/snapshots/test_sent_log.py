@@ -32,7 +32,7 @@ class Store:
     digests: dict[SegmentKey, str] = field(default_factory=dict)
     voted: list[VotedLogs] = field(default_factory=list)
 
-    def write(self, place: Any, key: SegmentKey, content: Content, holders: Any) -> float:
+    def write(self, place: Any, key: SegmentKey, content: Content, holders: Any, **_: Any) -> float:
         assert (place, holders) == (PLACE, ())
         if len(self.bytes) == self.room:
             raise StoreFull("no room")
@@ -175,7 +175,9 @@ def test_tensors_of_one_step_at_most_wait_for_a_slow_store() -> None:
             super().__init__()
             self.writing, self.goes_on = threading.Event(), threading.Event()
 
-        def write(self, place: Any, key: SegmentKey, content: Content, holders: Any) -> float:
+        def write(
+            self, place: Any, key: SegmentKey, content: Content, holders: Any, **_: Any
+        ) -> float:
             self.writing.set()
             self.goes_on.wait()
             return super().write(place, key, content, holders)
