@@ -161,16 +161,14 @@ class SegmentIndex:
         begins, unless that begins because another one is complete: all have settled, and some may
         be making this very version anew from what is here. Whoever has no commits cannot tell.
         """
-        at_hand = self._at_hand()
-        if not self._records or (window >= at_hand and self._completed_at != at_hand):
+        at = self._at_hand()
+        if not self._records or (window >= at and self._completed_at != at):
             return
         segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
         kept = (Kept(key, segment.header.window) for key, segment in segments.items())
         free, gone = self._spans.copy(), list[SegmentKey]()
-        groups = plan_evictions(
-            kept, window=window, complete=self._from_version, is_broken=self._is_broken
-        )
-        for keys in groups:
+        complete, is_broken = self._from_version, self._is_broken
+        for keys in plan_evictions(kept, window=window, complete=complete, is_broken=is_broken):
             for key in keys:
                 free.free(segments[key].span)
             gone += keys
