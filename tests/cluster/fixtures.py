@@ -46,7 +46,7 @@ def put_last(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to build, out of the way of the tests that come first."""
+    """Begin to build, beside the tests that come first: those of a cluster wait for it."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     images = "platform" in wanted and os.getuid() == 0
     tools = bool(FIXTURES & wanted) and not os.environ.get("KUBEBUILDER_ASSETS")
@@ -55,7 +55,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if os.environ.get("PYTEST_XDIST_WORKER", FIRST_WORKER) != FIRST_WORKER:
         return
     session.config.stash[_BUILD] = subprocess.Popen(
-        ["nice", "-n", "15", *PREPARE, *(["images"] if images else [])],
+        [*PREPARE, *(["images"] if images else [])],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -73,9 +73,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         del item.config.stash[_BUILD]
         writer: Any = item.config.get_terminal_writer()
         writer.line()
-        # Nobody else works now. Only root may take such a step back.
-        with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PGRP, build.pid, 0)
         assert build.stdout is not None
         for line in build.stdout:
             writer.line(line.rstrip())

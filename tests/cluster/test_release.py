@@ -150,6 +150,7 @@ def test_without_a_storage_class_the_notes_say_what_starts_the_store(
     assert "StorageClass" not in helm(neighbour, "get", "notes", "mainstay")
 
 
+@pytest.mark.chaos
 def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     platform: Platform, expected: Any, twin: Story
 ) -> None:
