@@ -84,6 +84,7 @@ def test_the_installed_release_passes_its_own_test(platform: Platform) -> None:
     assert "Succeeded" in said
 
 
+@pytest.mark.chaos
 def test_the_bits_are_those_of_an_undisturbed_run_whatever_dies(
     platform: Platform, expected: Any
 ) -> None:
@@ -214,9 +215,8 @@ def test_the_bits_are_those_of_an_undisturbed_run_whatever_changes(
     assert twin.uid not in platform.served()
 
 
-@pytest.mark.parametrize(
-    ("times", "room"), [(2, NUM_PODS), pytest.param(5, 5, marks=pytest.mark.chaos)]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize(("times", "room"), [(2, NUM_PODS), (5, 5)])
 def test_a_job_that_is_deleted_and_applied_again_trains_each_time(
     platform: Platform, times: int, room: int
 ) -> None:
@@ -269,6 +269,7 @@ def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platfor
     wait_for(lambda: not left(), "the objects' end")
 
 
+@pytest.mark.chaos
 def test_an_uninstalled_release_leaves_its_neighbour_and_the_crd_alone(
     platform: Platform, twin: Story
 ) -> None:
