@@ -10,7 +10,6 @@ of the conversation).
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import socket
 import sys
@@ -22,6 +21,7 @@ import mainstay_agent.supervisor  # noqa: F401
 from mainstay_agent import __main__ as entry
 from mainstay_core.base.frames import Frame
 from mainstay_core.base.logs import start_logging
+from mainstay_fork.children import share_imports
 from mainstay_fork.forge import Forge, Wanted
 
 
@@ -50,9 +50,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited Unix stream socket")
     args = parser.parse_args()
     start_logging("info")
-    # Keep what all children share out of the collector: it would copy the pages.
-    gc.collect()
-    gc.freeze()
+    share_imports()
     # A session for each, so that a kernel that shares the processor by sessions serves each alike.
     return Forge(socket.socket(fileno=args.fd), _read_supervisor, new_sessions=True).run()
 

@@ -170,7 +170,7 @@ def _check(settings: SupervisorSettings) -> None:
 
 
 def _stdin_pipe() -> int | None:
-    """Return 0 if standard input is a pipe: local mode's parent pipe. Containers have none."""
+    """Return 0 if standard input is a pipe: that of whoever started us. Containers have none."""
     try:
         return 0 if stat.S_ISFIFO(os.fstat(0).st_mode) else None
     except OSError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -29,6 +30,18 @@ class Closable(Protocol):
     """A socket, selector or file of the parent that a child must not keep."""
 
     def close(self) -> object: ...
+
+
+def share_imports() -> None:
+    """Make this process ready for its forks: what it has imported is theirs as well.
+
+    Raises:
+        MainstayError: this process has more than one thread.
+    """
+    require_single_thread()
+    # Keep what all children share out of the collector: it would copy the pages.
+    gc.collect()
+    gc.freeze()
 
 
 def require_single_thread() -> None:

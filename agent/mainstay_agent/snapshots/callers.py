@@ -16,7 +16,8 @@ from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
-from mainstay_core.segments.index import Segment, SegmentIndex, window_of
+from mainstay_core.segments.evictions import needed_in
+from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 
@@ -133,7 +134,7 @@ class Caller(Channel):
         if self._refusal or self._has_newer(header):
             return None
         self._room = index.take_room(
-            header.size_bytes, 0 if message.is_again else window_of(header)
+            header.size_bytes, 0 if message.is_again else needed_in(header.key, header.window)
         )
         if self._room is None:
             self._refusal = index.why_full(header.size_bytes)

@@ -354,12 +354,16 @@ class Reducer:
         """Ordered sum of this cell's share of a bucket, where it belongs."""
         own, share = bucket.sizes[rank], bucket.share(rank)
         keeps = keeps_own(rank, len(bucket.sizes))
+        comes = [
+            self._received_from(bucket, turns, turn, rank)
+            for turn in range(max(turns.counts, default=0))
+        ]
         terms: list[tuple[int, torch.Tensor]] = []
         for lane, peer, turn in turns.terms:
             if keeps and peer == rank:
                 terms.append((lane, turns.own[turn][share]))
                 continue
-            before = sum(self._received_from(bucket, turns, turn, rank)[:peer])
+            before = sum(comes[turn][:peer])
             received = self._buffer("received", bucket, turn, (before + 1) * own)
             terms.append((lane, received[before * own :]))
         self._sum(terms, self.reduced[share])

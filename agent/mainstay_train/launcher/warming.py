@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import logging
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_fork.children import require_single_thread
+from mainstay_fork.children import share_imports
 from mainstay_train.base import environment
 
 PRELOADED = ("torch", "torch.distributed", "torch.fx.experimental.symbolic_shapes")
@@ -31,10 +30,7 @@ def warm_up(modules: Iterable[str]) -> None:
         prepare = getattr(importlib.import_module(name), "warm_up", None)
         if prepare is not None:
             prepare()
-    require_single_thread()
-    # Keep what all children share out of the collector: it would copy the pages.
-    gc.collect()
-    gc.freeze()
+    share_imports()
 
 
 def resolve(reference: str) -> Callable[..., Any]:

@@ -91,7 +91,7 @@ class StateDir:
 
     @property
     def logs(self) -> Path:
-        """Directory of the logs of Redis, the api and the forge."""
+        """Directory of the logs of Redis, the api and the two forges."""
         return self.path / "logs"
 
     @property

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import count, quote, show_bytes
 from mainstay_core.segments.boundary_votes import BoundaryVotes
-from mainstay_core.segments.evictions import COPIES, Kept, needed_in, plan_evictions
+from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, record_bytes, report_bytes
 from mainstay_core.segments.spans import Span, SpanAllocator
@@ -146,7 +146,7 @@ class SegmentIndex:
         Args:
             size: bytes of the segment.
             window: first version of the window in flight, if the segment is one that it needs
-                (:func:`window_of`). For it older logs and copies go, where there is no room.
+                (:func:`needed_in`). For it older logs and copies go, where there is no room.
         """
         room = self._spans.allocate(size)
         if room is None and window > self._from_version:
@@ -474,11 +474,6 @@ class SegmentIndex:
     def log_runs(self) -> list[LogsHeld]:
         """Return the boundary logs that count, those of types and steps in a row as one."""
         return self._votes.list_runs(self._lineage)
-
-
-def window_of(header: SegmentHeader) -> int:
-    """Return for which window older segments may go to give room to one; 0: for none."""
-    return needed_in(header.key, header.window)
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
     Discard,
@@ -29,7 +30,7 @@ from mainstay_core.segments.frames import (
 )
 from mainstay_core.segments.frames import Held as HeldEverywhere
 from mainstay_core.segments.index import Segment as Kept
-from mainstay_core.segments.index import SegmentIndex, window_of
+from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
@@ -159,7 +160,9 @@ class SegmentStore:
         why = self._index.refusal_of(header)
         if why:
             return why
-        room = self._index.take_room(header.size_bytes, 0 if is_again else window_of(header))
+        room = self._index.take_room(
+            header.size_bytes, 0 if is_again else needed_in(header.key, header.window)
+        )
         self.has_been_full |= room is None or bool(self._index.num_evicted)
         if room is None:
             return self._index.why_full(header.size_bytes)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
-from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
+from mainstay_core.segments.evictions import COPIES, Kept, needed_in, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
-from mainstay_core.segments.index import SegmentIndex, window_of
+from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.wire.segments import SegmentHeader, SegmentKey, SegmentKind, boundary_key
 
@@ -72,7 +72,7 @@ class Trained:
 
     def write(self, kind: str, version: int, unit: int) -> bool:
         header = header_of(key_of(version, unit, kind), PAGE_BYTES, window=self.window)
-        room = self.index.take_room(header.size_bytes, window_of(header))
+        room = self.index.take_room(header.size_bytes, needed_in(header.key, header.window))
         if room is not None:
             self.index.put(header, room)
         return room is not None
