@@ -89,7 +89,7 @@ def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
         # Where nobody serves the namespace, there may be no api, or none that this user knows.
         if not unseen and not isinstance(error, ApiError):
             raise
-        problem = unseen or str(error)
+        problem = "\n  ".join(filter(None, (unseen, str(error))))
     if as_json:
         told = {"problem": problem} if problem else {}
         print(json.dumps({"status": found.manifest.get("status"), **live, **told}, indent=1))

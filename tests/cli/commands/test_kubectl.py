@@ -195,6 +195,8 @@ def test_status_says_so_of_a_job_that_nobody_watches(
     assert "no operator has looked at it in 120 s" in show("10:02:00", unknown)
     told = json.loads(show("10:02:00", UsageError("no token"), as_json=True))
     assert told["problem"].startswith("no operator has looked")
+    # An api that cannot be reached is a second thing to look at, however old the job is.
+    assert told["problem"].endswith("no token")
     # A job that has just been made is given time.
     assert "there is no such job" in show("10:00:30", unknown)
     with pytest.raises(UsageError):
