@@ -142,10 +142,11 @@ def _compile(go: str, program: Path, say: Say) -> None:
         for name, value in {**names, "gitTreeState": "clean"}.items():
             flags += ["-X", f"{package}.{name}={value}"]
     environ = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off"}
-    # The compiler is a short process of much garbage, and nobody debugs these programs.
-    environ["GOGC"] = "400"
+    # The compiler is a short process of much garbage, and nobody debugs these programs. Without
+    # inlining they take a quarter less time to compile, which no test of ours gets back.
+    environ["GOGC"] = "1000"
     made = program.with_suffix(".new")
-    command = [go, "build", "-v", "-trimpath", "-gcflags=all=-dwarf=false"]
+    command = [go, "build", "-v", "-trimpath", "-gcflags=all=-dwarf=false -l"]
     process = subprocess.Popen(
         [*command, "-ldflags", " ".join(flags), "-o", str(made), "."],
         cwd=MODULE,

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Layout:
     @property
     def num_ranks(self) -> int:
         return self.num_cells * self.ranks_per_stage
+
+    @property
+    def least(self) -> Layout:
+        """The smallest layout with the same bits: they depend neither on stages nor on replicas."""
+        return replace(self, stages=1, replicas=1, ranks_per_pod=self.ranks_per_stage, spares=0)
 
     def __str__(self) -> str:
         inner = f"-inner{self.ranks_per_stage}" if self.ranks_per_stage > 1 else ""

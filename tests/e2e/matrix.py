@@ -109,7 +109,7 @@ def check_stopped_rank(
     fault = {"at": {"step": 3, "phase": "backward"}, "target": target, "action": "stop"}
     for name in ("undisturbed", "disturbed"):
         (directory / name).mkdir()
-    expected = run_undisturbed(directory / "undisturbed", layout, 8, corpus)
+    expected = run_undisturbed(directory / "undisturbed", layout.least, 8, corpus)
     job = make_job(layout, 8, corpus, detection={"heartbeatTimeoutSeconds": 3})
     with local_job(directory / "disturbed", job, [fault]) as run:
         report = run.report()

@@ -32,7 +32,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT.least, NUM_STEPS, corpus)
 
 
 def complete_versions(checkpoints: Path) -> list[int]:
@@ -112,6 +112,7 @@ def test_a_torn_checkpoint_is_skipped_with_a_warning(
     assert any(f"step-{torn[0]:08d} is skipped" in log for log in logs)
 
 
+@pytest.mark.chaos
 def test_without_a_checkpoint_the_job_begins_again(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -126,7 +127,7 @@ def test_another_run_goes_on_with_other_replicas_stages_and_slots(
     directories = {name: tmp_path / name for name in ("whole", "first", "second")}
     for directory in directories.values():
         directory.mkdir()
-    whole = run_undisturbed(directories["whole"], layout, steps, corpus)
+    whole = run_undisturbed(directories["whole"], layout.least, steps, corpus)
     shape = {"parallelism": {"stages": 2, "ranksPerPod": 2}, "checkpoint": {"everySteps": 2}}
     first = make_job(layout, enough, corpus, **shape)
     with local_job(directories["first"], first) as running:

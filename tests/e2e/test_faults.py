@@ -4,6 +4,7 @@ Pairwise over what is killed, the phase, the stages, the slots of a pod and the 
 of a lane; ``make chaos`` runs all 80 combinations.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
     """Reports of undisturbed runs, by types of a lane: the bits depend on nothing else.
 
     One has one stage, the other two, so that every disturbed run is also compared with one that
-    has another number of stages or slots; ``make chaos`` compares like with like.
+    has another number of stages, replicas or slots; ``make chaos`` compares like with like.
     """
-    layouts = [Layout(stages=1, shards_per_lane=1), Layout(stages=2, shards_per_lane=4)]
+    one = Layout(stages=1, shards_per_lane=1, replicas=1, spares=0)
+    layouts = [one, replace(one, stages=2, shards_per_lane=4)]
     return {
         layout.shards_per_lane: run_undisturbed(
             tmp_path_factory.mktemp(str(layout)), layout, NUM_STEPS, corpus
@@ -91,7 +93,7 @@ def test_what_is_left_of_two_broken_replicas_becomes_one(tmp_path: Path, corpus:
     gates = tmp_path / "gates"
     for directory in (tmp_path / "undisturbed", tmp_path / "disturbed", gates):
         directory.mkdir()
-    expected = run_undisturbed(tmp_path / "undisturbed", layout, 8, corpus)
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, 8, corpus)
     spec = make_job(layout, 8, corpus, gates, [3, 4])
     with local_job(tmp_path / "disturbed", spec, faults) as job:
         # The second pair holds the only states until the first is healed.

@@ -21,6 +21,8 @@ def test_a_lost_inner_rank_and_a_lost_cell_leave_no_trace_in_the_bits(
 ) -> None:
     kills = [("kill-trainer", "forward"), ("kill-pod", "vote"), ("kill-trainer", "backward")]
     (tmp_path / "undisturbed").mkdir()
-    expected = run_undisturbed(tmp_path / "undisturbed", CELL, matrix.num_steps(len(kills)), corpus)
+    expected = run_undisturbed(
+        tmp_path / "undisturbed", CELL.least, matrix.num_steps(len(kills)), corpus
+    )
     (tmp_path / "disturbed").mkdir()
     matrix.check_disturbed_run(tmp_path / "disturbed", CELL, kills, corpus, expected)

@@ -20,7 +20,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Any:
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT.least, NUM_STEPS, corpus)
 
 
 def trainers(job: LocalJob) -> set[int]:

@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Any:
-    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT, NUM_STEPS, corpus)
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), LAYOUT.least, NUM_STEPS, corpus)
 
 
 def ask(job: LocalJob, what: str) -> subprocess.CompletedProcess[str]:
@@ -92,6 +92,7 @@ def test_a_suspended_job_goes_on_with_the_same_bits(
     assert report["state"] == "complete"
 
 
+@pytest.mark.chaos
 def test_a_job_without_checkpoints_is_not_suspended(tmp_path: Path, corpus: Path) -> None:
     gates = tmp_path / "gates"
     gates.mkdir()
