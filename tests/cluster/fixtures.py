@@ -1,7 +1,7 @@
 """Pytest fixtures over a real Kubernetes: `control_plane`, and `cluster` with nodes.
 
-Both last for the session. Their programs are built in the background from the session's start,
-while other tests run; tests that need a cluster come last.
+Both last until the last test that asks for them is over. Their programs are built in the background
+from the session's start, while other tests run; tests that need a cluster come last.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ PREPARE = [sys.executable, "-m", "tests.cluster", "prepare"]
 FIRST_WORKER = "gw0"
 """It gets the tests that need the programs (tests/lanes.py)."""
 _BUILD = pytest.StashKey["subprocess.Popen[str]"]()
+_RUNNING = pytest.StashKey[dict[str, contextlib.ExitStack]]()
 
 
 def needs_cluster(item: pytest.Item) -> bool:
@@ -80,6 +81,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     return (yield)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Stop a cluster after the last test that needs it: its idle programs take half a processor."""
+    yield
+    for name, stack in item.config.stash.get(_RUNNING, {}).items():
+        if name in getattr(item, "fixturenames", ()) and item is _last(item.session, name):
+            stack.close()
+
+
+def _last(session: pytest.Session, fixture: str) -> pytest.Item:
+    users = (i for i in reversed(session.items) if fixture in getattr(i, "fixturenames", ()))
+    return next(users)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     build = session.config.stash.get(_BUILD, None)
     if build is not None:
@@ -98,19 +113,27 @@ def reason_told() -> Iterator[None]:
         pytest.skip(f"no cluster here: {error}")
 
 
-@pytest.fixture(scope="session")
-def control_plane() -> Iterator[ControlPlane]:
-    """An API server with etcd, controllers and scheduler, on loopback; needs no root."""
+@contextlib.contextmanager
+def _stack(config: pytest.Config, fixture: str) -> Iterator[contextlib.ExitStack]:
+    """Yield what a fixture starts: closed after its last test, or else with the session."""
     with contextlib.ExitStack() as stack:
+        config.stash.setdefault(_RUNNING, {})[fixture] = stack
+        yield stack
+
+
+@pytest.fixture(scope="session")
+def control_plane(pytestconfig: pytest.Config) -> Iterator[ControlPlane]:
+    """An API server with etcd, controllers and scheduler, on loopback; needs no root."""
+    with _stack(pytestconfig, "control_plane") as stack:
         with reason_told():
             plane = stack.enter_context(run_control_plane(toolbox.say_to_stdout))
         yield plane
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Callable[[int], Cluster]]:
+def cluster(pytestconfig: pytest.Config) -> Iterator[Callable[[int], Cluster]]:
     """``cluster(n)``: the session's cluster, with at least n living and ready nodes."""
-    with contextlib.ExitStack() as stack:
+    with _stack(pytestconfig, "cluster") as stack:
         made: list[Cluster] = []
 
         def ensure(nodes: int) -> Cluster:
