@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import httpx
 import yaml
-from benchmarks.support.census import supervisors
+from support.census import supervisors
 
 POLL_S = 0.02
 GIVE_UP_S = 120.0
