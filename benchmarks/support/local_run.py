@@ -20,7 +20,7 @@ import yaml
 from support.census import supervisors
 
 POLL_S = 0.02
-GIVE_UP_S = 120.0
+GIVE_UP_S = 300.0
 """Nothing that is waited for here takes longer, unless the run hangs."""
 LATE_STEPS = 200
 TINY_LLAMA = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
