@@ -115,6 +115,7 @@ class GoodCopies:
                 self._client.discard(key)
             else:
                 left.remove(read.holder)
+                self._client.doubt(read.holder, read.header)
             whys.append(self._note_damaged(key, pod))
         raise Unusable(self._ended())
 
@@ -143,6 +144,7 @@ class GoodCopies:
         except (SegmentMissing, StoreGone) as error:
             raise Unusable(self._ended() or str(error)) from error
         if digest() != header.digest:
+            self._client.doubt(holder, header)
             raise Unusable(self._note_damaged(key, holder.pod))
 
     def _note_damaged(self, key: SegmentKey, pod: PodUid) -> str:

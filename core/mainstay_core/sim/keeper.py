@@ -422,6 +422,8 @@ class SegmentKeeper:
             self._bad.append(BadSegment(key=key, pod=holder.pod))
             if holder in own:
                 self._client.discard(key)
+            else:
+                await Awaited(self._client.doubt(holder, found.header, wait.is_over))
         raise UnusableError(wait.ended or f"no good copy of {key} is left")
 
     async def read_new(

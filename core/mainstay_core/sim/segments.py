@@ -17,10 +17,12 @@ from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
     Discard,
+    Doubt,
     Fetch,
     KeepFrom,
     KeepRecord,
     Missing,
+    Noted,
     Refused,
     Reported,
     Segment,
@@ -119,7 +121,10 @@ class SegmentStore:
                     drops_later=message.drops_later,
                 )
             case Discard():
-                index.discard(message.key)
+                index.discard_damaged(message.key)
+            case Doubt():
+                index.doubt(message.key, message.nonce, message.digest)
+                end.send((Noted(), None))
             case AskReport():
                 report = index.report(self._pod, self.address, message.lineage)
                 end.send((Reported(request=message.request, report=report), None))

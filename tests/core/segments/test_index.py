@@ -12,6 +12,7 @@ from tests.core.segments.keys import JOB, header_of, key_of, record_of
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
+from mainstay_core.segments import records as records_module
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.report_sizes import record_bytes, report_bytes
@@ -245,7 +246,7 @@ def test_one_unit_more_than_a_report_has_room_for_is_refused(
 
 
 def test_of_too_many_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MAX_RECORDS", 2)
+    monkeypatch.setattr(records_module, "MAX_RECORDS", 2)
     index = store()
     for step in (4, 5, 6):
         index.record(record_of(step))
@@ -259,7 +260,7 @@ def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPa
         replace(many, commit=replace(many.commit, step=step, statistics=(1_000_000,) * 100))
         for step in range(6)
     ]
-    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
+    monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
     index = store()
     for record in records:
         index.record(record)
@@ -271,7 +272,7 @@ def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPa
 
 def test_the_room_of_records_is_free_again_when_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     size = record_bytes(record_of(0))
-    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * size)
+    monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 3 * size)
     index = store()
     for step in (4, 6, 5, 6, 6):  # one that comes again takes no more room
         index.record(record_of(step))
