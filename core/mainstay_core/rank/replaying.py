@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mainstay_core.base.frames import MAX_BODY_BYTES
+from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     Holder,
@@ -87,6 +89,18 @@ def others_to_ask(plan: Plan, index: int) -> tuple[OtherStore, ...]:
     Each is asked by one member, and all members ask about as many.
     """
     return plan.other_stores[index :: len(plan.members)]
+
+
+def bytes_to_tell(plan: Plan, index: int) -> int:
+    """Return how long a member's reports of stores may be, so that one frame carries all of them.
+
+    Each store has an equal share, and each member a little one for what it says beside.
+    """
+    num_pods = len({member.slot.pod for member in plan.members})
+    share = MAX_TOLD_BYTES // (num_pods + len(plan.other_stores))
+    beside = (MAX_BODY_BYTES - MAX_TOLD_BYTES) // len(plan.members)
+    num_stores = speaks_for_store(plan, index) + len(others_to_ask(plan, index))
+    return share * num_stores + beside
 
 
 class StoreContents:
