@@ -46,6 +46,10 @@ class GoodCopies:
         self.differs = False
         """Whether what was made is another than votes told."""
 
+    def go_on(self, ended: Callable[[], str]) -> None:
+        """Read for another quorum; ``ended`` returns why that one has ended."""
+        self._ended = ended
+
     def give_up_if(self, why: Callable[[], str]) -> None:
         """Have whoever waits for a segment give up for one more reason.
 

@@ -62,6 +62,23 @@ class Replay:
         return min((unit.state.version for unit in self.units), default=self.version)
 
 
+def can_go_on(replay: Replay, made: Mapping[int, int]) -> bool:
+    """Return whether a replay can go on from what an earlier one of its position left in memory.
+
+    A state is a function of position and version, so it does not matter which quorum's replay made
+    it. Each step since then has to be in this one.
+
+    Args:
+        replay: of the same lineage and position.
+        made: by unit the version at which it is in memory; units that were not read are not there.
+    """
+    return all(
+        unit.state.version <= made[unit.unit] <= replay.version
+        for unit in replay.units
+        if unit.unit in made
+    )
+
+
 def needs_stores(plan: Plan, reports: Sequence[SettleReport]) -> bool:
     """Return whether some position has no member that stayed with a valid state.
 
