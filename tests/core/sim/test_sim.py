@@ -12,7 +12,7 @@ from tests.core.sim.boundary_mutants import (
     draw_further_losses,
     draw_refusals,
 )
-from tests.core.sim.memory_mutants import MEMORY_MUTANTS
+from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
@@ -138,6 +138,15 @@ def test_a_replay_by_gradients_goes_on_when_something_else_is_lost() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         num_gone_on += outcome.seen["replay gone on with"]
     assert num_gone_on > 3
+
+
+def test_what_a_window_needs_stays_where_stores_are_too_small_for_two() -> None:
+    num_evicted = 0
+    for seed in (8, 19, 20, 23):
+        outcome = simulate(draw_short(seed, ()))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        num_evicted += outcome.seen["evicted"]
+    assert num_evicted > 40
 
 
 def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:
