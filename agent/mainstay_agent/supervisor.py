@@ -194,6 +194,8 @@ class Supervisor(Pod):
                 continue
             heard = checked.number if checked is not None else heard
             wanted = max(wanted, reply.check)
+            if reply.doubts is not None:
+                store.doubt(reply.doubts)
             await asyncio.sleep(CHECK_POLL_S if wanted > heard else STORE_STATUS_S)
 
     async def _say_goodbye(self) -> None:

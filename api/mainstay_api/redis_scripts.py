@@ -40,6 +40,7 @@ for i = 1, tonumber(take()) do
   redis.call('HDEL', KEYS[5], pod)
   redis.call('HDEL', KEYS[6], pod)
   redis.call('HDEL', KEYS[7], pod)
+  redis.call('HDEL', KEYS[8], pod)
 end
 return {revision, last}
 """

@@ -13,7 +13,14 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
-from mainstay_core.wire.stores import PositionCoverage, SnapshotSummary, StoreCheck, StoreStatus
+from mainstay_core.wire.segments import MAX_BAD
+from mainstay_core.wire.stores import (
+    Doubts,
+    PositionCoverage,
+    SnapshotSummary,
+    StoreCheck,
+    StoreStatus,
+)
 
 
 async def fetch_summary(store: Store, state: CoordinatorState) -> SnapshotSummary | None:
@@ -59,8 +66,10 @@ def show_snapshots(state: CoordinatorState, stores: Mapping[PodUid, StoreStatus]
 
 def show_check(
     state: CoordinatorState, wanted: int, checks: Mapping[PodUid, StoreCheck]
-) -> dict[str, Any]:
-    """Return the outcome of a check of all stores, as far as they have told it.
+) -> tuple[dict[str, Any], dict[PodUid, Doubts] | None]:
+    """Return the outcome of a check of all stores, and what each store has to hear of it.
+
+    That is None before all have told: of copies that differ, those like most others are good.
 
     Args:
         state: of the job.
@@ -78,16 +87,22 @@ def show_check(
         if pod in living and check.number >= wanted
     }
     verdict = judge(told)
+    waiting = sorted(set(living.values()) - set(told))
+    bad = {
+        pod: tuple(copy.key for copy in verdict.damaged if copy.pod == name)[:MAX_BAD]
+        for pod, name in living.items()
+    }
+    doubts = {pod: Doubts(check=wanted, keys=keys) for pod, keys in bad.items() if keys}
     return {
         "check": wanted,
         "told": sorted(told),
-        "waiting": sorted(set(living.values()) - set(told)),
+        "waiting": waiting,
         "num_segments": sum(check.num_segments for check in told.values()),
         "size_bytes": sum(check.size_bytes for check in told.values()),
         "num_compared": verdict.num_compared,
         "num_alone": verdict.num_alone,
         "damaged": [{**codec.encode(copy), "segment": str(copy.key)} for copy in verdict.damaged],
-    }
+    }, None if waiting else doubts
 
 
 def covered_pods(

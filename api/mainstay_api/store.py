@@ -18,6 +18,7 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
     mainstay:{uid}:stores      hash    pod -> what its store of segments told last
     mainstay:{uid}:checks      hash    pod -> outcome of its store's newest check
+    mainstay:{uid}:doubts      hash    pod -> what a check of all stores found damaged in its store
     mainstay:{uid}:seen        hash    pod -> time of its last heartbeat by the store's clock, us
     mainstay:{uid}:beats       hash    pod -> its last Heartbeat
     mainstay:{uid}:forgotten   string  it was deleted: no supervisor makes it again
@@ -58,7 +59,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.stores import StoreCheck, StoreStatus
+from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatus
 
 T = TypeVar("T")
 
@@ -296,15 +297,19 @@ class RedisStore:
         """Return the last heartbeat of each pod."""
         return await _by_pod(Heartbeat, await _call(self._redis.hgetall(_key(uid, "beats"))))
 
-    async def put_store(self, uid: JobUid, status: StoreStatus) -> int:
-        """Keep what a pod's store of segments tells; return the newest check that is wanted."""
+    async def put_store(self, uid: JobUid, status: StoreStatus) -> StoreReply:
+        """Keep what a pod's store of segments tells; return what to answer."""
         pipe = self._redis.pipeline(transaction=False)
         told = codec.dumps(replace(status, checked=None))
         pipe.hset(_key(uid, "stores"), status.pod, told)
         if status.checked is not None:
             pipe.hset(_key(uid, "checks"), status.pod, codec.dumps(status.checked))
         pipe.hget(_key(uid, "job"), "check")
-        return int((await _call(pipe.execute()))[-1] or 0)
+        pipe.hget(_key(uid, "doubts"), status.pod)
+        check, doubts = (await _call(pipe.execute()))[-2:]
+        return StoreReply(
+            check=int(check or 0), doubts=codec.loads(Doubts, doubts) if doubts else None
+        )
 
     async def fetch_stores(self, uid: JobUid) -> dict[PodUid, StoreStatus]:
         """Return what each pod's store of segments has told last."""
@@ -317,6 +322,14 @@ class RedisStore:
         pipe.hgetall(_key(uid, "checks"))
         wanted, texts = await _call(pipe.execute())
         return int(wanted or 0), await _by_pod(StoreCheck, texts)
+
+    async def put_doubts(self, uid: JobUid, doubts: Mapping[PodUid, Doubts]) -> None:
+        """Keep what the newest check has found damaged in pods' stores, and nothing older."""
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.delete(_key(uid, "doubts"))
+        for pod, found in doubts.items():
+            pipe.hset(_key(uid, "doubts"), pod, codec.dumps(found))
+        await _call(pipe.execute())
 
     async def want_check(self, uid: JobUid) -> int:
         """Note that somebody wants all stores of segments checked; return the check's number."""
@@ -423,8 +436,8 @@ async def _by_pod(kind: type[T], texts: Mapping[str, str]) -> dict[PodUid, T]:
     return dict(zip(map(PodUid, texts), told, strict=True))
 
 
-_OF_STORES = ("stores", "checks")
-"""What pods' stores of segments have told: no decision needs it."""
+_OF_STORES = ("stores", "checks", "doubts")
+"""What pods' stores of segments have told, and are told: no decision needs it."""
 
 
 def _key(uid: str, part: str) -> str:

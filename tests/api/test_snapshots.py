@@ -164,9 +164,18 @@ def test_a_check_names_the_copy_that_differs(snapshot_job: Job) -> None:
         ("pod-1", 5),
     ]
     assert found["damaged"][0]["unit_name"] == "layers.0"
+    # Each store hears what is damaged there, so that it counts no more.
+    for pod in ("pod-0", "pod-1"):
+        reply = job.agent("store", status(pod, 0))
+        assert reply["doubts"]["check"] == number
+        assert [key["version"] for key in reply["doubts"]["keys"]] == [5]
     # A later check begins anew: nobody has answered it yet.
     job.api.post(f"{job.path}/snapshots/check")
     assert job.api.get(f"{job.path}/snapshots/check")["damaged"] == []
+    for pod in ("pod-0", "pod-1"):
+        job.agent("store", status(pod, 0, checked=checked(number + 1, SUMS)))
+    assert job.api.get(f"{job.path}/snapshots/check")["waiting"] == []
+    assert job.agent("store", status("pod-0", 0)) == {"check": number + 1}
 
 
 def test_a_pod_that_is_gone_has_no_store(snapshot_job: Job) -> None:

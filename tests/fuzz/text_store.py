@@ -24,7 +24,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.stores import StoreCheck, StoreStatus
+from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatus
 
 SERVER = "the store's process"
 
@@ -45,11 +45,12 @@ class _Record:
     beats: dict[PodUid, str] = field(default_factory=dict)
     stores: dict[PodUid, str] = field(default_factory=dict)
     checks: dict[PodUid, str] = field(default_factory=dict)
+    doubts: dict[PodUid, str] = field(default_factory=dict)
     check: int = 0
 
     def fork(self) -> _Record:
         other = copy.copy(self)
-        for name in ("recoveries", "ledger", "seen", "beats", "stores", "checks"):
+        for name in ("recoveries", "ledger", "seen", "beats", "stores", "checks", "doubts"):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
@@ -137,6 +138,7 @@ class TextStore:
             record.beats.pop(pod, None)
             record.stores.pop(pod, None)
             record.checks.pop(pod, None)
+            record.doubts.pop(pod, None)
 
     async def append(self, uid: JobUid, kind: str, data: str) -> None:
         self._add(self._records[uid], kind, data)
@@ -159,12 +161,15 @@ class TextStore:
         beats = self._records[uid].beats
         return {pod: codec.loads(Heartbeat, text) for pod, text in beats.items()}
 
-    async def put_store(self, uid: JobUid, status: StoreStatus) -> int:
+    async def put_store(self, uid: JobUid, status: StoreStatus) -> StoreReply:
         record = self._records[uid]
         record.stores[status.pod] = _text(codec.dumps(replace(status, checked=None)))
         if status.checked is not None:
             record.checks[status.pod] = _text(codec.dumps(status.checked))
-        return record.check
+        doubts = record.doubts.get(status.pod)
+        return StoreReply(
+            check=record.check, doubts=codec.loads(Doubts, doubts) if doubts else None
+        )
 
     async def fetch_stores(self, uid: JobUid) -> dict[PodUid, StoreStatus]:
         stores = self._records[uid].stores
@@ -174,6 +179,10 @@ class TextStore:
         record = self._records[uid]
         told = {pod: codec.loads(StoreCheck, text) for pod, text in record.checks.items()}
         return record.check, told
+
+    async def put_doubts(self, uid: JobUid, doubts: Mapping[PodUid, Doubts]) -> None:
+        texts = {pod: _text(codec.dumps(found)) for pod, found in doubts.items()}
+        self._records[uid].doubts = texts
 
     async def want_check(self, uid: JobUid) -> int:
         self._records[uid].check += 1

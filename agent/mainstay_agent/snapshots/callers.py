@@ -1,8 +1,8 @@
 """Serves a pod that has called and has proved the job's secret.
 
-Its store sends segments, which are kept and confirmed; a trainer asks what is kept, and reads
-segments. Both get an answer
-for each frame, in order, and the next frame is read once the answer is gone.
+Its store sends segments, which are kept and confirmed; a trainer asks what is kept, reads segments,
+and says which it has found damaged. Both get an answer for each frame, in order, and the next frame
+is read once the answer is gone.
 """
 
 from __future__ import annotations
@@ -95,6 +95,9 @@ class Caller(Channel):
             case frames.AskReport() as message:
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))
+            case frames.Doubt() as message:
+                self._index.doubt(message.key, message.nonce, message.digest)
+                self.send(frames.encode(frames.Noted()))
         return None
 
     def finish(self) -> None:

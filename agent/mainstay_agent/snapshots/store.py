@@ -37,7 +37,7 @@ from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
-from mainstay_core.wire.stores import StoreCheck, StoreStatus
+from mainstay_core.wire.stores import Doubts, StoreCheck, StoreStatus
 from mainstay_net.acceptor import listen
 from mainstay_net.entrance import Entrance
 
@@ -105,6 +105,8 @@ class SegmentStore:
         """The newest plan that was not looked at yet, with peers and domains of copies."""
         self._sweeps_at_s = time.monotonic()
         self._is_closed = self._is_paused = False
+        self._doubts: deque[Doubts] = deque(maxlen=1)
+        """What the newest check has found damaged here, if that was not looked at yet."""
         self._asked: deque[tuple[Future[StoreStatus], int]] = deque()
         """Who waits for a status, and the check that is wanted."""
         self._sums = Checksums()
@@ -131,6 +133,17 @@ class SegmentStore:
             domains: failure domains that they are to span.
         """
         self._plans.append((plan, peers, domains))
+        self._wake_up()
+
+    def doubt(self, doubts: Doubts) -> None:
+        """Have copies cover nothing that a check found damaged; from any thread, returns at once.
+
+        What has come in their place since counts.
+        """
+        self._doubts.append(doubts)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
         # One that is full wakes the thread as well; one that is closed has none.
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
@@ -313,6 +326,9 @@ class SegmentStore:
             self._wakes.recv(TURN_BYTES)
         while self._plans:
             self._recopy(*self._plans.popleft())
+        while self._doubts:
+            for header in self._sums.take_headers(self._doubts.popleft()):
+                self._index.doubt(header.key, header.nonce, header.digest)
         self._answer()
 
     def _recopy(self, plan: Plan, peers: int, domains: int) -> None:

@@ -46,6 +46,10 @@ class GoodCopies:
         self.differs = False
         """Whether what was made is another than votes told."""
 
+    def go_on(self, ended: Callable[[], str]) -> None:
+        """Read for another quorum; ``ended`` returns why that one has ended."""
+        self._ended = ended
+
     def give_up_if(self, why: Callable[[], str]) -> None:
         """Have whoever waits for a segment give up for one more reason.
 
@@ -115,6 +119,7 @@ class GoodCopies:
                 self._client.discard(key)
             else:
                 left.remove(read.holder)
+                self._client.doubt(read.holder, read.header)
             whys.append(self._note_damaged(key, pod))
         raise Unusable(self._ended())
 
@@ -143,6 +148,7 @@ class GoodCopies:
         except (SegmentMissing, StoreGone) as error:
             raise Unusable(self._ended() or str(error)) from error
         if digest() != header.digest:
+            self._client.doubt(holder, header)
             raise Unusable(self._note_damaged(key, holder.pod))
 
     def _note_damaged(self, key: SegmentKey, pod: PodUid) -> str:

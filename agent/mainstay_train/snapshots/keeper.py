@@ -116,6 +116,8 @@ class SegmentKeeper:
         """Lineage, position and first step of replays in a stretch that came out differently."""
         self._is_full = False
         """Whether one of these found no room for what others of the stretch read."""
+        self._unfinished: Replayer | None = None
+        """A replay whose quorum has ended, while what it has made is in memory."""
         self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
@@ -216,6 +218,7 @@ class SegmentKeeper:
         writer = self._writer
         writer.keep_from = version if drops_later else min(writer.keep_from, version)
         if drops_later:  # what comes after is written anew
+            self._unfinished = None
             self._bad = [bad for bad in self._bad if bad.key.version < version]
             self._is_full = False
         with suppress(StoreGone):
@@ -257,6 +260,7 @@ class SegmentKeeper:
 
     def wait_copied(self) -> None:
         """Wait until what is being copied has left the state: it is about to be written."""
+        self._unfinished = None
         with self._changed:
             self._changed.wait_for(lambda: self._to_copy == 0)
 
@@ -319,6 +323,7 @@ class SegmentKeeper:
         Raises:
             GroupEnded: another rank of the cell is gone, or has given up.
         """
+        unfinished = self._unfinished
         self.wait_copied()
         engine = self._engine()
         logger.info(
@@ -329,7 +334,7 @@ class SegmentKeeper:
             replay.first_step,
         )
         pod, units = self._slot.pod, self._units()
-        copies = GoodCopies(self._client, pod, lambda: wait.ended)
+        copies, num_known = GoodCopies(self._client, pod, lambda: wait.ended), 0
         start = plan.lineage, replay.position, replay.first_step
         try:
             if isinstance(replay, BoundaryReplay):
@@ -342,15 +347,37 @@ class SegmentKeeper:
                 outcome = again.run(replay, self._sent, place)
                 self._is_full = bool(replay.relays and self._sent.problem)
             else:
-                replayer = Replayer(engine, units, copies, self._learning_rate)
+                replayer = self._replayer(unfinished, copies, plan.lineage, replay)
+                copies = replayer.copies
+                copies.go_on(lambda: wait.ended)
+                num_known = len(copies.bad)
                 outcome = replayer.run(replay)
+                if isinstance(outcome, LoadFailed) and wait.ended:
+                    self._unfinished = replayer
         finally:
-            self._bad = [*self._bad, *copies.bad][-MAX_BAD:]
+            self._bad = [*self._bad, *copies.bad[num_known:]][-MAX_BAD:]
             if copies.differs:
                 self._differed.add(start)
         if isinstance(outcome, StateLoaded):
             return replace(outcome, num_damaged=len(copies.bad))
         return outcome
+
+    def _replayer(
+        self, unfinished: Replayer | None, copies: GoodCopies, lineage: int, replay: Replay
+    ) -> Replayer:
+        """Return what goes on with an unfinished replay, or begins one."""
+        units = self._units()
+        if unfinished is not None and unfinished.can_go_on(units, lineage, replay):
+            logger.info("it goes on where the replay before was when its quorum ended")
+            return unfinished
+        return Replayer(
+            self._engine(),
+            units,
+            copies,
+            self._learning_rate,
+            lineage=lineage,
+            position=replay.position,
+        )
 
     # Helpers -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replaying import Replay, can_go_on
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
@@ -21,11 +21,16 @@ from mainstay_train.snapshots.vote_checks import VoteChecks
 class Replayer:
     """A replay of one position, by the trainer that lost its state or takes its place.
 
+    If its quorum ends meanwhile, the next one's replay may go on where it was: what is in memory is
+    right whatever was lost elsewhere. Copies that were read stay to blame until a step proves them.
+
     Args:
         engine: whose state is made.
         units: of this state.
         copies: reads segments.
         learning_rate: of a step.
+        lineage: of the state.
+        position: of the state.
     """
 
     def __init__(
@@ -34,24 +39,52 @@ class Replayer:
         units: UnitBytes,
         copies: GoodCopies,
         learning_rate: Callable[[int], float],
+        *,
+        lineage: int,
+        position: int,
     ) -> None:
-        self._engine, self._units, self._copies = engine, units, copies
+        self._engine, self.units, self.copies = engine, units, copies
         self._learning_rate = learning_rate
+        self._place = lineage, position
+        self._checks = VoteChecks(engine, copies, position)
+        self._made: dict[int, int] = {}
+        """Version at which each unit that was read is in memory."""
+        self._before: CommitRecord | None = None
+        """Of the newest step that was applied."""
+        self._is_reading = False
+        """Whether segments were missing when it ended, and not the proof that all is right."""
+
+    def can_go_on(self, units: UnitBytes, lineage: int, replay: Replay) -> bool:
+        """Return whether another quorum's replay can go on from here.
+
+        Nothing else may have written the state meanwhile.
+        """
+        return (
+            self._is_reading
+            and not self.copies.differs
+            and units is self.units
+            and self._place == (lineage, replay.position)
+            and can_go_on(replay, self._made)
+        )
 
     def run(self, replay: Replay) -> StateLoaded | LoadFailed:
-        """Carry out a replay of this engine's position."""
-        checks = VoteChecks(self._engine, self._copies, replay.position)
-        last = replay.last
-        # Of a commit whose votes are not known there is no entry to repeat.
-        before = last if not replay.records and last is not None and last.gradients else None
+        """Carry out a replay of this engine's position, from where this one was."""
+        checks, last = self._checks, replay.last
+        self._is_reading = True
+        if not replay.records and last is not None and last.gradients:
+            self._before = last  # of a commit whose votes are not known there is no entry to repeat
         try:
             for unit in replay.units:
-                self._copies.read_unit(self._units, unit.state, unit.state_holders)
+                if unit.unit not in self._made:
+                    self.copies.read_unit(self.units, unit.state, unit.state_holders)
+                    self._made[unit.unit] = unit.state.version
             self._engine.state.refresh()
+            first = min(self._made.values(), default=replay.version)
             for record in replay.records:
-                self._apply(replay, record, checks, before)
-                before = record
-            masters = checks.digest_masters(before)
+                if record.commit.step >= first:
+                    self._apply(replay, record)
+            self._is_reading = False
+            masters = checks.digest_masters(self._before)
             if replay.next is not None:
                 checks.compare_masters(replay.next, masters)
             checks.require_one()
@@ -59,28 +92,17 @@ class Replayer:
             return LoadFailed(str(error))
         return StateLoaded(masters, replayed=tuple(checks.steps))
 
-    def _apply(
-        self,
-        replay: Replay,
-        record: CommitRecord,
-        checks: VoteChecks,
-        before: CommitRecord | None,
-    ) -> None:
-        """Apply one step to the units whose state is of its version.
-
-        Args:
-            replay: at hand.
-            record: of the step.
-            checks: of the whole, once all units are there.
-            before: record of the step before; None if that was not applied here.
-        """
+    def _apply(self, replay: Replay, record: CommitRecord) -> None:
+        """Apply one step to the units whose state is of its version."""
         step = record.commit.step
-        active = [unit for unit in replay.units if unit.state.version <= step]
+        active = [unit for unit in replay.units if self._made[unit.unit] == step]
         for unit in active:
             key, holders = unit.gradients[step - unit.state.version]
-            self._copies.read_unit(self._units, key, holders)
+            self.copies.read_unit(self.units, key, holders)
         if len(active) == len(replay.units):
-            checks.compare_masters(record, checks.digest_masters(before))
-            checks.compare_gradient(record)
-        names = [name for unit in active for name in self._units.parameters[unit.unit]]
+            self._checks.compare_masters(record, self._checks.digest_masters(self._before))
+            self._checks.compare_gradient(record)
+        names = [name for unit in active for name in self.units.parameters[unit.unit]]
         self._engine.apply_again(record.commit, self._learning_rate(step), names)
+        self._made |= dict.fromkeys((unit.unit for unit in active), step + 1)
+        self._before = record

@@ -33,8 +33,8 @@ MAX_IDLE = 8
 each connection costs a proof of the job's secret."""
 
 
-Answer = frames.Segment | frames.Header | frames.Missing
-"""What a store answers to somebody who wants a segment."""
+Answer = frames.Segment | frames.Header | frames.Missing | frames.Noted
+"""What a store answers to somebody who wants a segment, or has found one damaged."""
 
 
 class ReaderEnded(MainstayError):  # noqa: N818 - a state, not a failure
@@ -85,7 +85,19 @@ class SegmentReader:
             ReaderEnded: this reader was shut down.
         """
         answer = self._ask(address, frames.Fetch(key=key), into)
+        assert not isinstance(answer, frames.Noted)
         return None if isinstance(answer, frames.Missing) else answer.header
+
+    def doubt(self, address: str, header: SegmentHeader) -> None:
+        """Tell a store that a segment which it sent has not the digest that its header names.
+
+        Raises:
+            OSError: the store cannot be reached, or the connection broke.
+            RemoteProtocolError: it says what it may not.
+            ReaderEnded: this reader was shut down.
+        """
+        doubt = frames.Doubt(key=header.key, nonce=header.nonce, digest=header.digest)
+        self._ask(address, doubt, None)
 
     def fetch_awaited(
         self,
@@ -109,7 +121,7 @@ class SegmentReader:
             OSError, RemoteProtocolError, ReaderEnded: as :meth:`fetch`.
         """
         answer = self._ask(address, frames.Fetch(key=key, nonce=nonce), into, ended)
-        if isinstance(answer, frames.Missing):
+        if not isinstance(answer, frames.Segment):
             raise RemoteProtocolError(f"a store that was to wait for {key} did not")
         return answer.header
 
@@ -142,7 +154,7 @@ class SegmentReader:
     def _ask(
         self,
         address: str,
-        message: frames.Fetch,
+        message: frames.Fetch | frames.Doubt,
         into: memoryview | None,
         ended: Callable[[], str] = lambda: "",
     ) -> Answer:
@@ -165,7 +177,7 @@ class SegmentReader:
         self,
         connection: socket.socket,
         address: str,
-        message: frames.Fetch,
+        message: frames.Fetch | frames.Doubt,
         into: memoryview | None,
         ended: Callable[[], str],
     ) -> Answer:
@@ -225,7 +237,7 @@ class SegmentReader:
 
 
 def _read_answer(
-    connection: socket.socket, message: frames.Fetch, into: memoryview | None
+    connection: socket.socket, message: frames.Fetch | frames.Doubt, into: memoryview | None
 ) -> Answer:
     """Read what a store answers, and a segment's bytes into memory of their size.
 
@@ -235,7 +247,9 @@ def _read_answer(
     """
     head, size = read_frame(connection, MAX_SEGMENT_BYTES)
     answer = frames.decode_to_reader(head, size)
-    if isinstance(answer, frames.Missing):
+    if isinstance(message, frames.Doubt) != isinstance(answer, frames.Noted):
+        raise RemoteProtocolError(f"not what was asked for: {message.key}")
+    if isinstance(answer, frames.Missing | frames.Noted):
         return answer
     wanted = frames.Segment if into is not None else frames.Header
     if isinstance(answer, frames.Reported) or not isinstance(answer, wanted):

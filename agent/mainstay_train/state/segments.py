@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.state.arena import read_at
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
 from mainstay_train.state.store_connection import StoreConnection, StoreGone
+
+logger = logging.getLogger(__name__)
 
 
 class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
@@ -401,6 +404,16 @@ class SegmentClient:
             StoreGone: the store cannot be asked.
         """
         self._store.send(frames.Discard(key=key, is_outdated=True))
+
+    def doubt(self, holder: Holder, header: SegmentHeader) -> None:
+        """Tell another pod's store that a segment which was read there is damaged.
+
+        A store that cannot be told counts no more, or is asked by the next reader.
+        """
+        try:
+            self._reader.doubt(holder.address, header)
+        except (OSError, ValueError, OverflowError, MainstayError) as error:
+            logger.info("%s is not told of its damaged copy: %s", holder.pod, brief(error))
 
     @contextmanager
     def _reading(self, key: SegmentKey) -> Iterator[frames.Found | None]:

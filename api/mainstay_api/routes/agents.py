@@ -37,7 +37,7 @@ from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import is_gone
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
-from mainstay_core.wire.stores import StoreReply, StoreStatus
+from mainstay_core.wire.stores import StoreStatus
 
 router = APIRouter(
     prefix="/v1/jobs/{job}/agent",
@@ -128,15 +128,17 @@ async def add_to_ledger(
 async def note_store(
     uid: UidDep, transactions: TransactionsDep, status: StoreStatus
 ) -> JSONResponse:
-    """Note what a pod's store of segments holds, and say which check of it is wanted.
+    """Note what a pod's store of segments holds; say which check of it is wanted.
+
+    The answer also names what the newest check has found damaged there.
 
     It is kept beside the job's state: no decision needs it.
     """
     state = await transactions.load(uid)
     if state.pod(status.pod) is None or is_gone(state, status.pod):
         raise UnregisteredPodError(f"pod {status.pod} is unknown or counts as gone")
-    wanted = await transactions.store.put_store(uid, status)
-    return JSONResponse(codec.encode(StoreReply(check=wanted)))
+    reply = await transactions.store.put_store(uid, status)
+    return JSONResponse(codec.encode(reply))
 
 
 @router.post("/faults/{fault}/fired")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
 
@@ -38,10 +40,16 @@ async def check_all(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
 
 @router.get("/{job}/snapshots/check", responses=examples.CHECK)
 async def show_outcome(uid: UidDep, transactions: TransactionsDep) -> Response:
-    """What the newest check has found; ``waiting`` names the pods that have not answered yet."""
+    """What the newest check has found; ``waiting`` names the pods that have not answered yet.
+
+    Once all have, their stores hear of the copies that were found damaged: these cover nothing.
+    """
     state = _with_snapshots(await transactions.load(uid))
     wanted, checks = await transactions.store.fetch_checks(uid)
-    return await long_json(show_check, state, wanted, checks)
+    shown, doubts = await asyncio.to_thread(show_check, state, wanted, checks)
+    if doubts is not None:
+        await transactions.store.put_doubts(uid, doubts)
+    return await long_json(lambda: shown)
 
 
 def _with_snapshots(state: CoordinatorState) -> CoordinatorState:

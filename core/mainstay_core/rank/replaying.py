@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mainstay_core.base.frames import MAX_BODY_BYTES
+from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     Holder,
@@ -60,6 +62,23 @@ class Replay:
         return min((unit.state.version for unit in self.units), default=self.version)
 
 
+def can_go_on(replay: Replay, made: Mapping[int, int]) -> bool:
+    """Return whether a replay can go on from what an earlier one of its position left in memory.
+
+    A state is a function of position and version, so it does not matter which quorum's replay made
+    it. Each step since then has to be in this one.
+
+    Args:
+        replay: of the same lineage and position.
+        made: by unit the version at which it is in memory; units that were not read are not there.
+    """
+    return all(
+        unit.state.version <= made[unit.unit] <= replay.version
+        for unit in replay.units
+        if unit.unit in made
+    )
+
+
 def needs_stores(plan: Plan, reports: Sequence[SettleReport]) -> bool:
     """Return whether some position has no member that stayed with a valid state.
 
@@ -87,6 +106,18 @@ def others_to_ask(plan: Plan, index: int) -> tuple[OtherStore, ...]:
     Each is asked by one member, and all members ask about as many.
     """
     return plan.other_stores[index :: len(plan.members)]
+
+
+def bytes_to_tell(plan: Plan, index: int) -> int:
+    """Return how long a member's reports of stores may be, so that one frame carries all of them.
+
+    Each store has an equal share, and each member a little one for what it says beside.
+    """
+    num_pods = len({member.slot.pod for member in plan.members})
+    share = MAX_TOLD_BYTES // (num_pods + len(plan.other_stores))
+    beside = (MAX_BODY_BYTES - MAX_TOLD_BYTES) // len(plan.members)
+    num_stores = speaks_for_store(plan, index) + len(others_to_ask(plan, index))
+    return share * num_stores + beside
 
 
 class StoreContents:

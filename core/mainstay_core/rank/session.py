@@ -18,7 +18,13 @@ from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.keeping import Keeper, Writer
-from mainstay_core.rank.replaying import Replay, needs_stores, others_to_ask, speaks_for_store
+from mainstay_core.rank.replaying import (
+    Replay,
+    bytes_to_tell,
+    needs_stores,
+    others_to_ask,
+    speaks_for_store,
+)
 from mainstay_core.rank.reports import (
     AppliedStep,
     EntryLog,
@@ -33,6 +39,7 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
+from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport, ToldStores
@@ -220,7 +227,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if others:
             wait = self.connections.healing(keeper.begin_wait())
             found = await keeper.ask_others(wait, plan.lineage, others)
-        await self.post("stores", ToldStores(reports=(held, *found)))
+        reports = fit_reports((held, *found), bytes_to_tell(plan, index))
+        await self.post("stores", ToldStores(reports=reports))
         told = await self.gathered("stores", ToldStores)
         return tuple(report for one in told for report in one.reports)
 

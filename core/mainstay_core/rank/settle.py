@@ -404,7 +404,7 @@ def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores
     whys = (stores.why_not(position, newest, lost) for position in sorted(lost))
     why = next((why for why in whys if why), "")
     unasked = "".join(
-        f"; the store of {pod} was not asked: {problem}"
+        f"; not all is known of what the store of {pod} holds: {problem}"
         for pod, problem in sorted(stores.unasked.items())
     )
     return f" ({why}{unasked})" if why else ""

@@ -5,6 +5,7 @@
 - ``boundary_votes``: the votes that rest on what crossed the boundary of a stage
 - ``evictions``: what of a full store goes, so that the window in flight finds room
 - ``report_sizes``: how many bytes it takes to tell what a store holds
+- ``records``: the commits beside the segments of one store
 - ``index``: the segments of one store
 - ``deliveries``: one segment on its way to its holders
 - ``status``: what a store tells the api: what it holds in short, and the checksums of a check

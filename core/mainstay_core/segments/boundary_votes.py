@@ -7,7 +7,7 @@ bytes in its place count anew.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mainstay_core.segments.frames import VotedLogs
@@ -30,11 +30,11 @@ class BoundaryVotes:
     """The votes on boundary logs of the lineage that a store keeps.
 
     Args:
-        kept: the keys of the boundary logs that the store keeps now.
+        is_kept: whether the store keeps a boundary log now, and nobody has found it damaged.
     """
 
-    def __init__(self, kept: Container[SegmentKey]) -> None:
-        self._kept = kept
+    def __init__(self, is_kept: Callable[[SegmentKey], bool]) -> None:
+        self._is_kept = is_kept
         self._voted: dict[LogPlace, _Voted] = {}
 
     def note(self, voted: VotedLogs) -> str:
@@ -46,7 +46,7 @@ class BoundaryVotes:
             return ""
         for shard_type in voted.types:
             for key in _keys(voted, shard_type):
-                if key not in self._kept:
+                if not self._is_kept(key):
                     return f"{key} is not kept"
         for shard_type in voted.types:
             place = voted.position, voted.step, shard_type
@@ -83,7 +83,7 @@ class BoundaryVotes:
         for (position, step, shard_type), voted in sorted(self._voted.items()):
             for kind in voted.kinds:
                 keys = _keys_of_type(lineage, position, kind, step, shard_type, voted.micro_batches)
-                if all(key in self._kept for key in keys):
+                if all(map(self._is_kept, keys)):
                     for quorum in voted.quorums:
                         at = position, kind, quorum, voted.micro_batches, step
                         types.setdefault(at, []).append(shard_type)

@@ -16,6 +16,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_TYPES,
     Count,
+    Digest,
     Index,
     Longest,
     Name,
@@ -317,9 +318,28 @@ class Missing:
     kind: Literal["missing"] = "missing"
 
 
-FromPeer = Segment | Fetch | AskReport
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """A reader got a segment whose bytes have not the digest that its header names."""
+
+    key: SegmentKey
+    nonce: Name
+    """In the header that it got."""
+    digest: Digest
+    """In the same header."""
+    kind: Literal["doubt"] = "doubt"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """A store has taken note of a doubt."""
+
+    kind: Literal["noted"] = "noted"
+
+
+FromPeer = Segment | Fetch | AskReport | Doubt
 ToHolder = Stored | Refused
-ToReader = Segment | Header | Missing | Reported
+ToReader = Segment | Header | Missing | Reported | Noted
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
@@ -333,11 +353,12 @@ _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "found": Found, "not-found": NotFound,
 }  # fmt: skip
 _FROM_PEER: Mapping[str, type[FromPeer]] = {
-    "segment": Segment, "fetch": Fetch, "report": AskReport,
+    "segment": Segment, "fetch": Fetch, "report": AskReport, "doubt": Doubt,
 }  # fmt: skip
 _TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
 _TO_READER: Mapping[str, type[ToReader]] = {
     "segment": Segment, "header": Header, "missing": Missing, "report": Reported,
+    "noted": Noted,
 }  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from mainstay_core.base.words import count, quote, show_bytes
 from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
-from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, record_bytes, report_bytes
+from mainstay_core.segments.records import CommitRecords
+from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, report_bytes
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
@@ -28,8 +29,6 @@ from mainstay_core.wire.segments import (
     MAX_HELD_LOGS,
     MAX_HELD_STATES,
     MAX_HELD_UNITS,
-    MAX_RECORD_BYTES,
-    MAX_RECORDS,
     MAX_RUNS,
     Holder,
     LogsHeld,
@@ -58,6 +57,8 @@ class Segment:
     """How many read or send its bytes now."""
     is_kept: bool = True
     """Whether the index has it; else its place goes with its last reader."""
+    is_doubted: bool = False
+    """Whether a reader in another pod, or a check, has found it damaged. It covers nothing."""
 
 
 @dataclass(slots=True)
@@ -85,13 +86,8 @@ class SegmentIndex:
         self._units: dict[UnitKey, _Unit] = {}
         self._logs: dict[SegmentKey, Segment] = {}
         """What crossed boundaries."""
-        self._votes = BoundaryVotes(self._logs)
-        self._records: dict[int, CommitRecord] = {}
-        """By step."""
-        self._record_sizes: dict[int, int] = {}
-        """Bytes of each, by step."""
-        self._records_bytes = 0
-        """Of all of them."""
+        self._votes = BoundaryVotes(self._is_good_log)
+        self._records = CommitRecords()
         self._num_empty = 0
         """Segments without bytes."""
         self._lineage = 0
@@ -105,8 +101,8 @@ class SegmentIndex:
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
         self.num_refused = self.num_evicted = self.num_discarded = 0
-        """Segments that found no room, those that went to give room to others, and copies that a
-        trainer found damaged."""
+        """Segments that found no room, those that went to give room to others, and copies that
+        somebody found damaged."""
         self.short_of = ""
         """Why the newest of those found none; empty once a whole window has found room again."""
         self._short_before = 0
@@ -136,7 +132,7 @@ class SegmentIndex:
     @property
     def records(self) -> tuple[CommitRecord, ...]:
         """The commits that are kept, by step, ascending."""
-        return tuple(record for _, record in sorted(self._records.items()))
+        return self._records.told
 
     # Rooms -----------------------------------------------------------------------
 
@@ -191,7 +187,7 @@ class SegmentIndex:
 
     def _at_hand(self) -> int:
         """Return the version after the newest commit that is kept."""
-        return max(self._records, default=-1) + 1
+        return self._records.newest + 1
 
     def why_full(self, size: int) -> str:
         """Return why no room was to be had, and note it."""
@@ -281,7 +277,7 @@ class SegmentIndex:
 
     def _is_judged(self, version: int) -> bool:
         """Return whether the votes on the step at a version are known."""
-        record = self._records.get(version)
+        record = self._records.find(version)
         return record is not None and bool(record.states)
 
     def find(self, key: SegmentKey) -> Segment | None:
@@ -321,8 +317,8 @@ class SegmentIndex:
     def needed(self, lineage: int) -> list[Segment]:
         """Return what a replay in a lineage may need of units, by key.
 
-        States of a window that is not complete do not count: the next settle gives it up. Boundary
-        logs stay with their sender.
+        States of a window that is not complete do not count: the next settle gives it up. Nor do
+        copies that somebody has found damaged. Boundary logs stay with their sender.
         """
         if lineage != self._lineage:
             return []
@@ -331,6 +327,7 @@ class SegmentIndex:
             for unit in self._units.values()
             for s in unit.segments.values()
             if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= self._from_version
+            if not s.is_doubted
         ]
         return sorted(found, key=lambda s: s.header.key)
 
@@ -348,6 +345,27 @@ class SegmentIndex:
         self.num_discarded += self.find(key) is not None
         self.discard_outdated(key)
 
+    def doubt(self, key: SegmentKey, nonce: str, digest: str) -> None:
+        """Note that somebody far away has found a copy damaged, if it is still the one meant.
+
+        It stays until others take its place: whoever reads it compares its digest. But it covers
+        nothing, and is sent to nobody again.
+
+        Args:
+            key: of the segment.
+            nonce: in the header of the copy that is meant.
+            digest: in the same header.
+        """
+        segment = self.find(key)
+        if segment is None or (segment.header.nonce, segment.header.digest) != (nonce, digest):
+            return
+        self.num_discarded += not segment.is_doubted
+        segment.is_doubted = True
+
+    def _is_good_log(self, key: SegmentKey) -> bool:
+        log = self._logs.get(key)
+        return log is not None and not log.is_doubted
+
     def discard_outdated(self, key: SegmentKey) -> None:
         """Keep a segment no more whose writer has other bytes now, which found no room."""
         if self.find(key) is not None:
@@ -358,27 +376,12 @@ class SegmentIndex:
     # Commits, and what goes ------------------------------------------------------
 
     def record(self, record: CommitRecord) -> None:
-        """Keep the record of a commit.
-
-        Of more than ``MAX_RECORDS``, or of more than ``MAX_RECORD_BYTES``, the oldest go.
-        """
-        step = record.commit.step
+        """Keep the record of a commit."""
         if record.lineage < self._lineage:
             return
         self._move_to(record.lineage)
-        if step < self._from_version:
-            return
-        self._drop_records([step])
-        self._records[step] = record
-        self._record_sizes[step] = record_bytes(record)
-        self._records_bytes += self._record_sizes[step]
-        while len(self._records) > MAX_RECORDS or self._records_bytes > MAX_RECORD_BYTES:
-            self._drop_records([min(self._records)])
-
-    def _drop_records(self, steps: Iterable[int]) -> None:
-        for step in steps:
-            if self._records.pop(step, None) is not None:
-                self._records_bytes -= self._record_sizes.pop(step)
+        if record.commit.step >= self._from_version:
+            self._records.put(record)
 
     def keep_from(
         self,
@@ -408,7 +411,7 @@ class SegmentIndex:
                 return
             self._is_broken = False
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
-            self._drop_records([step for step in self._records if step >= version])
+            self._records.drop(lambda step: step >= version)
             self._votes.keep_steps(stop=version)
             return
         if version <= self._from_version:
@@ -420,7 +423,7 @@ class SegmentIndex:
         self._completed_at = self._at_hand()
         self._from_version, self._is_broken = version, False
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
-        self._drop_records([step for step in self._records if step < version])
+        self._records.drop(lambda step: step < version)
         self._votes.keep_steps(first=version)
 
     def _move_to(self, lineage: int) -> None:
@@ -428,7 +431,7 @@ class SegmentIndex:
         if lineage == self._lineage:
             return
         self._drop(segment.header.key for segment in self.segments())
-        self._drop_records([*self._records])
+        self._records.drop(lambda _: True)
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
         self._is_broken = False

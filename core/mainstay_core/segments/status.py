@@ -32,6 +32,7 @@ from mainstay_core.wire.stores import (
     SUM_DIGITS,
     CheckedSegments,
     CommittedSteps,
+    Doubts,
     SegmentBytes,
     StoreCheck,
     StoreStatus,
@@ -63,7 +64,7 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
         lineage=index.lineage,
         keep_from=index.from_version,
         windows=_windows(segments),
-        units=_groups(s.header for s in segments),
+        units=_groups(s.header for s in segments if not s.is_doubted),
         judged=tuple(runs_of(judged)[-MAX_RUNS:]),
         num_refused=index.num_refused + index.num_evicted,
         short_of=index.short_of,
@@ -143,6 +144,8 @@ class Checksums:
         """Of segments that were checked before: nonce and digest of the header, and the sum."""
         self._found: dict[SegmentKey, tuple[SegmentHeader, int]] = {}
         self._changed: list[SegmentKey] = []
+        self._newest: tuple[int, dict[SegmentKey, SegmentHeader]] = (0, {})
+        """Number of the newest check that is done, and what it has read; 0 once it was judged."""
 
     def add(self, header: SegmentHeader, checksum: int) -> None:
         """Take note of a segment that was read.
@@ -164,6 +167,7 @@ class Checksums:
         found, changed = self._found, tuple(self._changed[:MAX_BAD])
         self._known = {key: known for key, known in self._known.items() if key in found}
         self._found, self._changed = {}, []
+        self._newest = number, {key: header for key, (header, _) in found.items()}
         return StoreCheck(
             number=number,
             num_segments=len(found),
@@ -173,6 +177,18 @@ class Checksums:
             segments=_checked(found),
             changed=changed,
         )
+
+    def take_headers(self, doubts: Doubts) -> tuple[SegmentHeader, ...]:
+        """Return the copies here that a check has found damaged.
+
+        That it is told again is of no concern: what came in their place meanwhile may have the same
+        headers. So is what a check before the newest one has found.
+        """
+        number, read = self._newest
+        if doubts.check != number:
+            return ()
+        self._newest = 0, {}
+        return tuple(read[key] for key in doubts.keys if key in read)
 
 
 def _checked(

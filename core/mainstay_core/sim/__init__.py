@@ -18,6 +18,7 @@ invariant of the protocol that did not hold, if any.
 - ``segment_client``: a trainer's ways to stores of segments
 - ``units``: the units of a job, and their sizes
 - ``boundary_replayer``: a lost stage's steps, computed again from boundary logs
+- ``replayer``: a lost state, made anew from logged gradients
 - ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
 - ``trainer``: what a rank's session needs, played
 - ``launcher``: the shell of a pod's launcher

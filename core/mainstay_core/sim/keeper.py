@@ -24,6 +24,7 @@ from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
 from mainstay_core.sim.groups import ChainGroup
+from mainstay_core.sim.replayer import Replayer
 from mainstay_core.sim.segment_client import SegmentClient, Wait
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.units import is_whole, key_of, size_of, unit_number
@@ -93,6 +94,8 @@ class SegmentKeeper:
         self._keep_from = 0
         self._bad: list[BadSegment] = []
         self._is_full = False
+        self._unfinished: Replayer | None = None
+        """A replay by gradients whose quorum has ended."""
         """Whether a replay found no room for what others of its stretch read."""
 
     # What is told -------------------------------------------------------------------
@@ -156,7 +159,7 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
-            self._is_full = False
+            self._is_full, self._unfinished = False, None
             self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
@@ -324,16 +327,21 @@ class SegmentKeeper:
         """Make the state anew."""
         if isinstance(replay, BoundaryReplay):
             return await self._replay_steps(wait, plan, index, replay, chain)
+        replayer, self._unfinished = self._unfinished, None
+        if replayer is None or not replayer.can_go_on(plan.lineage, replay):
+            replayer = Replayer(plan.lineage, replay.position)
+        self._world.checks.seen["replay gone on with"] += replayer.has_begun
         try:
-            units = {
-                unit.unit: await self.read(wait, unit.state, unit.state_holders)
-                for unit in replay.units
-            }
-            for record in replay.records:
-                await self._apply(wait, replay, record, units)
+            params = await replayer.run(replay, _ReplaySegments(self, wait, plan))
         except UnusableError as error:
+            if wait.ended and not isinstance(error, DiffersError):
+                self._unfinished = replayer
             return self._failed(error)
-        return await self._made(replay, terms.whole_of([units[n] for n in sorted(units)]))
+        return await self._made(replay, params)
+
+    def forget_unfinished(self) -> None:
+        """Go on with no replay that has not ended: something else writes the state."""
+        self._unfinished = None
 
     async def _replay_steps(
         self,
@@ -384,27 +392,6 @@ class SegmentKeeper:
         self._owner.made_cell().params = params
         return StateLoaded(params)
 
-    async def _apply(
-        self, wait: Wait, replay: Replay, record: CommitRecord, units: dict[int, terms.UnitTerm]
-    ) -> None:
-        """Apply one step to the units whose state is of its version."""
-        step = record.commit.step
-        active = [unit for unit in replay.units if unit.state.version <= step]
-        gradients = {
-            unit.unit: await self.read(wait, *unit.gradients[step - unit.state.version])
-            for unit in active
-        }
-        if len(active) == len(replay.units) and record.states:
-            masters = terms.whole_of([units[n] for n in sorted(units)])
-            reduced = terms.whole_of([gradients[n] for n in sorted(gradients)])
-            told = record.states[replay.position], record.gradients[replay.position]
-            if (masters, terms.gradient_digest(reduced)) != told:
-                raise DiffersError(f"replayed step {step} comes out differently than it was told")
-        for unit, gradient in gradients.items():
-            units[unit] = terms.unit_applied(units[unit], gradient, record.commit.scale)
-        await self._owner.point("replay-half")
-        await Sleep(self._world.pace.hiccup_s())
-
     async def read(self, wait: Wait, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
         """Read a segment from the first holder whose copy is good.
 
@@ -422,6 +409,8 @@ class SegmentKeeper:
             self._bad.append(BadSegment(key=key, pod=holder.pod))
             if holder in own:
                 self._client.discard(key)
+            else:
+                await Awaited(self._client.doubt(holder, found.header, wait.is_over))
         raise UnusableError(wait.ended or f"no good copy of {key} is left")
 
     async def read_new(
@@ -464,6 +453,11 @@ class SegmentKeeper:
         """A place after an action of a replay."""
         await self._owner.point(name)
 
+    async def applied(self) -> None:
+        """A replayed step is applied."""
+        await self._owner.point("replay-half")
+        await Sleep(self._world.pace.hiccup_s())
+
 
 class _ReplaySegments:
     """The segments that a boundary replay reads and writes in one quorum."""
@@ -496,3 +490,7 @@ class _ReplaySegments:
     async def point(self, name: str) -> None:
         """A place after an action of a replay."""
         await self._keeper.point(name)
+
+    async def applied(self) -> None:
+        """A replayed step is applied."""
+        await self._keeper.applied()

@@ -75,6 +75,9 @@ class Kept:
         self._counting: set[SegmentKey] = set()
         """The segments that holders have confirmed since the job last went back before them."""
         self._damaged: set[tuple[str, SegmentKey]] = set()
+        """With the addresses of stores: copies that are damaged, or had to give room."""
+        self._evicted: set[tuple[str, SegmentKey]] = set()
+        """Those that had to give room."""
         self.stores: dict[str, Store] = {}
         """All stores that ever were, by address."""
         self._windows: dict[tuple[str, int], Window] = {}
@@ -118,6 +121,13 @@ class Kept:
     def mended(self, address: str, key: SegmentKey) -> None:
         """A segment is written where a damaged one may have been."""
         self._damaged.discard((address, key))
+        self._evicted.discard((address, key))
+
+    def evicted(self, address: str, keys: Iterable[SegmentKey]) -> None:
+        """Segments had to give room to what the window in flight needs: they promise nothing."""
+        gone = {(address, key) for key in keys}
+        self._damaged |= gone
+        self._evicted |= gone
 
     def lacking(
         self, keys: Iterable[SegmentKey], addresses: Sequence[str], peers: int
@@ -190,6 +200,7 @@ class Kept:
             newest: version that the rank has.
             width: positions of the job.
         """
+        is_first = version > self._needed_from.get(lineage, -1)
         self._needed_from[lineage] = max(version, self._needed_from.get(lineage, 0))
         if self._boundaries is not None:
             self._boundaries.complete_from[lineage] = version
@@ -215,6 +226,28 @@ class Kept:
                     f"I7: {name} has all before version {version} dropped, but no good state of "
                     f"unit {unit} of position {position} was at its holders since",
                 )
+                if is_first:  # later others may have begun the next window, for which it may go
+                    self._check_stayed(name, lineage, position, unit, range(version, newest + 1))
+
+    def _check_stayed(
+        self, name: str, lineage: int, position: int, unit: int, versions: range
+    ) -> None:
+        """Check that nothing gave room which a window needs that is complete now."""
+        for kind in (SegmentKind.STATE, SegmentKind.COMPUTE, SegmentKind.GRADIENT):
+            for version in versions:
+                key = key_of(lineage, position, unit, kind, version)
+                _hold(
+                    key not in self._counting or not self._gave_room(key),
+                    f"I7: {name} calls the window at {versions.start} complete, but {key} had to "
+                    "give room at all its holders",
+                )
+
+    def _gave_room(self, key: SegmentKey) -> bool:
+        """Return whether all holders that confirmed a segment last have dropped it for others."""
+        return any(
+            all((place, key) in self._evicted for place in places)
+            for _, places in self._held[key][-1:]
+        )
 
     def _was_held(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.config import ORDERINGS, JobConfig, SnapshotConfig
+from mainstay_core.job.config import LAG_STEPS, ORDERINGS, JobConfig, SnapshotConfig
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
 from mainstay_core.sim.points import (
@@ -65,6 +65,8 @@ LASTING = ("bad-source",)
 IN_MEMORY = ("damage-segment",)
 """Faults of what pods keep in memory. A seed that may meet them may have snapshots, drawn apart."""
 SHARE_WITH_SNAPSHOTS = 0.35
+SHARE_WITH_LITTLE_MEMORY = 0.2
+"""Share of the seeds with snapshots whose stores are too small."""
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
 
@@ -284,8 +286,28 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         place = rng.randint(0, len(faults))
         faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
     units = rng.choice((1, 2, 3))
-    drawn = replace(scenario, config=config, units=units, faults=tuple(faults))
+    drawn = _with_little_memory(replace(scenario, config=config, units=units, faults=tuple(faults)))
     return _with_losses_in_replays(drawn) if snapshots.boundary and losses else drawn
+
+
+def _with_little_memory(scenario: Scenario) -> Scenario:
+    """Return the scenario, in some seeds with stores that are just too small for two windows.
+
+    What is older goes for the window in flight then. They are drawn apart: the rest is as before.
+    """
+    rng, snapshots = random.Random(f"memory {scenario.seed}"), scenario.config.snapshots
+    assert snapshots is not None
+    if rng.random() > SHARE_WITH_LITTLE_MEMORY:
+        return scenario
+    # A state of n units takes n (n + 1) pages, a gradient half of them (units.size_of).
+    state = scenario.units * (scenario.units + 1)
+    steps = 2 * ((snapshots.num_instalments or 2) + LAG_STEPS)
+    of_position = 2 * state + steps * state // 2
+    copies = scenario.slots_per_pod * (1 + snapshots.peers)
+    whole = copies * of_position / scenario.config.shape.replicas
+    memory_bytes = PAGE_BYTES * max(state, round(whole * rng.uniform(0.3, 0.8)))
+    config = replace(scenario.config, snapshots=replace(snapshots, memory_bytes=memory_bytes))
+    return replace(scenario, config=config)
 
 
 def _draw_boundary(scenario: Scenario) -> bool:

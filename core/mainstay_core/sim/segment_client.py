@@ -11,6 +11,7 @@ from dataclasses import replace
 from mainstay_core.segments.frames import (
     AskReport,
     Discard,
+    Doubt,
     Fetch,
     KeepFrom,
     KeepRecord,
@@ -174,6 +175,13 @@ class SegmentClient:
         """Have the store drop a segment that is damaged."""
         self._send(Discard(key=key))
 
+    def doubt(
+        self, holder: Holder, header: SegmentHeader, until: Callable[[], bool]
+    ) -> Steps[None]:
+        """Tell another pod's store that a segment which was read there is damaged."""
+        message = Doubt(key=header.key, nonce=header.nonce, digest=header.digest)
+        yield from self._ask_other(holder.address, message, until)
+
     # Reading ------------------------------------------------------------------------
 
     def report_of(
@@ -214,7 +222,7 @@ class SegmentClient:
     def _ask_other(
         self,
         address: str,
-        message: Fetch | AskReport,
+        message: Fetch | AskReport | Doubt,
         until: Callable[[], bool],
         *,
         waits: bool = False,

@@ -17,10 +17,12 @@ from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
     Discard,
+    Doubt,
     Fetch,
     KeepFrom,
     KeepRecord,
     Missing,
+    Noted,
     Refused,
     Reported,
     Segment,
@@ -31,6 +33,7 @@ from mainstay_core.segments.frames import (
 from mainstay_core.segments.frames import Held as HeldEverywhere
 from mainstay_core.segments.index import Segment as Kept
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.spans import Span
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
@@ -119,7 +122,10 @@ class SegmentStore:
                     drops_later=message.drops_later,
                 )
             case Discard():
-                index.discard(message.key)
+                index.discard_damaged(message.key)
+            case Doubt():
+                index.doubt(message.key, message.nonce, message.digest)
+                end.send((Noted(), None))
             case AskReport():
                 report = index.report(self._pod, self.address, message.lineage)
                 end.send((Reported(request=message.request, report=report), None))
@@ -160,9 +166,9 @@ class SegmentStore:
         why = self._index.refusal_of(header)
         if why:
             return why
-        room = self._index.take_room(
-            header.size_bytes, 0 if is_again else needed_in(header.key, header.window)
-        )
+        room = self._index.take_room(header.size_bytes)
+        if room is None and not is_again:
+            room = self._take_room_of_others(header)
         self.has_been_full |= room is None or bool(self._index.num_evicted)
         if room is None:
             return self._index.why_full(header.size_bytes)
@@ -181,6 +187,15 @@ class SegmentStore:
         if left:
             self._waiting[header.key] = left
         return ""
+
+    def _take_room_of_others(self, header: SegmentHeader) -> Span | None:
+        """Take room for what the window in flight needs; what is older may go for it."""
+        there, index = self.keys(), self._index
+        room = index.take_room(header.size_bytes, needed_in(header.key, header.window))
+        gone = [key for key in there if not self.keeps(key)]
+        self._world.checks.seen["evicted"] += len(gone)
+        self._world.checks.kept.evicted(self.address, gone)
+        return room
 
     def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
         """Take a segment of another pod, which also says what is needed no more."""

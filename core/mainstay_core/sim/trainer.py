@@ -13,6 +13,7 @@ from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, types_of
+from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
@@ -184,6 +185,8 @@ class Trainer(Process, RankSession[Connections]):
             self.world.checks.adopts(self, action.plan)
         elif isinstance(action, events.LoadState):
             await self._wait_copied()
+            if self._segments is not None and action.action is not StateAction.REPLAY:
+                self._segments.forget_unfinished()
             self.made_cell().params, self.tampered = "", False
         outcome = await super().perform(action)
         if type(outcome) in CARRIED_OUT:
@@ -329,6 +332,8 @@ class Trainer(Process, RankSession[Connections]):
     async def apply(self, commit: Commit) -> AppliedStep:
         cell = self.made_cell()
         await self._wait_copied()
+        if self._segments is not None:
+            self._segments.forget_unfinished()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply(commit.scale)
         self.world.faults.corrupt_state(self, cell)

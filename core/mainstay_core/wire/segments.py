@@ -240,7 +240,7 @@ class StoreReport:
     )
     """Boundary logs, ascending."""
     problem: Sentence = field(default="", metadata=OMITTED)
-    """Why the store could not be asked; empty if it was."""
+    """Why the store could not be asked, or not all is told; empty if it was and it is."""
     is_full: bool = field(default=False, metadata=OMITTED)
     """Whether a replay of this pod's member has found no room for what others of its stretch
     read."""

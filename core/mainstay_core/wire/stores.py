@@ -149,7 +149,7 @@ class StoreStatus:
     short_of: Sentence = ""
     """Why the newest of them is not kept; empty once all of a later window found room."""
     num_discarded: Count = 0
-    """Copies that a trainer has found damaged here, since the store began."""
+    """Copies that a trainer or a check has found damaged here, since the store began."""
     checked: StoreCheck | None = field(default=None, metadata=OMITTED)
     """A check that was asked for and is done, told once."""
     logs: Annotated[tuple[LogsHeld, ...], Longest(MAX_TOLD_LOGS)] = field(
@@ -167,11 +167,22 @@ class StoreStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """The copies of one store that a check of all stores has found damaged."""
+
+    check: Count
+    """Number of the check."""
+    keys: Annotated[tuple[SegmentKey, ...], Longest(MAX_BAD)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReply:
     """The api's answer to a store's status."""
 
     check: Count = 0
     """Number of the newest check that was asked for; 0: none."""
+    doubts: Doubts | None = field(default=None, metadata=OMITTED)
+    """What the newest check that is judged has found damaged here; None: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from tests.core.segments.keys import header_of, key_of, record_of
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
+from mainstay_core.wire.stores import Doubts
 from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing, StoreFull
 from mainstay_train.state.store_connection import StoreGone
 
@@ -462,6 +463,38 @@ def test_a_check_reads_every_segment_and_finds_the_copy_with_a_flipped_bit(
     # It had been read before, so even a store alone knows that its copy has changed.
     assert [d.key for d in checked(pods[1:2], 3).damaged] == [key_of(3)]
     assert checked(pods, 4).num_compared == len(sizes)
+
+
+def test_a_copy_that_was_found_damaged_covers_nothing_until_it_is_written_again(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pods = [make_store(name) for name in "abc"]
+    writers = [make_client(pod) for pod in pods]
+    for version in (3, 4):
+        write(writers[0], key_of(version), b"bytes", [pod.holder for pod in pods])
+    assert writers[0].wait_held([key_of(3), key_of(4)]) == ""
+
+    # A trainer of another pod reads one of them.
+    found, _ = read(writers[0], key_of(3), (), 5)
+    writers[0].doubt(pods[1].holder, found.header)
+    assert states_of(pods[1]) == [(4,)]
+    # A check finds the other one.
+    flip(writers[1], key_of(4), 0)
+    (damaged,) = checked(pods, 1).damaged
+    assert (damaged.pod, damaged.key) == ("b", key_of(4))
+    pods[1].store.doubt(Doubts(check=1, keys=(key_of(4),)))
+    assert states_of(pods[1]) == []
+    assert pods[1].store.ask().result().num_discarded == 2
+
+    write(writers[0], key_of(4), b"bytes", [pods[1].holder])
+    assert writers[0].wait_held([key_of(4)]) == ""
+    assert states_of(pods[1]) == [(4,)]
+    assert [states_of(pod) for pod in (pods[0], pods[2])] == [[(3, 4)]] * 2
+
+
+def states_of(pod: Pod) -> list[tuple[int, ...]]:
+    """The versions of states that a store tells the api of."""
+    return [group.states for group in pod.store.ask().result().units]
 
 
 def checked(pods: Sequence[Pod], number: int) -> CheckVerdict:

@@ -10,8 +10,16 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base import codec
+from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.replaying import Stores, needs_stores, others_to_ask, speaks_for_store
+from mainstay_core.rank.replaying import (
+    Stores,
+    bytes_to_tell,
+    needs_stores,
+    others_to_ask,
+    speaks_for_store,
+)
+from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore
 from mainstay_core.wire.segments import (
     BadSegment,
@@ -334,6 +342,22 @@ def test_one_member_of_each_pod_speaks_for_its_store() -> None:
     plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "a.1"]})
 
     assert [speaks_for_store(plan, m.index) for m in plan.members] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("num_others", [0, 1, 9, 4000])
+def test_the_reports_of_all_stores_fit_into_one_frame(num_others: int) -> None:
+    others = tuple(
+        OtherStore(pod=PodUid(f"s{number}"), address=f"s{number}:1") for number in range(num_others)
+    )
+    plan = replace(make_plan({0: ["a.1", "b.1"], 1: ["c.1", "a.1"]}), other_stores=others)
+    rooms = [bytes_to_tell(plan, member.index) for member in plan.members]
+
+    assert sum(rooms) <= MAX_BODY_BYTES
+    each = MAX_TOLD_BYTES // (3 + num_others)
+    told = [
+        speaks_for_store(plan, m.index) + len(others_to_ask(plan, m.index)) for m in plan.members
+    ]
+    assert all(room >= each * number for room, number in zip(rooms, told, strict=True))
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 4, 9])

@@ -175,7 +175,10 @@ def test_the_reason_names_the_pods_whose_stores_could_not_be_asked() -> None:
 
     outcome = settle(grid(), 2, reports, [silent])
     assert "no store holds anything of position 1" in outcome.reason
-    assert "the store of s was not asked: it did not answer within 5 s" in outcome.reason
+    assert (
+        "not all is known of what the store of s holds: it did not answer within 5 s"
+        in outcome.reason
+    )
     found = settle(grid(), 2, reports, [silent, store("a", 1, (4, 5), 6, first=4).report()])
     assert found.version == 7
 

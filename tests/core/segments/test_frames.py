@@ -61,6 +61,9 @@ def test_what_pods_say_to_each_other_arrives() -> None:
     assert frames.decode_to_holder(head_of(frames.Stored()), 0) == frames.Stored()
     refused = frames.Refused(why="full")
     assert frames.decode_to_holder(head_of(refused), 0) == refused
+    doubt = frames.Doubt(key=key_of(3), nonce="abc", digest="d")
+    assert frames.decode_from_peer(head_of(doubt), 0) == doubt
+    assert frames.decode_to_reader(head_of(frames.Noted()), 0) == frames.Noted()
     for answer, size in ((segment, 5), (frames.Header(header=HEADER), 0), (frames.Missing(), 0)):
         assert frames.decode_to_reader(head_of(answer), size) == answer
 

@@ -12,17 +12,25 @@ from tests.core.segments.keys import JOB, header_of, key_of, record_of
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
+from mainstay_core.segments import records as records_module
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex
-from mainstay_core.segments.report_sizes import record_bytes, report_bytes
+from mainstay_core.segments.report_sizes import (
+    MAX_WHY,
+    fit_reports,
+    record_bytes,
+    report_bytes,
+)
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.wire.segments import (
+    BadSegment,
     LogsHeld,
     Run,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
+    ToldStores,
     UnitHeld,
     boundary_key,
     runs_of,
@@ -245,7 +253,7 @@ def test_one_unit_more_than_a_report_has_room_for_is_refused(
 
 
 def test_of_too_many_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "MAX_RECORDS", 2)
+    monkeypatch.setattr(records_module, "MAX_RECORDS", 2)
     index = store()
     for step in (4, 5, 6):
         index.record(record_of(step))
@@ -259,7 +267,7 @@ def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPa
         replace(many, commit=replace(many.commit, step=step, statistics=(1_000_000,) * 100))
         for step in range(6)
     ]
-    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
+    monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
     index = store()
     for record in records:
         index.record(record)
@@ -271,7 +279,7 @@ def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPa
 
 def test_the_room_of_records_is_free_again_when_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     size = record_bytes(record_of(0))
-    monkeypatch.setattr(index_module, "MAX_RECORD_BYTES", 3 * size)
+    monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 3 * size)
     index = store()
     for step in (4, 6, 5, 6, 6):  # one that comes again takes no more room
         index.record(record_of(step))
@@ -342,6 +350,79 @@ def test_what_a_report_takes_is_bounded_without_encoding_it(seed: int) -> None:
         logs=(log,) * rng.randrange(20),
     )
     assert len(codec.dumps(told)) <= report_bytes(told)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_reports_that_one_message_cannot_carry_tell_the_newest_commits(seed: int) -> None:
+    rng = random.Random(seed)
+    unit = UnitHeld(position=0, unit=0, unit_name="layer", num_units=1, states=(1,))
+    reports = tuple(
+        StoreReport(
+            pod=PodUid(f"pod-{number}"),
+            address=f"10.0.0.{number}:1",
+            lineage=0,
+            units=(unit,) * rng.randrange(30),
+            records=tuple(record_of(s) for s in range(rng.randrange(5), rng.randrange(20))),
+            bad=(BadSegment(key=key_of(1), pod=PodUid("p")),) * rng.randrange(3),
+            problem=rng.choice(["", "", "x" * 4000]),
+        )
+        for number in range(rng.randint(1, 5))
+    )
+    sizes = [report_bytes(replace(r, records=(), problem="x" * MAX_WHY)) for r in reports]
+    room = sum(sizes) + rng.randrange(60) * record_bytes(record_of(1))
+    told = fit_reports(reports, room)
+
+    assert sum(map(report_bytes, told)) <= room
+    assert len(codec.dumps(ToldStores(reports=told))) <= room
+    if sum(map(report_bytes, reports)) <= room:
+        assert told == reports
+        return
+    assert [(t.units, t.bad, t.address) for t in told] == [
+        (r.units, r.bad, r.address) for r in reports
+    ]
+    # From one step on all commits are told, and one step more would be too many.
+    sent = {r.commit.step for t in told for r in t.records}
+    kept = {r.commit.step for r in (r for report in reports for r in report.records)}
+    first = min(sent, default=max(kept, default=0) + 1)
+    for before, after in zip(reports, told, strict=True):
+        assert after.records == tuple(r for r in before.records if r.commit.step >= first)
+        if after.records != before.records:
+            assert f"its commits before step {first} are not told" in after.problem
+    older = max((s for s in kept if s < first), default=None)
+    if older is not None:
+        more = sum(record_bytes(r) for t in reports for r in t.records if r.commit.step >= older)
+        assert sum(sizes) + more > room
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_where_units_alone_are_too_many_the_largest_reports_count_as_empty(seed: int) -> None:
+    rng = random.Random(seed)
+    unit = UnitHeld(position=0, unit=0, unit_name="layer", num_units=1, states=(1,))
+    reports = tuple(
+        StoreReport(
+            pod=PodUid(f"pod-{number}"),
+            address="a:1",
+            lineage=0,
+            units=(unit,) * rng.randrange(50, 200),
+            records=(record_of(3),),
+            bad=tuple(BadSegment(key=key_of(v), pod=PodUid("p")) for v in range(40)),
+        )
+        for number in range(4)
+    )
+    whole = sum(map(report_bytes, reports))
+    told = fit_reports(reports, room := rng.randrange(20_000, whole))
+
+    assert sum(map(report_bytes, told)) <= room
+    for before, after in zip(reports, told, strict=True):
+        assert after.units in (before.units, ())
+        assert after.bad == before.bad[len(before.bad) - len(after.bad) :]
+        assert after.problem or after == before
+        assert not after.records or after.units, "of an empty one nothing counts"
+    empty = [len(r.units) for r, t in zip(reports, told, strict=True) if not t.units]
+    full = [len(t.units) for t in told if t.units]
+    assert min(empty, default=200) >= max(full, default=0)
+    if full:
+        assert all(t.bad == r.bad for r, t in zip(reports, told, strict=True))
 
 
 def test_a_segment_without_bytes_is_one_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.wire.segments import Run, SegmentKind, boundary_key
-from mainstay_core.wire.stores import CommittedSteps, WindowHeld
+from mainstay_core.wire.stores import CommittedSteps, Doubts, WindowHeld
 
 POD = PodUid("pod-1")
 
@@ -123,6 +123,67 @@ def test_a_copy_that_was_found_damaged_is_counted_once() -> None:
     index.discard_damaged(key_of(0))
     index.discard_damaged(key_of(0))
     assert status_of(index, POD).num_discarded == 1
+
+
+def test_a_copy_that_a_reader_doubts_covers_nothing_until_another_one_is_put_there() -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    put(index, 0)
+    put(index, 1)
+
+    index.doubt(key_of(0), "another", "d")
+    index.doubt(key_of(0), "abc", "another")
+    index.doubt(key_of(2), "abc", "d")
+    assert [g.states for g in status_of(index, POD).units] == [(0, 1)]
+    for _ in range(2):
+        index.doubt(key_of(0), "abc", "d")
+
+    status = status_of(index, POD)
+    assert [g.states for g in status.units] == [(1,)]
+    assert status.num_discarded == 1
+    assert sum(k.num_segments for k in status.kinds) == 2
+    # A settle may still try it: whoever reads it compares its digest. Nobody gets it as a copy.
+    assert [u.states for u in index.report(POD, "a:1", 0).units] == [(0, 1)]
+    assert [s.header.key.version for s in index.needed(0)] == [1]
+
+    put(index, 0)
+    assert [g.states for g in status_of(index, POD).units] == [(0, 1)]
+
+
+def test_a_log_that_a_reader_doubts_counts_for_no_vote_until_it_is_written_again() -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    header = header_of(boundary_key(0, 1, SegmentKind.ACTIVATION, 2, 0, 0))
+    voted = VotedLogs(
+        request=1, lineage=0, position=1, step=2, quorum="q1-abc",
+        kinds=(SegmentKind.ACTIVATION,), types=(0,), micro_batches=1,
+    )  # fmt: skip
+
+    def write() -> None:
+        room = index.take_room(10)
+        assert room is not None
+        index.put(header, room)
+
+    write()
+    assert not index.note_voted(voted)
+    assert len(status_of(index, POD).logs) == 1
+
+    index.doubt(header.key, header.nonce, header.digest)
+    assert status_of(index, POD).logs == index.report(POD, "a:1", 0).logs == ()
+    assert "is not kept" in index.note_voted(voted)
+
+    write()
+    assert len(status_of(index, POD).logs) == 1
+
+
+def test_a_check_is_judged_once_and_for_what_it_has_read() -> None:
+    sums = Checksums()
+    keys = tuple(key_of(version) for version in (3, 4))
+    for number in (1, 2):
+        sums.add(header_of(keys[0]), 1)
+        sums.close(number, 0, 0.0)
+
+    assert sums.take_headers(Doubts(check=1, keys=keys)) == ()
+    assert sums.take_headers(Doubts(check=2, keys=keys)) == (header_of(keys[0]),)
+    assert sums.take_headers(Doubts(check=2, keys=keys)) == ()
 
 
 def test_a_segment_with_other_bytes_than_at_the_check_before_has_changed() -> None:

@@ -19,6 +19,7 @@ from mainstay_core.rank.settle import AnyStores, StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
+from mainstay_core.sim.replayer import Replayer
 from mainstay_core.sim.scenario import Fault, Scenario, draw_cascade, draw_losses
 from mainstay_core.snapshots.stretches import Border, Stretch
 from mainstay_core.wire.plan import Plan
@@ -47,6 +48,22 @@ def draw_cascades(seed: int, kinds: tuple[str, ...] = ()) -> Scenario:
     rng = random.Random(f"cascades {seed}")
     scenario = _pipeline(seed, rng.choice((3, 5)))
     return replace(scenario, faults=tuple(draw_cascade(rng, scenario.config.shape.num_ranks)))
+
+
+def draw_further_losses(seed: int, kinds: tuple[str, ...] = ()) -> Scenario:
+    """Return the same pipelines with logs of gradients, which lose more while they replay."""
+    assert not kinds, "losses are drawn here"
+    scenario, rng = draw_cascades(seed), random.Random(f"further losses {seed}")
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    config = replace(scenario.config, snapshots=replace(snapshots, boundary=False))
+    more = Fault(
+        kind=rng.choice(("kill-stage", "kill-stage", "kill-two", "kill-meeting", "kill-pod")),
+        point="replay-half",
+        times=rng.choice((1, 1, 2, 3)),
+    )
+    first = replace(scenario.faults[0], point="applied")
+    return replace(scenario, config=config, faults=(first, more, replace(more, times=2)))
 
 
 def draw_refusals(seed: int, kinds: tuple[str, ...] = ()) -> Scenario:
@@ -179,7 +196,25 @@ def _own_scale(own: BoundaryReplayer, step: BoundaryStep) -> float:
     return clip(told[:1], step.record.commit.tokens, terms.CLIP_NORM)[1]
 
 
+_CAN_GO_ON = vars(Replayer)["can_go_on"]
+
+
+def _goes_on_too_far(own: Any, lineage: int, replay: Any) -> bool:
+    """What was on its way when a quorum ended counts as applied."""
+    goes_on = bool(_CAN_GO_ON(own, lineage, replay))
+    if goes_on and own.has_begun:
+        reached = min(replay.version, min(own._made.values()) + 1)
+        own._made = {unit: max(version, reached) for unit, version in own._made.items()}
+    return goes_on
+
+
 BOUNDARY_MUTANTS = {
+    "step-on-its-way-counts": Mutant(
+        "a replay by gradients goes on behind the step that was on its way when its quorum ended",
+        [(Replayer, "can_go_on", _goes_on_too_far)],
+        (),
+        draws=draw_further_losses,
+    ),
     "boundary-log-of-another-attempt": Mutant(
         "what crossed a boundary in an attempt that was refused counts as that of the step",
         [(BoundaryStores, "_find_holders", _find_whoever_voted)],

@@ -18,6 +18,9 @@ from mainstay_core.rank.events import KeepFrom
 from mainstay_core.rank.replaying import Stores
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState
+from mainstay_core.segments import index
+from mainstay_core.segments.evictions import Kept
+from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import draw, keeper, segments
 from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.scenario import Scenario, draw_losses
@@ -49,6 +52,24 @@ def draw_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
     snapshots = replace(snapshots, memory_bytes=1 << 32, num_instalments=rng.choice((1, 2)))
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
     return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
+
+
+def draw_short(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario whose stores are just too small, and that meets no fault."""
+    assert not kinds, "there are none"
+    scenario, rng = draw_snapshots(seed, ("damage-segment",)), random.Random(f"short {seed}")
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    shape = replace(scenario.config.shape, lanes=2, replicas=2, steps=14)
+    # Two windows with their logs take 18 pages of a pod, and as many for each other pod.
+    snapshots = replace(
+        snapshots,
+        memory_bytes=PAGE_BYTES * rng.randint(12, 24),
+        num_instalments=2,
+        peers=rng.choice((0, 1)),
+    )
+    config = replace(scenario.config, shape=shape, snapshots=snapshots)
+    return replace(scenario, config=config, units=2, faults=())
 
 
 def _complete_at_once(
@@ -158,6 +179,15 @@ def _nothing_again(*_: Any, **__: Any) -> list[Recopy]:
     return []
 
 
+_PLAN_EVICTIONS = index.plan_evictions
+
+
+def _evict_what_is_needed(kept: Any, *, window: int, complete: int, is_broken: bool) -> Any:
+    """Copies of the window in flight go like those of windows that were given up."""
+    older = [Kept(key, written_in - (written_in == window)) for key, written_in in kept]
+    return _PLAN_EVICTIONS(older, window=window, complete=complete, is_broken=is_broken)
+
+
 _IN_MEMORY = ("damage-segment",)
 
 MEMORY_MUTANTS = {
@@ -214,6 +244,13 @@ MEMORY_MUTANTS = {
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
         first=60,
+    ),
+    "needed-goes-for-room": Mutant(
+        "a full store drops what the window in flight needs",
+        [(index, "plan_evictions", _evict_what_is_needed)],
+        (),
+        draws=draw_short,
+        first=8,
     ),
     "others-not-asked": Mutant(
         "nobody asks the stores of pods without a member",

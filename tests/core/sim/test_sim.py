@@ -9,9 +9,10 @@ from tests.core.sim.boundary_mutants import (
     LOSSES_OF_CELLS,
     draw_cascades,
     draw_cells,
+    draw_further_losses,
     draw_refusals,
 )
-from tests.core.sim.memory_mutants import MEMORY_MUTANTS
+from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
@@ -128,6 +129,24 @@ def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again
     assert seen["stretch enlarged"]
     assert seen["stretch again"]
     assert seen["stretch beside another loss"]
+
+
+def test_a_replay_by_gradients_goes_on_when_something_else_is_lost() -> None:
+    num_gone_on = 0
+    for seed in (1, 19):
+        outcome = simulate(draw_further_losses(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        num_gone_on += outcome.seen["replay gone on with"]
+    assert num_gone_on > 3
+
+
+def test_what_a_window_needs_stays_where_stores_are_too_small_for_two() -> None:
+    num_evicted = 0
+    for seed in (8, 19, 20, 23):
+        outcome = simulate(draw_short(seed, ()))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        num_evicted += outcome.seen["evicted"]
+    assert num_evicted > 40
 
 
 def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:

@@ -230,6 +230,17 @@ EXAMPLES: dict[str, Any] = {
         certified=(stores.CommittedSteps(quorum="q7-beef", first=2, last=4),),
     ),
     "store-reply": stores.StoreReply(check=2),
+    "store-reply-with-doubts": stores.StoreReply(
+        check=3,
+        doubts=stores.Doubts(
+            check=2,
+            keys=(
+                segments.SegmentKey(
+                    lineage=0, position=1, unit=2, kind=segments.SegmentKind.STATE, version=4
+                ),
+            ),
+        ),
+    ),
     "position-coverage": stores.PositionCoverage(
         position=1,
         stage=1,

@@ -49,6 +49,7 @@ class Shelf:
         self.voted: list[Any] = []
         self.is_full = False
         self.num_interrupts = 0
+        self.doubted: list[str] = []
         """Each breaks what is being read."""
         self._changed = threading.Condition()
 
@@ -83,6 +84,10 @@ class Shelf:
         with self._changed:
             self._changed.wait_for(ended)
         raise SegmentMissing(ended())
+
+    def doubt(self, holder: Holder, header: Any) -> None:
+        assert header.digest
+        self.doubted.append(holder.pod)
 
     def interrupt(self) -> None:
         self.num_interrupts += 1
@@ -228,6 +233,7 @@ def test_a_damaged_log_is_named_and_the_next_copy_is_used(case: Case) -> None:
 
     assert isinstance(case.run(replay), StateLoaded)
     assert [(bad.key, bad.pod) for bad in case.copies.bad] == [(case.first_input, "near")]
+    assert case.shelf.doubted == ["near"]
 
 
 def test_without_a_good_copy_of_a_log_the_replay_fails_and_names_it(case: Case) -> None:

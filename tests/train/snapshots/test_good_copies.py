@@ -25,6 +25,7 @@ class Stores:
     def __init__(self, own: bytes, other: bytes, written: bytes | None = None) -> None:
         self.kept = {OWN.pod: own, OTHER.pod: other}
         self.written = written
+        self.doubted: list[tuple[PodUid, str]] = []
         self.interrupt = lambda: None
 
     def fetch(
@@ -38,6 +39,9 @@ class Stores:
                 holder = None if pod == OWN.pod else OTHER
                 return Fetched(cast(Any, header), holder)
         raise SegmentMissing(f"nobody has the {key}")
+
+    def doubt(self, holder: Holder, header: Any) -> None:
+        self.doubted.append((holder.pod, header.digest))
 
     def discard(self, key: SegmentKey) -> None:
         assert key == KEY
@@ -67,6 +71,15 @@ def test_a_damaged_copy_of_the_own_pod_is_discarded_and_another_one_is_read() ->
 
     assert read(stores, [OWN, OTHER]) == b"b"
     assert OWN.pod not in stores.kept
+
+
+def test_the_store_of_another_pod_hears_of_its_damaged_copy() -> None:
+    stores = Stores(b"b", b"x", written=b"b")
+    del stores.kept[OWN.pod]
+
+    with pytest.raises(Unusable):
+        read(stores, [OTHER])
+    assert stores.doubted == [(OTHER.pod, b"b".hex())]
 
 
 def test_what_is_proven_right_is_not_blamed() -> None:

@@ -50,6 +50,13 @@ def test_a_gradient_is_copied_from_the_buffer_that_the_reducer_has_now() -> None
     assert set(torch.frombuffer(memory, dtype=torch.float32).tolist()) == {3.0}
 
 
+def test_what_an_unfinished_replay_has_made_is_void_once_something_else_writes_the_state() -> None:
+    keeper = keeper_of(None)
+    keeper._unfinished = cast(Any, object())
+    keeper.wait_copied()
+    assert keeper._unfinished is None
+
+
 def test_a_unit_comes_back_from_its_segment() -> None:
     spec = blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50))
     states = [optimizer.StageState([blocks.Block(spec)], optimizer.adamw()) for _ in range(2)]

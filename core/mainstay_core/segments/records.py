@@ -1,0 +1,55 @@
+"""Keeps the commits beside the segments of one store: the newest, as many as a report can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mainstay_core.segments.report_sizes import record_bytes
+from mainstay_core.wire.segments import MAX_RECORD_BYTES, MAX_RECORDS
+from mainstay_core.wire.votes import CommitRecord
+
+
+class CommitRecords:
+    """The commits that one store keeps, one for each step."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, tuple[CommitRecord, int]] = {}
+        """By step, with its bytes in a report."""
+        self._size_bytes = 0
+        """Of all of them."""
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    @property
+    def told(self) -> tuple[CommitRecord, ...]:
+        """Return all of them by step, ascending."""
+        return tuple(record for _, (record, _) in sorted(self._records.items()))
+
+    @property
+    def newest(self) -> int:
+        """Return the newest step; -1 where there is none."""
+        return max(self._records, default=-1)
+
+    def find(self, step: int) -> CommitRecord | None:
+        """Return the commit of a step; None if it is not here."""
+        record, _ = self._records.get(step, (None, 0))
+        return record
+
+    def put(self, record: CommitRecord) -> None:
+        """Keep a commit, in place of one of the same step.
+
+        Of more than ``MAX_RECORDS``, or of more than ``MAX_RECORD_BYTES``, the oldest go.
+        """
+        step, size = record.commit.step, record_bytes(record)
+        _, before = self._records.get(step, (None, 0))
+        self._records[step] = record, size
+        self._size_bytes += size - before
+        while len(self._records) > MAX_RECORDS or self._size_bytes > MAX_RECORD_BYTES:
+            oldest = min(self._records)
+            self._size_bytes -= self._records.pop(oldest)[1]
+
+    def drop(self, goes: Callable[[int], bool]) -> None:
+        """Drop the commits of those steps for which ``goes`` returns whether they go."""
+        for step in [step for step in self._records if goes(step)]:
+            self._size_bytes -= self._records.pop(step)[1]
