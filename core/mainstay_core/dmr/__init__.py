@@ -1,0 +1,10 @@
+"""Plans which operators are executed again and when, so that a wrong result is seen.
+
+- ``operators``: operators of a stage, their tensors, and the graph of both
+- ``profiles``: a stage's operators, recomputes and windows, as JSON
+- ``plan``: pieces that are executed again together, what they compare, what they cost
+- ``coverage``: the rule that a plan must keep, and what a planner must compare to keep it
+
+It is dual modular redundancy (DMR) as SpareTrain plans it, with a stricter rule of what is
+compared. Nothing executes these plans yet. The standard library is enough: trainers will plan.
+"""
