@@ -9,6 +9,8 @@
 - ``fits``: the checks that fill a window best
 - ``queue``: phase 3, single operators
 - ``static``: the three phases together
+- ``dynamic``: the same decisions while a step runs, for operators without fixed shapes
+- ``verdicts``: which of three executions was wrong, and what is done about it
 
 It is dual modular redundancy (DMR) as SpareTrain plans it, with a stricter rule of what is
 compared. Nothing executes these plans yet. The standard library is enough: trainers will plan.
