@@ -27,7 +27,7 @@ from mainstay_core.dmr.plan import (
     Method,
     Piece,
     Plan,
-    retained_bytes,
+    sum_totals,
 )
 from mainstay_core.dmr.profiles import Profile
 
@@ -219,8 +219,8 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     Raises:
         UncoveredError: the plan belongs to another job; an operator whose result counts has no
             check, or two; a tensor that leaves its piece is not compared; a piece runs before it
-            can or reads what is overwritten by then; or the retained bytes exceed the budget.
-            Operator and tensor are named.
+            can or reads what is overwritten by then; the retained bytes exceed the budget; or
+            the totals are wrong. Operator and tensor are named.
     """
     if plan.fingerprint != profile.fingerprint:
         raise UncoveredError(
@@ -236,11 +236,16 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     _check_compared(profile, plan, coverage)
     for piece in plan.pieces:
         _check_time(profile, piece)
-    peak = max(retained_bytes(profile, plan.pieces), default=0)
-    if peak > plan.budget_bytes:
+    totals = sum_totals(profile, plan.pieces, plan.choices)
+    if totals.peak_bytes > plan.budget_bytes:
         raise UncoveredError(
-            "", "", f"checks retain up to {peak} bytes, more than the budget {plan.budget_bytes}"
+            "",
+            "",
+            f"checks retain up to {totals.peak_bytes} bytes, more than the budget of "
+            f"{plan.budget_bytes}",
         )
+    if totals != plan.totals:
+        raise UncoveredError("", "", "the plan's totals are not the sums of its pieces")
 
 
 def _check_form(profile: Profile, piece: Piece) -> None:

@@ -13,7 +13,7 @@ from tests.core.dmr.stages import RandomStage, linear_stage, window_of
 from mainstay_core.dmr.coverage import UncoveredError, complete, verify_plan
 from mainstay_core.dmr.operators import Graph, Operator, Origin, Pass, Tensor
 from mainstay_core.dmr.piggyback import plan_piggyback
-from mainstay_core.dmr.plan import Compared, Comparison, Method, Piece, Plan, Policy
+from mainstay_core.dmr.plan import Compared, Comparison, Method, Piece, Plan, Policy, sum_totals
 from mainstay_core.dmr.profiles import AcSegment, Profile
 from mainstay_core.dmr.static import plan_checks
 
@@ -212,7 +212,11 @@ def test_a_kept_tensor_is_not_compared_where_what_reads_it_is_replayed_from_furt
         for choice in plan.choices
     )
 
-    verify_plan(profile, replace(segment, choices=choices, budget_bytes=3))
+    totals = sum_totals(profile, segment.pieces, choices)
+    verify_plan(profile, replace(segment, choices=choices, totals=totals, budget_bytes=3))
+    assert "not the sums of its pieces" in refused(
+        profile, replace(segment, choices=choices, budget_bytes=3)
+    )
 
 
 def refused(profile: Profile, plan: Plan) -> str:
