@@ -5,7 +5,7 @@
 A stage of equal blocks with times that differ a little, every second block recomputed, and windows
 of both kinds between its passes. The aim is 10,000 operators and 200 windows in less than 2 s.
 Times are of the processor: a planner waits for nothing.
-``exposed`` is what checks add to a passage, as a share of what naive checks of all would add.
+``exposed`` is what checks add to a passage, as a share of one execution of all operators.
 """
 
 from __future__ import annotations

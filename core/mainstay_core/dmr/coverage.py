@@ -50,7 +50,7 @@ class UncoveredError(MainstayError):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Who checks which operator, by places; what follows from it for tensors."""
+    """A map of who checks which operator, by places, and what follows from it for tensors."""
 
     profile: Profile
     makes: Sequence[frozenset[int]]

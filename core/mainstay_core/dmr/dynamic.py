@@ -49,7 +49,7 @@ class CheckDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowClosed:
-    """What the stage has waited for is there."""
+    """The stage ends its wait, as what it waited for is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
+class Wait:
     """A window as the queue sees it."""
 
     after: int
@@ -52,44 +52,44 @@ class Slot:
 
 
 Assignment = list[int | None]
-"""By item: the index of its slot, None for naive."""
+"""By item: the index of its wait, None for naive."""
 
 
-def can_take(slot: Slot, item: Item) -> bool:
-    """Return whether an item may be executed again in a slot, its time and bytes aside."""
-    return item.place < slot.after and (slot.gathers or item.later_s == item.naive_s)
+def can_take(wait: Wait, item: Item) -> bool:
+    """Return whether an item may be executed again in a wait, its time and bytes aside."""
+    return item.place < wait.after and (wait.gathers or item.later_s == item.naive_s)
 
 
-def exposed_s(items: Sequence[Item], slots: Sequence[Slot], assignment: Assignment) -> float:
+def exposed_s(items: Sequence[Item], waits: Sequence[Wait], assignment: Assignment) -> float:
     """Return by how much an assignment makes a passage longer: naive items, and overruns."""
-    loads = [0.0] * len(slots)
+    loads = [0.0] * len(waits)
     exposed = 0.0
-    for item, slot in zip(items, assignment, strict=True):
-        if slot is None:
+    for item, number in zip(items, assignment, strict=True):
+        if number is None:
             exposed += item.naive_s
         else:
-            loads[slot] += item.later_s
+            loads[number] += item.later_s
     return exposed + sum(
-        max(0.0, load_s - slot.free_s) for load_s, slot in zip(loads, slots, strict=True)
+        max(0.0, load_s - wait.free_s) for load_s, wait in zip(loads, waits, strict=True)
     )
 
 
-def plan_queue(items: Sequence[Item], slots: Sequence[Slot], policy: Policy) -> Assignment:
-    """Return in which slot each item is executed again.
+def plan_queue(items: Sequence[Item], waits: Sequence[Wait], policy: Policy) -> Assignment:
+    """Return in which wait each item is executed again.
 
-    Bytes of the items that wait are within a slot's limit whenever it opens. O(items x slots).
+    Bytes of the items in the queue are within a wait's limit whenever it opens. O(items x waits).
 
     Args:
         items: by place, ascending.
-        slots: in the order in which they open.
+        waits: in the order in which they open.
         policy: the paper's rules, or ours.
     """
     if policy is Policy.PAPER:
-        return _fill(items, slots, _shortest_first)
-    plans = [_fill(items, slots, _shortest_first)]
-    plans += [_fill(items, slots, _least_per_byte_first, stretch) for stretch in STRETCHES]
-    offered = [_offer(items, slots, plan) for plan in plans]
-    return min(offered, key=lambda plan: exposed_s(items, slots, plan))
+        return _fill(items, waits, _shortest_first)
+    plans = [_fill(items, waits, _shortest_first)]
+    plans += [_fill(items, waits, _least_per_byte_first, stretch) for stretch in STRETCHES]
+    offered = [_offer(items, waits, plan) for plan in plans]
+    return min(offered, key=lambda plan: exposed_s(items, waits, plan))
 
 
 def _shortest_first(item: Item) -> tuple[float, int]:
@@ -102,7 +102,7 @@ def _least_per_byte_first(item: Item) -> tuple[float, int]:
 
 def _fill(
     items: Sequence[Item],
-    slots: Sequence[Slot],
+    waits: Sequence[Wait],
     demoted_first: Callable[[Item], tuple[float, int]],
     stretch: float = 1.0,
 ) -> Assignment:
@@ -110,7 +110,7 @@ def _fill(
 
     Args:
         items: by place, ascending.
-        slots: in the order in which they open.
+        waits: in the order in which they open.
         demoted_first: the key by which items leave the queue when it is too large.
         stretch: how long a window counts, in its own lengths.
     """
@@ -118,21 +118,21 @@ def _fill(
     queue: list[int] = []
     size = 0
     following = 0
-    for number, slot in enumerate(slots):
-        while following < len(items) and items[following].place < slot.after:
+    for number, wait in enumerate(waits):
+        while following < len(items) and items[following].place < wait.after:
             queue.append(following)
             size += items[following].size_bytes
             following += 1
-        if size > slot.limit_bytes:
+        if size > wait.limit_bytes:
             gone = set()
             for index in sorted(queue, key=lambda index: demoted_first(items[index])):
-                if size <= slot.limit_bytes:
+                if size <= wait.limit_bytes:
                     break
                 gone.add(index)
                 size -= items[index].size_bytes
             queue = [index for index in queue if index not in gone]
-        able = [index for index in queue if can_take(slot, items[index])]
-        fit = best_fit([items[index].later_s for index in able], stretch * slot.free_s)
+        able = [index for index in queue if can_take(wait, items[index])]
+        fit = best_fit([items[index].later_s for index in able], stretch * wait.free_s)
         taken = {able[at] for at in fit}
         for index in taken:
             assignment[index] = number
@@ -141,25 +141,25 @@ def _fill(
     return assignment
 
 
-def _offer(items: Sequence[Item], slots: Sequence[Slot], plan: Assignment) -> Assignment:
-    """Offer every naive item, the longest first, to the later slot where it is exposed least.
+def _offer(items: Sequence[Item], waits: Sequence[Wait], plan: Assignment) -> Assignment:
+    """Offer every naive item, the longest first, to the later wait where it is exposed least.
 
     It must be exposed for less than it is at once, and fit into memory until then.
     """
     assignment = list(plan)
-    waiting, left = _loads(items, slots, assignment)
-    open_slots = [number for number, free_s in enumerate(left) if free_s > 0]
-    starts = _first_slots(items, slots)
-    naive = [index for index, slot in enumerate(assignment) if slot is None]
+    waiting, left = _loads(items, waits, assignment)
+    open_waits = [number for number, free_s in enumerate(left) if free_s > 0]
+    starts = _first_waits(items, waits)
+    naive = [index for index, number in enumerate(assignment) if number is None]
     for index in sorted(naive, key=lambda index: (-items[index].naive_s, index)):
         item = items[index]
         best: tuple[float, int] | None = None
         checked = starts[index]
-        for number in open_slots:
-            if number < checked or left[number] <= 0 or not can_take(slots[number], item):
+        for number in open_waits:
+            if number < checked or left[number] <= 0 or not can_take(waits[number], item):
                 continue
             while checked <= number:
-                if waiting[checked] + item.size_bytes > slots[checked].limit_bytes:
+                if waiting[checked] + item.size_bytes > waits[checked].limit_bytes:
                     break
                 checked += 1
             if checked <= number:
@@ -178,27 +178,27 @@ def _offer(items: Sequence[Item], slots: Sequence[Slot], plan: Assignment) -> As
 
 
 def _loads(
-    items: Sequence[Item], slots: Sequence[Slot], assignment: Assignment
+    items: Sequence[Item], waits: Sequence[Wait], assignment: Assignment
 ) -> tuple[list[int], list[float]]:
-    """Return, of each slot, the bytes that wait when it opens, and the time that is left in it."""
-    waiting = [0] * (len(slots) + 1)
-    left = [slot.free_s for slot in slots]
-    starts = _first_slots(items, slots)
+    """Return, of each wait, the bytes in the queue when it opens, and the time left in it."""
+    waiting = [0] * (len(waits) + 1)
+    left = [wait.free_s for wait in waits]
+    starts = _first_waits(items, waits)
     for index, number in enumerate(assignment):
         if number is not None:
             waiting[starts[index]] += items[index].size_bytes
             waiting[number + 1] -= items[index].size_bytes
             left[number] -= items[index].later_s
-    for number in range(1, len(slots)):
+    for number in range(1, len(waits)):
         waiting[number] += waiting[number - 1]
-    return waiting[: len(slots)], left
+    return waiting[: len(waits)], left
 
 
-def _first_slots(items: Sequence[Item], slots: Sequence[Slot]) -> list[int]:
-    """Return, of each item, the first slot that opens after it."""
+def _first_waits(items: Sequence[Item], waits: Sequence[Wait]) -> list[int]:
+    """Return, of each item, the first wait that opens after it."""
     found, number = [], 0
     for item in items:
-        while number < len(slots) and slots[number].after <= item.place:
+        while number < len(waits) and waits[number].after <= item.place:
             number += 1
         found.append(number)
     return found

@@ -19,7 +19,7 @@ from mainstay_core.base.words import count
 from mainstay_core.dmr.plan import Method, Piece, Policy, retained_from
 from mainstay_core.dmr.profiles import Profile, Window, WindowKind
 
-MAX_SETS = 30_000
+MAX_SETS = 10_000
 """Sets of operators that are looked at in all blocks together. Blocks with more are searched by
 their best sets alone, so that a plan stays a matter of seconds."""
 MIN_SETS = 256

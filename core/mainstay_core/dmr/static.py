@@ -17,7 +17,7 @@ from mainstay_core.dmr.plan import (
     sum_totals,
 )
 from mainstay_core.dmr.profiles import Profile, Window, WindowKind
-from mainstay_core.dmr.queue import Item, Slot, plan_queue
+from mainstay_core.dmr.queue import Item, Wait, plan_queue
 from mainstay_core.dmr.segments import plan_segments
 
 Planned = tuple[list[Piece], dict[str, str]]
@@ -84,11 +84,11 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
     graph = profile.graph
     places = sorted(_find_unchecked(profile, pieces))
     items = [_item(profile, place) for place in places if profile.operators[place].static]
-    assignment = plan_queue(items, _slots(profile, pieces, budget), policy)
+    assignment = plan_queue(items, _waits(profile, pieces, budget), policy)
     window_of = {
-        item.place: profile.windows[slot]
-        for item, slot in zip(items, assignment, strict=True)
-        if slot is not None
+        item.place: profile.windows[number]
+        for item, number in zip(items, assignment, strict=True)
+        if number is not None
     }
     item_of = {item.place: item for item in items}
     found: list[Piece] = []
@@ -126,16 +126,16 @@ def _item(profile: Profile, place: int) -> Item:
     )
 
 
-def _slots(profile: Profile, pieces: Sequence[Piece], budget: int) -> list[Slot]:
+def _waits(profile: Profile, pieces: Sequence[Piece], budget: int) -> list[Wait]:
     """Return what segments leave of each window: of its time, and of memory since the last one."""
     completed = complete(profile, pieces)
     retained = retained_bytes(profile, completed)
     loads = sum_loads(profile, completed)
-    slots, before = [], 0
+    waits, before = [], 0
     for window in profile.windows:
         most = max(retained[before : window.after + 1])
-        slots.append(
-            Slot(
+        waits.append(
+            Wait(
                 after=window.after,
                 free_s=max(0.0, window.usable_s - loads.get(window.name, 0.0)),
                 limit_bytes=max(0, budget - most),
@@ -143,7 +143,7 @@ def _slots(profile: Profile, pieces: Sequence[Piece], budget: int) -> list[Slot]
             )
         )
         before = window.after
-    return slots
+    return waits
 
 
 def _can_gather(window: Window) -> bool:
