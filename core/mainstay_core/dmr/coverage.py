@@ -269,8 +269,7 @@ def _check_form(profile: Profile, piece: Piece) -> None:
             )
     if piece.method is not Method.PIGGYBACK:
         return
-    segments = {segment.operators for segment in profile.ac_segments}
-    if piece.operators not in segments or piece.helpers:
+    if piece.operators not in profile.recomputed_together or piece.helpers:
         raise UncoveredError(name, "", "is P, but not all operators of one AC segment")
 
 
@@ -330,6 +329,11 @@ def _check_time(profile: Profile, piece: Piece) -> None:
             raise UncoveredError(
                 piece.name, "", f"is {piece.method.value}, its window {window.kind.value}"
             )
+        for name in piece.operators:
+            if graph.operators[graph.places[name]].communication_s and not window.gathers:
+                raise UncoveredError(
+                    name, "", f"communicates, which no check may in the window {piece.window}"
+                )
     until = runs_after(profile, piece)
     if until is None:
         return

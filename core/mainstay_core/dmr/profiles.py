@@ -66,6 +66,15 @@ class Window:
         """Return the seconds that a plan made beforehand may use: the least if it varies."""
         return self.median_s if self.static else self.least_s
 
+    @property
+    def gathers(self) -> bool:
+        """Return whether a check may communicate in it.
+
+        All inner ranks must then run the check at the same point. A window of unknown length, whose
+        checks depend on when it ends, has none. In a wait for inner ranks their link is taken.
+        """
+        return self.static and self.kind is WindowKind.INTER
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcSegment:
@@ -144,6 +153,11 @@ class Profile:
                 if name not in segment.kept:
                     found[places[name]] = at
         return dict(sorted(found.items()))
+
+    @cached_property
+    def recomputed_together(self) -> frozenset[tuple[str, ...]]:
+        """Return the operators of each AC segment."""
+        return frozenset(segment.operators for segment in self.ac_segments)
 
     @cached_property
     def window_of(self) -> dict[str, Window]:

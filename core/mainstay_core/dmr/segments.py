@@ -50,16 +50,23 @@ class BlockGraph:
         profile: of the stage.
         block: of the stage.
         unchecked: the stage's operators that nothing else checks.
+        gathers: whether checks may communicate in the window of its replay.
     """
 
-    def __init__(self, profile: Profile, block: int, unchecked: frozenset[int]) -> None:
+    def __init__(
+        self, profile: Profile, block: int, unchecked: frozenset[int], *, gathers: bool = True
+    ) -> None:
         graph = profile.graph
         self.places = graph.blocks[block]
         self._number = {place: number for number, place in enumerate(self.places)}
         size = len(self.places)
         operators = [graph.operators[place] for place in self.places]
-        self.movable = [number for number, operator in enumerate(operators) if operator.static]
-        """Operators that can be replayed: the time of the others is not known."""
+        self.movable = [
+            number
+            for number, operator in enumerate(operators)
+            if operator.static and (gathers or not operator.communication_s)
+        ]
+        """Operators that can be replayed: not those of unknown time."""
         self.replay_s = [operator.replay_s for operator in operators]
         self.gain_s = [
             operator.median_s if place in unchecked else 0.0
@@ -362,7 +369,7 @@ def plan_segments(
     for block, places in profile.graph.blocks.items():
         window = _window_after(profile, places[-1] + 1)
         if window is not None and not unchecked.isdisjoint(places):
-            graph = BlockGraph(profile, block, unchecked)
+            graph = BlockGraph(profile, block, unchecked, gathers=window.gathers)
             by_window.setdefault(window.name, []).append((block, graph))
     max_sets = max(MIN_SETS, MAX_SETS // max(1, sum(map(len, by_window.values()))))
     pieces: list[Piece] = []

@@ -16,7 +16,7 @@ from mainstay_core.dmr.plan import (
     sum_loads,
     sum_totals,
 )
-from mainstay_core.dmr.profiles import Profile, Window, WindowKind
+from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.queue import Item, Wait, plan_queue
 from mainstay_core.dmr.segments import plan_segments
 
@@ -139,20 +139,11 @@ def _waits(profile: Profile, pieces: Sequence[Piece], budget: int) -> list[Wait]
                 after=window.after,
                 free_s=max(0.0, window.usable_s - loads.get(window.name, 0.0)),
                 limit_bytes=max(0, budget - most),
-                gathers=_can_gather(window),
+                gathers=window.gathers,
             )
         )
         before = window.after
     return waits
-
-
-def _can_gather(window: Window) -> bool:
-    """Return whether a check may communicate in a window.
-
-    All inner ranks must run it at the same point, which a window of unknown length does not have.
-    In a wait for inner ranks their link is taken.
-    """
-    return window.static and window.kind is WindowKind.INTER
 
 
 def _why_naive(profile: Profile, item: Item, budget: int) -> str:

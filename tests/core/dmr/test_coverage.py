@@ -259,6 +259,18 @@ def test_a_window_before_the_operator_is_refused() -> None:
     assert "is executed only after the window wait" in refused(early, plan)
 
 
+def test_a_check_that_communicates_in_a_window_of_unknown_length_is_refused() -> None:
+    plain = linear_stage(1, 2, recomputed=0, window_s=50, headroom=99)
+    operators = tuple(replace(op, communication_s=1.0) for op in plain.operators)
+    profile = replace(plain, operators=operators)
+    plan = plan_checks(profile)
+    assert any(len(piece.operators) > 1 for piece in plan.pieces)
+    unknown = replace(profile, windows=(window_of("wait", 6, 50.0, 99, static=False),))
+
+    assert "communicates, which no check may in the window wait" in refused(unknown, plan)
+    assert {piece.method for piece in plan_checks(unknown).pieces} == {Method.NAIVE}
+
+
 def test_what_is_overwritten_before_its_check_is_copied() -> None:
     def operator(ordinal: int, read: str, made: str, *overwrites: str) -> Operator:
         return Operator(
