@@ -337,7 +337,10 @@ def _undominated(mixes: list[_Mix]) -> list[_Mix]:
 
 
 def _thin(mixes: list[_Mix], headroom_bytes: int, slack_s: float, grid: int) -> list[_Mix]:
-    """Return the mix with the greatest gain of each cell of a grid of bytes and seconds."""
+    """Return the mix with the greatest gain of each cell of a grid of bytes and seconds.
+
+    The one that takes nothing, the last, always goes on: with it whatever comes later fits.
+    """
     cells: dict[tuple[int, int], _Mix] = {}
     for mix in mixes:  # by falling gain
         cell = (
@@ -345,7 +348,8 @@ def _thin(mixes: list[_Mix], headroom_bytes: int, slack_s: float, grid: int) -> 
             int(grid * mix.replay_s / slack_s) if slack_s else 0,
         )
         cells.setdefault(cell, mix)
-    return list(cells.values())
+    kept = list(cells.values())
+    return kept if kept[-1] is mixes[-1] else [*kept, mixes[-1]]
 
 
 def plan_segments(
@@ -379,7 +383,7 @@ def plan_segments(
         window = profile.window_of[name]
         span = _Span(_begin(profile, blocks), window.after, 0)
         reserved = sum(other.size_bytes for other in spans if other.overlaps(span))
-        headroom = min(window.headroom_bytes, budget_bytes - reserved)
+        headroom = max(0, min(window.headroom_bytes, budget_bytes - reserved))
         slack_s = window.usable_s
         most_s = slack_s / len(blocks) if policy is Policy.PAPER else slack_s
         candidates = [find_candidates(graph, most_s, max_sets) for _, graph in blocks]

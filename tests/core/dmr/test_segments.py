@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 from tests.core.dmr.stages import MIB, RandomStage, linear_stage, llama_stage
 
+from mainstay_core.dmr import segments
 from mainstay_core.dmr.plan import Method, Policy, piece_bytes
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.segments import (
@@ -143,9 +144,9 @@ def test_figure_9_the_best_that_fits_is_chosen_for_each_of_three_blocks() -> Non
 
     plan = plan_checks(profile, Policy.PAPER)
 
-    segments = [piece for piece in plan.pieces if piece.name.startswith("agc")]
-    assert len(segments) == 3
-    for piece in segments:
+    chosen = [piece for piece in plan.pieces if piece.name.startswith("agc")]
+    assert len(chosen) == 3
+    for piece in chosen:
         assert piece.window == "wait"
         assert len(piece.operators) <= 5
         assert piece_bytes(profile, piece) <= 6
@@ -251,6 +252,42 @@ def test_sharing_is_the_best_of_all_combinations_and_dividing_is_not() -> None:
     assert better > 500
 
 
+@pytest.mark.parametrize(
+    ("least", "most"), [(0.0, 0.5), (0.04, 0.06)], ids=["any", "twenty-of-thirty-fit"]
+)
+def test_many_blocks_share_a_window_within_its_bounds_and_never_worse_than_evenly(
+    least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "MAX_MIXES", 0)  # thinned at every block
+    headroom, slack_s = 100_000, 1000.0
+    better = 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        blocks = []
+        for _ in range(30):
+            replays = [slack_s * rng.uniform(least, most) for _ in range(80)]
+            blocks.append(
+                [
+                    Candidate(
+                        gain_s=rng.uniform(0.2, 0.9) * replay_s,
+                        replay_s=replay_s,
+                        size_bytes=int(headroom * rng.uniform(least, most)),
+                        members=1 << number,
+                    )
+                    for number, replay_s in enumerate(replays)
+                ]
+            )
+
+        shared = [c for c in choose_segments(blocks, headroom, slack_s, Policy.OWN) if c]
+        even = [c for c in choose_segments(blocks, headroom, slack_s, Policy.PAPER) if c]
+
+        assert sum(c.size_bytes for c in shared) <= headroom
+        assert sum(c.replay_s for c in shared) <= slack_s
+        assert sum(c.gain_s for c in shared) >= sum(c.gain_s for c in even)
+        better += sum(c.gain_s for c in shared) > 1.05 * sum(c.gain_s for c in even)
+    assert better == 4
+
+
 def test_with_too_many_sets_the_best_of_each_size_go_on() -> None:
     profile = linear_stage(1, 4, recomputed=3, window_s=15, headroom=18)
     every = candidates_of(profile, 99.0)
@@ -263,13 +300,13 @@ def test_with_too_many_sets_the_best_of_each_size_go_on() -> None:
 
 
 def test_a_segment_is_replayed_after_its_block_and_has_no_dynamic_operator() -> None:
-    segments = 0
+    num_segments = 0
     for seed in range(200):
         profile = RandomStage(seed).draw()
         for piece in plan_checks(profile).pieces:
             if piece.name.startswith("agc"):
-                segments += 1
+                num_segments += 1
                 assert piece.method is Method.INTER
                 for name in piece.operators:
                     assert profile.operators[profile.graph.places[name]].static
-    assert segments > 40
+    assert num_segments > 40
