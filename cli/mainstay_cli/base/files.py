@@ -1,9 +1,39 @@
-"""Writes a file as a whole: whoever reads it finds what was there before, or all of it."""
+"""Writes a file as a whole, and reads a user's within a bound.
+
+Whoever reads a file that is being written finds what was there before, or all of it.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from mainstay_cli.base.exits import UsageError
+
+MAX_FILE_BYTES = 64 << 20
+"""A file of the user that is longer is not read: a trace of a million failures, or a profile of
+ten thousand operators, takes a quarter of it."""
+
+
+def read_text(path: Path, what: str) -> str:
+    """Return the text of a file that the user names.
+
+    Args:
+        path: of the file.
+        what: the option or argument that names it, for the error.
+
+    Raises:
+        UsageError: it is too long, or no UTF-8.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise UsageError(f"{what}: {path} has more than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what}: {path} is no UTF-8 text") from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from mainstay_cli.base.exits import ExitCode
 from mainstay_cli.commands import (
     chaos,
     checkpoints,
+    dmr,
     faults,
     local,
     operations,
@@ -51,6 +52,7 @@ app.add_typer(local.app, name="local")
 app.add_typer(faults.app, name="faults")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(dmr.app, name="dmr")
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 app.command("chaos", help=chaos.HELP)(chaos.run)

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from mainstay_cli.base.exits import ExitCode, UsageError
+from mainstay_cli.base.files import read_text
 from mainstay_cli.commands import snapshot_copies
 from mainstay_cli.commands.arguments import AS_JSON
 from mainstay_cli.views.snapshot_plan import (
@@ -45,8 +46,6 @@ app.command("verify", help=snapshot_copies.VERIFY_HELP)(snapshot_copies.verify)
 
 MODELS = paper_jobs.TABLE_3 | paper_jobs.TABLE_7 | paper_jobs.FIGURE_11
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-MAX_FILE_BYTES = 64 << 20
-"""A trace or a profile that is longer is not read: a million failures take a quarter of it."""
 MAX_LAG = 4096
 """Steps, as long as the longest window."""
 
@@ -150,7 +149,7 @@ def _find_job(model: str | None, profile: Path | None) -> JobProfile:
         raise UsageError("--model and --profile name one job each; give one of them")
     if profile is not None:
         try:
-            return read_profile(_read(profile, "--profile"))
+            return read_profile(read_text(profile, "--profile"))
         except InvalidSpecError as error:
             raise UsageError(f"{profile}: {error}") from error
     name = model or "DeepSeek-MoE"
@@ -169,7 +168,7 @@ def _failures(
     """
     if trace is not None:
         try:
-            failures_s = read_trace(_read(trace, "--trace"))
+            failures_s = read_trace(read_text(trace, "--trace"))
         except InvalidSpecError as error:
             raise UsageError(f"{trace}: {error}") from error
         within = [failure_s for failure_s in failures_s if failure_s < horizon_s]
@@ -205,20 +204,3 @@ def _parse_duration(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--mtbf has {text!r}, must be durations above 0 like 2h,30m,90s")
     return seconds
-
-
-def _read(path: Path, option: str) -> str:
-    """Return the text of a file.
-
-    Raises:
-        UsageError: it is too long, or no UTF-8.
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{option}: {path} has more than {MAX_FILE_BYTES >> 20} MiB")
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{option}: {path} is no UTF-8 text") from error

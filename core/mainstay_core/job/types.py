@@ -16,6 +16,7 @@ import pydantic
 import pydantic_core
 from pydantic_core import core_schema
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
 from mainstay_core.job.shared_memory import SHM_DIR, is_at_shm
 
@@ -264,6 +265,21 @@ def whole_quantity(text: str) -> int:
     number, exponent, suffix = found.groups()
     factor = Fraction(10) ** int(exponent) if exponent else _SUFFIXES[suffix or ""]
     return math.ceil(Fraction(number) * factor)
+
+
+def read_quantity(field: str, text: str) -> int:
+    """Return the number that an amount of a resource means, rounded up.
+
+    Args:
+        field: what the text is, for the error.
+        text: of a user.
+
+    Raises:
+        InvalidSpecError: it is no amount; the field is named.
+    """
+    if re.fullmatch(_QUANTITY, text) is None:
+        raise InvalidSpecError(field, f"is {quote(text)}, must be {_QUANTITY_WORDS}")
+    return whole_quantity(text)
 
 
 Amounts = Annotated[dict[str, Quantity], pydantic.Field(max_length=16)]

@@ -1,0 +1,192 @@
+"""Decides while a step runs when operators of unknown shapes or times are executed again.
+
+Their checks wait in a queue (SpareTrain, section 5.3, for mixtures of experts). A window whose
+length is known takes what fills it best, all at once. One of unknown length takes one check after
+the other while it is open. Before the queue exceeds its budget, checks are executed at once: the
+ones that free the most bytes for their time. At the end of a step nothing may wait any longer.
+
+A check with a collective in it never waits: inner ranks poll at different moments, and would meet
+in different collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.words import count
+from mainstay_core.dmr.fits import best_fit
+from mainstay_core.dmr.plan import Method
+from mainstay_core.dmr.profiles import WindowKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """The primary execution of an operator is over."""
+
+    operator: str
+    expected_s: float
+    """Of one execution, as far as is known: the last one's, or 0."""
+    size_bytes: int
+    """Its inputs and outputs, which a check that waits retains."""
+    communicates: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowOpened:
+    """The stage begins to wait."""
+
+    kind: WindowKind
+    length_s: float | None
+    """None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckDone:
+    """A check is over, and its window is still open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowClosed:
+    """The stage ends its wait, as what it waited for is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnding:
+    """All is executed, and the vote comes: no check may wait any longer."""
+
+
+Event = Executed | WindowOpened | CheckDone | WindowClosed | StepEnding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """An operator to execute again now, and how that is counted."""
+
+    operator: str
+    method: Method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckQueue:
+    """The checks that wait.
+
+    Invariant: they retain no more than the budget.
+    """
+
+    budget_bytes: int
+    waiting: tuple[Executed, ...] = ()
+    """In order of execution."""
+    window: WindowKind | None = None
+    """The open window of unknown length; None if there is none."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return what the waiting checks retain."""
+        return sum(check.size_bytes for check in self.waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The queue after an event, and what to execute again now, in order."""
+
+    queue: CheckQueue
+    checks: tuple[Check, ...]
+    reason: str
+
+
+def step(queue: CheckQueue, event: Event) -> Decision:
+    """Return what follows from an event. Equal arguments give equal decisions.
+
+    Raises:
+        LocalProtocolError: the event does not fit the queue's state: a window opens or an operator
+            is executed while one is open, or one closes that is not.
+    """
+    match event:
+        case Executed():
+            return _enqueue(queue, event)
+        case WindowOpened():
+            return _open(queue, event)
+        case CheckDone():
+            return _drain(queue)
+        case WindowClosed():
+            # A window of known length is not waited for check by check, and closes silently.
+            return Decision(
+                queue=replace(queue, window=None), checks=(), reason="the window closes"
+            )
+        case StepEnding():
+            return _end(queue)
+
+
+def _enqueue(queue: CheckQueue, executed: Executed) -> Decision:
+    if queue.window is not None:
+        raise LocalProtocolError(f"{executed.operator} is executed in an open window")
+    if executed.communicates:
+        return _naive(queue, queue.waiting, [executed], "a check that communicates does not wait")
+    if executed.size_bytes > queue.budget_bytes:
+        return _naive(queue, queue.waiting, [executed], "it retains more than the whole budget")
+    waiting = (*queue.waiting, executed)
+    excess = queue.size_bytes + executed.size_bytes - queue.budget_bytes
+    gone: list[int] = []
+    for at in sorted(range(len(waiting)), key=lambda at: (_time_per_byte(waiting[at]), at)):
+        if excess <= 0:
+            break
+        gone.append(at)
+        excess -= waiting[at].size_bytes
+    if not gone:
+        return Decision(queue=replace(queue, waiting=waiting), checks=(), reason="it waits")
+    kept = [check for at, check in enumerate(waiting) if at not in gone]
+    reason = f"the budget of {queue.budget_bytes} bytes is reached"
+    return _naive(queue, kept, [waiting[at] for at in gone], reason)
+
+
+def _time_per_byte(check: Executed) -> float:
+    return check.expected_s / max(1, check.size_bytes)
+
+
+def _naive(
+    queue: CheckQueue, kept: Sequence[Executed], gone: Sequence[Executed], reason: str
+) -> Decision:
+    return Decision(
+        queue=replace(queue, waiting=tuple(kept)),
+        checks=tuple(Check(operator=check.operator, method=Method.NAIVE) for check in gone),
+        reason=reason,
+    )
+
+
+def _open(queue: CheckQueue, opened: WindowOpened) -> Decision:
+    if queue.window is not None:
+        raise LocalProtocolError("a window opens in an open window")
+    if opened.length_s is None:
+        return _drain(replace(queue, window=opened.kind))
+    chosen = set(best_fit([check.expected_s for check in queue.waiting], opened.length_s))
+    kept = tuple(check for at, check in enumerate(queue.waiting) if at not in chosen)
+    method = Method(opened.kind.value)
+    return Decision(
+        queue=replace(queue, waiting=kept),
+        checks=tuple(
+            Check(operator=queue.waiting[at].operator, method=method) for at in sorted(chosen)
+        ),
+        reason=f"{count(len(chosen), 'check')} fit best into {opened.length_s:.6g} s",
+    )
+
+
+def _drain(queue: CheckQueue) -> Decision:
+    """Take the oldest check, as long as a window of unknown length is open."""
+    if queue.window is None:
+        raise LocalProtocolError("a check is over in no open window")
+    if not queue.waiting:
+        return Decision(queue=queue, checks=(), reason="no check waits")
+    first, *rest = queue.waiting
+    return Decision(
+        queue=replace(queue, waiting=tuple(rest)),
+        checks=(Check(operator=first.operator, method=Method(queue.window.value)),),
+        reason="one check while the window is open",
+    )
+
+
+def _end(queue: CheckQueue) -> Decision:
+    if queue.window is not None:
+        raise LocalProtocolError("the step ends in an open window")
+    return _naive(queue, (), queue.waiting, "all checks are over before the vote")

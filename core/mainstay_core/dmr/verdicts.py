@@ -1,0 +1,88 @@
+"""Judges three executions of one operator, after the first two differed.
+
+A mismatch alone does not say which execution was wrong. So the operator is executed a third time,
+and the majority is right. SpareTrain rolls the whole iteration back on each mismatch (section 4);
+a third execution is cheaper, and says whether the device can be relied on.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from mainstay_core.base.errors import LocalProtocolError
+
+MAX_REPEATS = 1
+"""Voids of a type on one device in a step before another chain computes it."""
+
+
+class Verdict(enum.StrEnum):
+    """The execution that was wrong."""
+
+    CHECKER_HIT = "checker"
+    """The third equals the primary one."""
+    PRIMARY_HIT = "primary"
+    """The third equals the checker."""
+    UNRELIABLE = "unreliable"
+    """All three differ: the device computes wrongly again and again."""
+
+
+class Remedy(enum.StrEnum):
+    """The answer to a verdict."""
+
+    NOTHING = "nothing"
+    REPAIR = "repair"
+    """The checker's value takes the place of the primary one, which nobody has used."""
+    VOID_TYPE = "void-type"
+    """The shard type is void in its whole chain, with all it was summed into; only that is computed
+    again."""
+    VOID_TYPE_ELSEWHERE = "void-type-elsewhere"
+    """The same, and another chain computes it."""
+    HAND_OVER = "hand-over"
+    """All that the device holds of the step is void, and its work is handed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A verdict with what follows from it, and a reason for people."""
+
+    verdict: Verdict
+    remedy: Remedy
+    reason: str
+
+
+def judge(primary: str, checker: str, third: str, *, used: bool, num_voided: int = 0) -> Judgement:
+    """Return which of three executions was wrong, and what is done about it.
+
+    Args:
+        primary: digest of the first execution, whose value went on.
+        checker: digest of the second one.
+        third: digest of the third one, from the same inputs.
+        used: whether something was computed from the primary value already.
+        num_voided: types of this step that were voided on this device before.
+
+    Raises:
+        LocalProtocolError: the first two are equal, so that there is nothing to judge.
+    """
+    if primary == checker:
+        raise LocalProtocolError("primary and checker are equal; no third execution is needed")
+    if third == primary:
+        return Judgement(
+            verdict=Verdict.CHECKER_HIT,
+            remedy=Remedy.NOTHING,
+            reason="the third execution equals the primary one: the checker was hit",
+        )
+    if third != checker:
+        return Judgement(
+            verdict=Verdict.UNRELIABLE,
+            remedy=Remedy.HAND_OVER,
+            reason="all three executions differ: the device is unreliable",
+        )
+    reason = "the third execution equals the checker: the primary one was hit, and "
+    if not used:
+        remedy, what = Remedy.REPAIR, "nobody has used its value"
+    elif num_voided < MAX_REPEATS:
+        remedy, what = Remedy.VOID_TYPE, "its value was used"
+    else:
+        remedy, what = Remedy.VOID_TYPE_ELSEWHERE, "not for the first time on this device"
+    return Judgement(verdict=Verdict.PRIMARY_HIT, remedy=remedy, reason=reason + what)

@@ -1,0 +1,96 @@
+"""``mainstay dmr``: tables for people, plans as files, and one message for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mainstay_cli.base.exits import ExitCode, UsageError
+from mainstay_cli.commands import dmr
+from mainstay_core.dmr.plan import Policy, read_plan
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "dmr-profile.json"
+
+
+def test_a_plan_is_shown_written_and_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+
+    dmr.plan(EXAMPLE, out=out)
+    shown = capsys.readouterr().out
+    dmr.explain(out, EXAMPLE)
+    explained = capsys.readouterr().out
+    dmr.explain(out, EXAMPLE, operator="0/forward/0")
+    alone = capsys.readouterr().out
+
+    assert "P               9   9 s  25.0%  the recompute is the second execution" in shown
+    assert "exposed: 12 s a passage (33.3% of its operators)" in shown
+    assert "(F4), 1 s: no later window has time and memory left for it" in shown
+    assert explained == shown
+    assert alone.startswith("0/forward/0 (F1), 1 s: P, the recompute is the second execution\n")
+    assert "compared: A1 (by digest)" in alone
+
+
+def test_a_plan_as_json_is_the_one_that_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+
+    dmr.plan(EXAMPLE, policy=Policy.PAPER, budget="6", out=out, as_json=True)
+
+    assert capsys.readouterr().out == out.read_text()
+    plan = read_plan(out.read_text())
+    assert (plan.policy, plan.budget_bytes) == (Policy.PAPER, 6)
+
+
+def refusal(path: Path, *, plan: Path | None = None, budget: str | None = None) -> str:
+    def run() -> None:
+        if plan is None:
+            dmr.plan(path, budget=budget)
+        else:
+            dmr.explain(plan, path)
+
+    with pytest.raises(UsageError) as error:
+        run()
+    assert error.value.code is ExitCode.USAGE
+    return str(error.value)
+
+
+def test_what_cannot_be_used_is_refused_by_the_field(tmp_path: Path) -> None:
+    torn, foreign, plan = tmp_path / "torn.json", tmp_path / "foreign.json", tmp_path / "plan.json"
+    torn.write_text(EXAMPLE.read_text()[:500])
+    profile = json.loads(EXAMPLE.read_text())
+    foreign.write_text(json.dumps(profile | {"fingerprint": "other"}))
+    dmr.plan(EXAMPLE, out=plan)
+
+    assert refusal(torn).startswith(f"{torn}: profile: not JSON")
+    assert "plan.kind: is 'mainstay-dmr-profile'" in refusal(EXAMPLE, plan=EXAMPLE)
+    assert "profile.kind: is 'mainstay-dmr-plan'" in refusal(plan)
+    assert "of the fingerprint figure-9, the profile of other" in refusal(foreign, plan=plan)
+    assert refusal(EXAMPLE, budget="6x").startswith("--budget: is '6x', must be an amount")
+    assert "must be at most" in refusal(EXAMPLE, budget="99E")
+
+    written = json.loads(plan.read_text())
+    written["pieces"][0]["comparisons"].pop()
+    plan.write_text(json.dumps(written))
+    assert "leaves its piece" in refusal(EXAMPLE, plan=plan)
+    dmr.plan(EXAMPLE, out=plan)
+    with pytest.raises(UsageError, match="'9/forward/9', must be one of the profile's, like 0/f"):
+        dmr.explain(plan, EXAMPLE, operator="9/forward/9")
+
+
+@pytest.mark.slow  # it starts a process of the command line
+def test_the_command_line_ends_with_one_message_and_its_exit_code() -> None:
+    command = [sys.executable, "-m", "mainstay_cli.commands.main", "dmr", "plan"]
+    command += [str(EXAMPLE), "--budget", "much"]
+
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("mainstay: --budget: is 'much', must be an amount")
+    assert len(ended.stderr.splitlines()) == 1

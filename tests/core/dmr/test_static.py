@@ -1,0 +1,109 @@
+"""The static planner as a whole: what its plans cost, and what they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.core.dmr.stages import RandomStage, linear_stage, window_of
+
+from mainstay_core.base import codec
+from mainstay_core.dmr.plan import DEFERRED, Method, Plan, Policy, retained_bytes, sum_loads
+from mainstay_core.dmr.profiles import Profile, WindowKind
+from mainstay_core.dmr.static import plan_checks
+
+
+def naive_s(profile: Profile) -> float:
+    """What it costs to execute everything that counts twice at once."""
+    return sum(
+        profile.operators[place].median_s * (2 if place in profile.recomputed_at else 1)
+        for place in profile.reaching
+        if not profile.operators[place].compared
+    )
+
+
+def test_equal_arguments_give_equal_plans() -> None:
+    for seed in range(10):
+        plans = {codec.dumps(plan_checks(RandomStage(seed).draw())) for _ in range(2)}
+
+        assert len(plans) == 1
+
+
+def test_without_memory_nothing_waits() -> None:
+    for seed in range(50):
+        plan = plan_checks(RandomStage(seed).draw(), budget_bytes=0)
+
+        assert not any(piece.method in DEFERRED for piece in plan.pieces)
+        assert plan.totals.peak_bytes == 0
+
+
+def test_no_plan_exposes_more_than_naive_checks_and_ours_less_than_the_papers() -> None:
+    exposed = dict.fromkeys(Policy, 0.0)
+    everything = 0.0
+    for seed in range(100):
+        profile = RandomStage(seed).draw()
+        everything += naive_s(profile)
+        for policy in Policy:
+            totals = plan_checks(profile, policy).totals
+            assert totals.exposed_s <= naive_s(profile) + 1e-9
+            exposed[policy] += totals.exposed_s
+
+    assert exposed[Policy.OWN] < 0.98 * exposed[Policy.PAPER] < 0.9 * everything
+
+
+def test_the_totals_are_the_sums_of_the_plan() -> None:
+    for seed in range(50):
+        profile = RandomStage(seed).draw()
+        plan = plan_checks(profile)
+        totals = plan.totals
+
+        assert sum(share.num_operators for share in totals.shares) == len(profile.operators)
+        assert totals.operator_s == sum(operator.median_s for operator in profile.operators)
+        assert totals.peak_bytes == max(retained_bytes(profile, plan.pieces)) <= plan.budget_bytes
+        overrun = sum(
+            max(0.0, load - profile.window_of[name].usable_s)
+            for name, load in sum_loads(profile, plan.pieces).items()
+        )
+        assert totals.overrun_s == overrun
+
+
+def test_the_papers_rules_overrun_no_window() -> None:
+    for seed in range(50):
+        assert plan_checks(RandomStage(seed).draw(), Policy.PAPER).totals.overrun_s == 0
+
+
+def test_a_window_inside_a_block_takes_single_operators() -> None:
+    profile = linear_stage(1, 3, recomputed=3, window_s=0, headroom=0)
+    inner = window_of("inner", 6, 2.0, 0, kind=WindowKind.INTRA)
+
+    plan = plan_checks(replace(profile, windows=(inner,)))
+
+    waiting = [choice for choice in plan.choices if choice.window == "inner"]
+    assert [choice.method for choice in waiting] == [Method.INTRA] * 2
+    assert plan.totals.exposed_s == 4.0
+
+
+def test_dynamic_operators_are_left_to_the_dynamic_planner() -> None:
+    profile = linear_stage(1, 2, recomputed=1, window_s=99, headroom=99)
+    dynamic = tuple(replace(operator, static=False) for operator in profile.operators)
+
+    plan = plan_checks(replace(profile, operators=dynamic))
+
+    methods = [choice.method for choice in plan.choices]
+    assert methods == [Method.PIGGYBACK] + [Method.DYNAMIC] * 5
+    assert plan.totals.exposed_s == 0.0
+
+
+def test_every_choice_has_a_reason_that_says_why() -> None:
+    plan = plan_checks(linear_stage(1, 2, recomputed=1, window_s=0, headroom=0))
+    reasons = {choice.operator: choice.reason for choice in plan.choices}
+
+    assert reasons["0/forward/0"].startswith("AC segment ac-0: its recompute checks it")
+    assert reasons["0/weight/0"] == "no later window has time and memory left for it"
+    none = replace(linear_stage(1, 2, recomputed=1, window_s=0, headroom=0), windows=())
+    assert reason_of(plan_checks(none), "0/weight/0") == "no window comes after it"
+    small = plan_checks(linear_stage(1, 2, recomputed=1, window_s=9, headroom=0), budget_bytes=2)
+    assert reason_of(small, "0/weight/0") == "retains 3 bytes, more than the budget of 2"
+
+
+def reason_of(plan: Plan, operator: str) -> str:
+    return plan.choice_of[operator].reason

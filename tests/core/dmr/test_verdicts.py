@@ -1,0 +1,50 @@
+"""Verdicts: every case of three executions, with the remedy that follows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.dmr.verdicts import Remedy, Verdict, judge
+
+
+@pytest.mark.parametrize(
+    ("third", "used", "num_voided", "verdict", "remedy"),
+    [
+        ("primary", True, 0, Verdict.CHECKER_HIT, Remedy.NOTHING),
+        ("primary", False, 5, Verdict.CHECKER_HIT, Remedy.NOTHING),
+        ("checker", False, 0, Verdict.PRIMARY_HIT, Remedy.REPAIR),
+        ("checker", False, 1, Verdict.PRIMARY_HIT, Remedy.REPAIR),
+        ("checker", True, 0, Verdict.PRIMARY_HIT, Remedy.VOID_TYPE),
+        ("checker", True, 1, Verdict.PRIMARY_HIT, Remedy.VOID_TYPE_ELSEWHERE),
+        ("neither", False, 0, Verdict.UNRELIABLE, Remedy.HAND_OVER),
+        ("neither", True, 1, Verdict.UNRELIABLE, Remedy.HAND_OVER),
+    ],
+)
+def test_the_majority_of_three_executions_is_right(
+    third: str, used: bool, num_voided: int, verdict: Verdict, remedy: Remedy
+) -> None:
+    judged = judge("primary", "checker", third, used=used, num_voided=num_voided)
+
+    assert (judged.verdict, judged.remedy) == (verdict, remedy)
+    assert judged.reason
+
+
+def test_equal_executions_are_not_judged() -> None:
+    with pytest.raises(LocalProtocolError):
+        judge("same", "same", "other", used=False)
+
+
+def test_no_single_flip_has_a_used_value_kept() -> None:
+    right, wrong = "right", "wrong"
+    for at in range(3):
+        digests = [wrong if number == at else right for number in range(3)]
+        for used in (False, True):
+            if digests[0] == digests[1]:
+                continue
+            remedy = judge(*digests, used=used).remedy
+            assert (remedy is Remedy.NOTHING) == (digests[0] == right)
+    differing = [p for p in itertools.product("abc", repeat=3) if p[0] != p[1]]
+    assert {judge(*digests, used=True).verdict for digests in differing} == set(Verdict)
