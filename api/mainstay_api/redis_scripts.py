@@ -55,6 +55,13 @@ redis.call('HSET', KEYS[3], ARGV[1], ARGV[2])
 return {1, redis.call('HMGET', KEYS[1], 'quorum', 'phase', 'restored')}
 """
 
+PUT_DOUBTS = """
+if redis.call('HGET', KEYS[1], 'check') ~= ARGV[1] then return 0 end
+redis.call('DEL', KEYS[2])
+for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+return 1
+"""
+
 CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end

@@ -13,7 +13,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
-from mainstay_core.wire.segments import MAX_BAD
+from mainstay_core.wire.segments import MAX_BAD, SegmentKey
 from mainstay_core.wire.stores import (
     Doubts,
     PositionCoverage,
@@ -88,11 +88,14 @@ def show_check(
     }
     verdict = judge(told)
     waiting = sorted(set(living.values()) - set(told))
-    bad = {
-        pod: tuple(copy.key for copy in verdict.damaged if copy.pod == name)[:MAX_BAD]
+    bad: dict[str, list[SegmentKey]] = {}
+    for copy in verdict.damaged:
+        bad.setdefault(copy.pod, []).append(copy.key)
+    doubts = {
+        pod: Doubts(check=wanted, keys=tuple(bad[name][:MAX_BAD]))
         for pod, name in living.items()
+        if name in bad
     }
-    doubts = {pod: Doubts(check=wanted, keys=keys) for pod, keys in bad.items() if keys}
     return {
         "check": wanted,
         "told": sorted(told),

@@ -39,7 +39,7 @@ from redis.exceptions import RedisError
 
 from mainstay_api.long_work import LARGE, LARGE_TEXT, PIECE, beside, in_pieces, size_of
 from mainstay_api.redis_client import RedisLogin, open_line
-from mainstay_api.redis_scripts import BEAT, COMMIT, CREATE, DELETE, LEASE, RELEASE
+from mainstay_api.redis_scripts import BEAT, COMMIT, CREATE, DELETE, LEASE, PUT_DOUBTS, RELEASE
 from mainstay_api.store_protocol import DeletedJobError, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
@@ -138,6 +138,7 @@ class RedisStore:
         self._delete = self._redis.register_script(DELETE)
         self._lease = self._redis.register_script(LEASE)
         self._release = self._redis.register_script(RELEASE)
+        self._put_doubts = self._redis.register_script(PUT_DOUBTS)
 
     async def _on_connect(self, connection: AbstractConnection) -> None:
         await connection.on_connect()
@@ -323,13 +324,11 @@ class RedisStore:
         wanted, texts = await _call(pipe.execute())
         return int(wanted or 0), await _by_pod(StoreCheck, texts)
 
-    async def put_doubts(self, uid: JobUid, doubts: Mapping[PodUid, Doubts]) -> None:
-        """Keep what the newest check has found damaged in pods' stores, and nothing older."""
-        pipe = self._redis.pipeline(transaction=True)
-        pipe.delete(_key(uid, "doubts"))
-        for pod, found in doubts.items():
-            pipe.hset(_key(uid, "doubts"), pod, codec.dumps(found))
-        await _call(pipe.execute())
+    async def put_doubts(self, uid: JobUid, check: int, doubts: Mapping[PodUid, Doubts]) -> None:
+        """Keep what a check has found damaged in pods' stores, unless it is the newest no more."""
+        told = [text for pod, found in doubts.items() for text in (pod, codec.dumps(found))]
+        keys = [_key(uid, "job"), _key(uid, "doubts")]
+        await _call(self._put_doubts(keys=keys, args=[check, *told]))
 
     async def want_check(self, uid: JobUid) -> int:
         """Note that somebody wants all stores of segments checked; return the check's number."""

@@ -180,9 +180,10 @@ class TextStore:
         told = {pod: codec.loads(StoreCheck, text) for pod, text in record.checks.items()}
         return record.check, told
 
-    async def put_doubts(self, uid: JobUid, doubts: Mapping[PodUid, Doubts]) -> None:
-        texts = {pod: _text(codec.dumps(found)) for pod, found in doubts.items()}
-        self._records[uid].doubts = texts
+    async def put_doubts(self, uid: JobUid, check: int, doubts: Mapping[PodUid, Doubts]) -> None:
+        record = self._records.get(uid)
+        if record is not None and record.check == check:
+            record.doubts = {pod: _text(codec.dumps(found)) for pod, found in doubts.items()}
 
     async def want_check(self, uid: JobUid) -> int:
         self._records[uid].check += 1

@@ -147,7 +147,8 @@ class Caller(Channel):
 
     def _has_newer(self, header: SegmentHeader) -> bool:
         """Return whether what comes is sent again, and must not take the place of what is here."""
-        return self._is_again and self._index.find(header.key) is not None
+        found = self._index.find(header.key)
+        return self._is_again and found is not None and not found.is_doubted
 
     def _serve(self, message: frames.Fetch, send: Callable[[bytes, Span | None], None]) -> None:
         segment = self._index.find(message.key)

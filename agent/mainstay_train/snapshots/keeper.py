@@ -116,8 +116,8 @@ class SegmentKeeper:
         """Lineage, position and first step of replays in a stretch that came out differently."""
         self._is_full = False
         """Whether one of these found no room for what others of the stretch read."""
-        self._unfinished: Replayer | None = None
-        """A replay whose quorum has ended, while what it has made is in memory."""
+        self._unfinished: tuple[int, Replayer] | None = None
+        """An ended quorum's id and its unfinished replay, while what that made is in memory."""
         self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
@@ -347,13 +347,13 @@ class SegmentKeeper:
                 outcome = again.run(replay, self._sent, place)
                 self._is_full = bool(replay.relays and self._sent.problem)
             else:
-                replayer = self._replayer(unfinished, copies, plan.lineage, replay)
+                replayer = self._replayer(unfinished, copies, plan, replay)
                 copies = replayer.copies
                 copies.go_on(lambda: wait.ended)
                 num_known = len(copies.bad)
                 outcome = replayer.run(replay)
                 if isinstance(outcome, LoadFailed) and wait.ended:
-                    self._unfinished = replayer
+                    self._unfinished = plan.quorum.id, replayer
         finally:
             self._bad = [*self._bad, *copies.bad[num_known:]][-MAX_BAD:]
             if copies.differs:
@@ -363,19 +363,29 @@ class SegmentKeeper:
         return outcome
 
     def _replayer(
-        self, unfinished: Replayer | None, copies: GoodCopies, lineage: int, replay: Replay
+        self,
+        unfinished: tuple[int, Replayer] | None,
+        copies: GoodCopies,
+        plan: Plan,
+        replay: Replay,
     ) -> Replayer:
-        """Return what goes on with an unfinished replay, or begins one."""
+        """Return what goes on with an unfinished replay, or begins one.
+
+        It goes on in the very next quorum alone. In one between, of which this rank was no member,
+        the others may have gone back to a state from before a corruption.
+        """
         units = self._units()
-        if unfinished is not None and unfinished.can_go_on(units, lineage, replay):
+        last, before = unfinished or (0, None)
+        follows = plan.quorum.id == last + 1
+        if before is not None and follows and before.can_go_on(units, plan.lineage, replay):
             logger.info("it goes on where the replay before was when its quorum ended")
-            return unfinished
+            return before
         return Replayer(
             self._engine(),
             units,
             copies,
             self._learning_rate,
-            lineage=lineage,
+            lineage=plan.lineage,
             position=replay.position,
         )
 

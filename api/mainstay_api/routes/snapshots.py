@@ -48,7 +48,7 @@ async def show_outcome(uid: UidDep, transactions: TransactionsDep) -> Response:
     wanted, checks = await transactions.store.fetch_checks(uid)
     shown, doubts = await asyncio.to_thread(show_check, state, wanted, checks)
     if doubts is not None:
-        await transactions.store.put_doubts(uid, doubts)
+        await transactions.store.put_doubts(uid, wanted, doubts)
     return await long_json(lambda: shown)
 
 

@@ -30,7 +30,7 @@ class BoundaryVotes:
     """The votes on boundary logs of the lineage that a store keeps.
 
     Args:
-        is_kept: whether the store keeps a boundary log now, and nobody has found it damaged.
+        is_kept: whether the store keeps a boundary log now.
     """
 
     def __init__(self, is_kept: Callable[[SegmentKey], bool]) -> None:
@@ -71,19 +71,20 @@ class BoundaryVotes:
         """Drop all votes."""
         self._voted.clear()
 
-    def list_runs(self, lineage: int) -> list[LogsHeld]:
-        """Return the logs that count, of types and steps that follow each other at once.
+    def list_runs(self, lineage: int, counts: Callable[[SegmentKey], bool]) -> list[LogsHeld]:
+        """Return the logs that votes rest on, of types and steps that follow each other at once.
 
         Linear in the logs, but for sorting.
 
         Args:
             lineage: of all that is kept.
+            counts: whether a log that is kept does; one that does not leaves its type out.
         """
         types: dict[tuple[int, SegmentKind, str, int, int], list[int]] = {}
         for (position, step, shard_type), voted in sorted(self._voted.items()):
             for kind in voted.kinds:
                 keys = _keys_of_type(lineage, position, kind, step, shard_type, voted.micro_batches)
-                if all(map(self._is_kept, keys)):
+                if all(self._is_kept(key) and counts(key) for key in keys):
                     for quorum in voted.quorums:
                         at = position, kind, quorum, voted.micro_batches, step
                         types.setdefault(at, []).append(shard_type)

@@ -86,7 +86,7 @@ class SegmentIndex:
         self._units: dict[UnitKey, _Unit] = {}
         self._logs: dict[SegmentKey, Segment] = {}
         """What crossed boundaries."""
-        self._votes = BoundaryVotes(self._is_good_log)
+        self._votes = BoundaryVotes(self._logs.__contains__)
         self._records = CommitRecords()
         self._num_empty = 0
         """Segments without bytes."""
@@ -261,7 +261,7 @@ class SegmentIndex:
         """
         copies = [s for key, s in unit.segments.items() if key.kind is not SegmentKind.GRADIENT]
         given_up = [s.header.key for s in copies if self._from_version < s.header.window < window]
-        states = [s for s in copies if s.header.key.kind is SegmentKind.STATE]
+        states = [s for s in copies if s.header.key.kind is SegmentKind.STATE and not s.is_doubted]
         has_complete = any(s.header.window <= self._from_version for s in states)
         if has_complete and not self._is_broken:
             return given_up
@@ -317,8 +317,9 @@ class SegmentIndex:
     def needed(self, lineage: int) -> list[Segment]:
         """Return what a replay in a lineage may need of units, by key.
 
-        States of a window that is not complete do not count: the next settle gives it up. Nor do
-        copies that somebody has found damaged. Boundary logs stay with their sender.
+        States of a window that is not complete do not count: the next settle gives it up. Copies
+        that somebody has found damaged do: nobody here can tell whose memory was wrong. Boundary
+        logs stay with their sender.
         """
         if lineage != self._lineage:
             return []
@@ -327,7 +328,6 @@ class SegmentIndex:
             for unit in self._units.values()
             for s in unit.segments.values()
             if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= self._from_version
-            if not s.is_doubted
         ]
         return sorted(found, key=lambda s: s.header.key)
 
@@ -348,8 +348,8 @@ class SegmentIndex:
     def doubt(self, key: SegmentKey, nonce: str, digest: str) -> None:
         """Note that somebody far away has found a copy damaged, if it is still the one meant.
 
-        It stays until others take its place: whoever reads it compares its digest. But it covers
-        nothing, and is sent to nobody again.
+        It stays until others take its place, and a settle is told of it: whoever reads it compares
+        its digest. But it covers nothing.
 
         Args:
             key: of the segment.
@@ -361,10 +361,6 @@ class SegmentIndex:
             return
         self.num_discarded += not segment.is_doubted
         segment.is_doubted = True
-
-    def _is_good_log(self, key: SegmentKey) -> bool:
-        log = self._logs.get(key)
-        return log is not None and not log.is_doubted
 
     def discard_outdated(self, key: SegmentKey) -> None:
         """Keep a segment no more whose writer has other bytes now, which found no room."""
@@ -475,8 +471,12 @@ class SegmentIndex:
         return StoreReport(pod=pod, address=address, lineage=lineage, problem=problem)
 
     def log_runs(self) -> list[LogsHeld]:
-        """Return the boundary logs that count, those of types and steps in a row as one."""
-        return self._votes.list_runs(self._lineage)
+        """Return the boundary logs that votes rest on, those of types and steps in a row as one."""
+        return self._votes.list_runs(self._lineage, lambda _: True)
+
+    def good_log_runs(self) -> list[LogsHeld]:
+        """Return the same of logs that nobody has found damaged."""
+        return self._votes.list_runs(self._lineage, lambda key: not self._logs[key].is_doubted)
 
 
 def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:

@@ -54,7 +54,7 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
     segments = index.segments()
     records = index.records
     judged = (r.commit.step for r in records if r.states)
-    logs = index.log_runs()
+    logs = index.good_log_runs()
     has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
     return StoreStatus(
         pod=pod,
@@ -188,6 +188,8 @@ class Checksums:
         if doubts.check != number:
             return ()
         self._newest = 0, {}
+        for key in doubts.keys:
+            self._known.pop(key, None)  # a good copy may come with the same header
         return tuple(read[key] for key in doubts.keys if key in read)
 
 

@@ -94,9 +94,9 @@ class SegmentKeeper:
         self._keep_from = 0
         self._bad: list[BadSegment] = []
         self._is_full = False
-        self._unfinished: Replayer | None = None
-        """A replay by gradients whose quorum has ended."""
         """Whether a replay found no room for what others of its stretch read."""
+        self._unfinished: tuple[int, Replayer] | None = None
+        """A replay by gradients whose quorum has ended, with the quorum's id."""
 
     # What is told -------------------------------------------------------------------
 
@@ -327,15 +327,16 @@ class SegmentKeeper:
         """Make the state anew."""
         if isinstance(replay, BoundaryReplay):
             return await self._replay_steps(wait, plan, index, replay, chain)
-        replayer, self._unfinished = self._unfinished, None
-        if replayer is None or not replayer.can_go_on(plan.lineage, replay):
+        (last, replayer), self._unfinished = self._unfinished or (0, None), None
+        follows = plan.quorum.id == last + 1
+        if replayer is None or not (follows and replayer.can_go_on(plan.lineage, replay)):
             replayer = Replayer(plan.lineage, replay.position)
         self._world.checks.seen["replay gone on with"] += replayer.has_begun
         try:
             params = await replayer.run(replay, _ReplaySegments(self, wait, plan))
         except UnusableError as error:
             if wait.ended and not isinstance(error, DiffersError):
-                self._unfinished = replayer
+                self._unfinished = plan.quorum.id, replayer
             return self._failed(error)
         return await self._made(replay, params)
 

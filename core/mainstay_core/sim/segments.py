@@ -202,7 +202,8 @@ class SegmentStore:
         lineage = message.header.key.lineage
         if not self._index.refusal_of(message.header):
             self._index.keep_from(lineage, message.keep_from)
-        if message.is_again and self.keeps(message.header.key):
+        here = self._index.find(message.header.key)
+        if message.is_again and here is not None and not here.is_doubted:
             return Stored()
         why = self._put(message.header, content, message.holders, is_again=message.is_again)
         return Refused(why=why) if why else Stored()

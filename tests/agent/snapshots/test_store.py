@@ -486,6 +486,7 @@ def test_a_copy_that_was_found_damaged_covers_nothing_until_it_is_written_again(
     assert states_of(pods[1]) == []
     assert pods[1].store.ask().result().num_discarded == 2
 
+    # One that is sent again takes its place, though one of the same key is there.
     write(writers[0], key_of(4), b"bytes", [pods[1].holder])
     assert writers[0].wait_held([key_of(4)]) == ""
     assert states_of(pods[1]) == [(4,)]
