@@ -317,6 +317,34 @@ def test_a_result_that_nobody_checks_may_be_told_none_only_if_it_does_not_count(
     assert refused(profile, plan_checks(unread)).startswith("0/weight/1 dW2: its result counts")
 
 
+def test_a_compared_operator_that_is_recomputed_needs_a_piece() -> None:
+    plain = linear_stage(1, 2, recomputed=2, window_s=0, headroom=0)
+    operators = tuple(replace(op, compared=op.id == "0/forward/0") for op in plain.operators)
+    profile = replace(plain, operators=operators)
+    plan = plan_checks(profile)
+    (number,) = [n for n, piece in enumerate(plan.pieces) if piece.method is Method.PIGGYBACK]
+    assert [c.tensor for c in plan.pieces[number].comparisons] == ["A1", "A2"]
+
+    # Forward 0 is told compared, and forward 1 is checked by executing it again both times.
+    alone = replace(plan.pieces[number], name="0/forward/1", operators=("0/forward/1",))
+    pieces = (
+        *plan.pieces[:number],
+        *plan.pieces[number + 1 :],
+        replace(alone, method=Method.NAIVE),
+    )
+    methods = {"0/forward/0": Method.COMPARED, "0/forward/1": Method.NAIVE}
+    choices = tuple(
+        replace(c, method=methods.get(c.operator, c.method), segment=None) for c in plan.choices
+    )
+
+    completed = complete(profile, pieces)
+    totals = sum_totals(profile, completed, choices)
+    lacking = replace(plan, pieces=completed, choices=choices, totals=totals)
+    assert refused(profile, lacking) == (
+        "0/forward/0 A1: its result counts, and no piece checks it"
+    )
+
+
 def test_segments_that_keep_their_last_output_are_compared_by_bits() -> None:
     profile = linear_stage(1, 3, recomputed=0, window_s=0, headroom=0)
     names = ("0/forward/0", "0/forward/1")
