@@ -117,12 +117,18 @@ def cover(profile: Profile, pieces: Iterable[Piece]) -> Coverage:
 def compare_by(profile: Profile, piece: Piece, tensor: str) -> Compared:
     """Return how a tensor of a piece can be compared.
 
-    The recompute of an AC segment meets the forward's tensor only where something keeps it: a
-    later forward operator for its own backward, or the segment itself, which does not recompute it.
+    The recompute of an AC segment meets the forward's tensor only where something keeps it, and
+    nothing has overwritten it by then: a later forward operator for its own backward, or the
+    segment itself, which does not recompute it.
     """
     if piece.method is not Method.PIGGYBACK:
         return Compared.BITS
     graph, inside = profile.graph, set(piece.operators)
+    recompute_place = max(
+        profile.recomputed_at.get(graph.places[name], 0) for name in piece.operators
+    )
+    if graph.overwriters.get(tensor, recompute_place) < recompute_place:
+        return Compared.DIGEST
     recomputed = graph.makers[tensor] in profile.recomputed_at
     for reader in graph.readers[tensor]:
         forward = graph.operators[reader].in_pass is Pass.FORWARD
@@ -149,7 +155,8 @@ def runs_after(profile: Profile, piece: Piece) -> int | None:
     """Return how many operators have been executed when a piece runs again.
 
     Returns:
-        None for a piece whose second execution is AC's own recompute.
+        None for a piece whose second execution is AC's own recompute. A profile refuses segments
+        that would run again from what is overwritten by then, so these need no copies.
     """
     if piece.window is not None:
         return profile.window_of[piece.window].after

@@ -179,6 +179,13 @@ class Profile:
         for number, name in enumerate(self.results):
             if name not in self.graph.tensors:
                 raise InvalidSpecError(f"results[{number}]", f"{quote(name)} is not in tensors")
+            by = self.graph.overwriters.get(name)
+            if by is not None:
+                raise InvalidSpecError(
+                    f"results[{number}]",
+                    f"{name} is overwritten by {self.graph.operators[by].id}; name what is there "
+                    "at the end instead",
+                )
 
     def _check_windows(self) -> None:
         before, names = 0, set()
@@ -230,12 +237,21 @@ class Profile:
                     raise InvalidSpecError(
                         f"{field}.kept", f"{name} is recomputed from {tensor}, which is not"
                     )
-        for tensor in graph.outer_inputs(graph.places[name] for name in again):
+        places = [graph.places[name] for name in segment.operators]
+        if places[-1] >= at:
+            raise InvalidSpecError(
+                f"{field}.operators",
+                f"{segment.operators[-1]} is executed after {graph.operators[at].id}, before which "
+                "the segment is recomputed",
+            )
+        # The kept ones, too: a check executes them again behind the recompute.
+        for tensor in graph.outer_inputs(places):
             by = graph.overwriters.get(tensor)
             if by is not None and by < at:
                 raise InvalidSpecError(
                     f"{field}.operators",
-                    f"are recomputed from {tensor}, which {graph.operators[by].id} has overwritten",
+                    f"are executed again from {tensor}, which {graph.operators[by].id} has "
+                    "overwritten by then; leave the kept operator that reads it out of the segment",
                 )
 
 
