@@ -9,6 +9,7 @@ recompute is the second execution (P-DMR), and AGC segments, which are replayed 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -152,25 +153,27 @@ class Plan:
 
 
 def sum_totals(profile: Profile, pieces: tuple[Piece, ...], choices: tuple[Choice, ...]) -> Totals:
-    """Return the totals of a plan's pieces and choices. O(operators and their operands)."""
+    """Return the totals of a plan's pieces and choices. O(operators and their operands).
+
+    Seconds are added by :func:`math.fsum`, here and wherever a plan depends on them: what ``sum``
+    makes of floats is not the same in every version of Python.
+    """
     graph = profile.graph
-    counts = dict.fromkeys(Method, 0)
-    seconds = dict.fromkeys(Method, 0.0)
+    seconds: dict[Method, list[float]] = {method: [] for method in Method}
     for choice, operator in zip(choices, graph.operators, strict=True):
-        counts[choice.method] += 1
-        seconds[choice.method] += operator.median_s
-    overrun_s = sum(
+        seconds[choice.method].append(operator.median_s)
+    overrun_s = math.fsum(
         max(0.0, load_s - profile.window_of[name].usable_s)
         for name, load_s in sum_loads(profile, pieces).items()
     )
     return Totals(
-        operator_s=sum(seconds.values()),
+        operator_s=math.fsum(operator.median_s for operator in graph.operators),
         shares=tuple(
-            Share(method=method, num_operators=counts[method], operator_s=seconds[method])
-            for method in Method
-            if counts[method]
+            Share(method=method, num_operators=len(each_s), operator_s=math.fsum(each_s))
+            for method, each_s in seconds.items()
+            if each_s
         ),
-        exposed_s=overrun_s + sum(exposed_s(profile, piece) for piece in pieces),
+        exposed_s=math.fsum((overrun_s, *(exposed_s(profile, piece) for piece in pieces))),
         overrun_s=overrun_s,
         peak_bytes=max(retained_bytes(profile, pieces), default=0),
     )
@@ -185,9 +188,9 @@ def exposed_s(profile: Profile, piece: Piece) -> float:
     graph, again = profile.graph, profile.recomputed_at
     places = [graph.places[name] for name in piece.operators]
     if piece.method is Method.PIGGYBACK:
-        return sum(graph.operators[place].replay_s for place in places if place not in again)
+        return math.fsum(graph.operators[place].replay_s for place in places if place not in again)
     if piece.method is Method.NAIVE:
-        return sum(
+        return math.fsum(
             graph.operators[place].median_s * (2 if place in again else 1) for place in places
         )
     return 0.0
@@ -196,12 +199,12 @@ def exposed_s(profile: Profile, piece: Piece) -> float:
 def sum_loads(profile: Profile, pieces: tuple[Piece, ...]) -> dict[str, float]:
     """Return the seconds of checks in each window that has some."""
     graph = profile.graph
-    loads: dict[str, float] = {}
+    loads: dict[str, list[float]] = {}
     for piece in pieces:
         if piece.window is not None:
-            load_s = sum(graph.operators[graph.places[name]].replay_s for name in piece.operators)
-            loads[piece.window] = loads.get(piece.window, 0.0) + load_s
-    return loads
+            load_s = (graph.operators[graph.places[name]].replay_s for name in piece.operators)
+            loads.setdefault(piece.window, []).extend(load_s)
+    return {window: math.fsum(load_s) for window, load_s in loads.items()}
 
 
 def retained_bytes(profile: Profile, pieces: tuple[Piece, ...]) -> list[int]:

@@ -12,6 +12,7 @@ segment of each. Ours shares them: one choice for each block, the greatest sum o
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -252,7 +253,7 @@ def choose_segments(
 
 
 def _sum_gain_s(chosen: Sequence[Candidate | None]) -> float:
-    return sum(candidate.gain_s for candidate in chosen if candidate is not None)
+    return math.fsum(candidate.gain_s for candidate in chosen if candidate is not None)
 
 
 def _best(candidates: Sequence[Candidate], most_bytes: float, most_s: float) -> Candidate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tests.core.dmr.stages import RandomStage, linear_stage, window_of
@@ -64,6 +65,30 @@ def test_the_totals_are_the_sums_of_the_plan() -> None:
             for name, load in sum_loads(profile, plan.pieces).items()
         )
         assert totals.overrun_s == overrun
+
+
+def test_totals_are_rounded_once_in_every_version_of_python() -> None:
+    plain = linear_stage(1, 5, recomputed=0, window_s=0.7, headroom=99)
+    tenths = tuple(replace(operator, median_s=0.1) for operator in plain.operators)
+    profile = replace(plain, operators=tenths, windows=(replace(plain.windows[0], static=True),))
+
+    plan = plan_checks(profile)
+
+    assert sum_one_by_one([0.1] * 15) != 1.5, "additions one by one are rounded each"
+    assert plan.totals.operator_s == math.fsum([0.1] * 15) == 1.5
+    for share in plan.totals.shares:
+        assert share.operator_s == math.fsum([0.1] * share.num_operators)
+    waiting = sum(len(piece.operators) for piece in plan.pieces if piece.window)
+    assert sum_loads(profile, plan.pieces) == {"wait": math.fsum([0.1] * waiting)}
+    naive = [0.1] * (15 - waiting)
+    assert plan.totals.exposed_s == math.fsum((plan.totals.overrun_s, *naive))
+
+
+def sum_one_by_one(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total
 
 
 def test_the_papers_rules_overrun_no_window() -> None:
