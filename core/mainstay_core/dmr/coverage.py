@@ -27,6 +27,8 @@ from mainstay_core.dmr.plan import (
     Method,
     Piece,
     Plan,
+    most_retained_bytes,
+    retained_bytes,
     sum_totals,
 )
 from mainstay_core.dmr.profiles import Profile
@@ -226,8 +228,9 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     Raises:
         UncoveredError: the plan belongs to another job; an operator whose result counts has no
             check, or two; a tensor that leaves its piece is not compared; a piece runs before it
-            can or reads what is overwritten by then; the retained bytes exceed the budget; or
-            the totals are wrong. Operator and tensor are named.
+            can or reads what is overwritten by then; the plan's budget exceeds the profile's, or
+            the retained bytes exceed the budget or a window's headroom; or the totals are wrong.
+            Operator and tensor are named.
     """
     if plan.fingerprint != profile.fingerprint:
         raise UncoveredError(
@@ -236,6 +239,13 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
             f"the plan is of the fingerprint {plan.fingerprint}, the profile of "
             f"{profile.fingerprint}; make a plan from this profile",
         )
+    if plan.budget_bytes > profile.budget_bytes:
+        raise UncoveredError(
+            "",
+            "",
+            f"the plan's budget is {plan.budget_bytes} bytes, more than the profile's of "
+            f"{profile.budget_bytes}",
+        )
     for piece in plan.pieces:
         _check_form(profile, piece)
     coverage = cover(profile, plan.pieces)
@@ -243,15 +253,8 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     _check_compared(profile, plan, coverage)
     for piece in plan.pieces:
         _check_time(profile, piece)
-    totals = sum_totals(profile, plan.pieces, plan.choices)
-    if totals.peak_bytes > plan.budget_bytes:
-        raise UncoveredError(
-            "",
-            "",
-            f"checks retain up to {totals.peak_bytes} bytes, more than the budget of "
-            f"{plan.budget_bytes}",
-        )
-    if totals != plan.totals:
+    _check_memory(profile, plan)
+    if sum_totals(profile, plan.pieces, plan.choices) != plan.totals:
         raise UncoveredError("", "", "the plan's totals are not the sums of its pieces")
 
 
@@ -355,4 +358,24 @@ def _check_time(profile: Profile, piece: Piece) -> None:
             kind = "" if origin is Origin.MADE else f" ({origin.value})"
             raise UncoveredError(
                 piece.name, tensor, f"{by} overwrites it{kind} before its check; not copied"
+            )
+
+
+def _check_memory(profile: Profile, plan: Plan) -> None:
+    """Check that what waits for windows fits into memory at each of them."""
+    retained = retained_bytes(profile, plan.pieces)
+    for window, size_bytes in zip(profile.windows, retained, strict=True):
+        if size_bytes > plan.budget_bytes:
+            raise UncoveredError(
+                window.name,
+                "",
+                f"checks retain up to {size_bytes} bytes, more than the budget of "
+                f"{plan.budget_bytes}",
+            )
+        if size_bytes > most_retained_bytes(window, plan.budget_bytes):
+            raise UncoveredError(
+                window.name,
+                "",
+                f"checks retain {size_bytes} bytes when it opens, more than its headroom of "
+                f"{window.headroom_bytes}",
             )

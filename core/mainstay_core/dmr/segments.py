@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mainstay_core.base.words import count
-from mainstay_core.dmr.plan import Method, Piece, Policy, retained_from
+from mainstay_core.dmr.plan import Method, Piece, Policy, most_retained_bytes, waited_for
 from mainstay_core.dmr.profiles import Profile, Window, WindowKind
 
 MAX_SETS = 10_000
@@ -52,10 +52,17 @@ class BlockGraph:
         block: of the stage.
         unchecked: the stage's operators that nothing else checks.
         gathers: whether checks may communicate in the window of its replay.
+        until: number of operators executed when that opens.
     """
 
     def __init__(
-        self, profile: Profile, block: int, unchecked: frozenset[int], *, gathers: bool = True
+        self,
+        profile: Profile,
+        block: int,
+        unchecked: frozenset[int],
+        *,
+        gathers: bool = True,
+        until: int = 0,
     ) -> None:
         graph = profile.graph
         self.places = graph.blocks[block]
@@ -79,7 +86,7 @@ class BlockGraph:
         # By tensor: bytes, bit sets of maker and of readers in the block, whether others read it.
         self._tensors: list[tuple[int, int, int, bool]] = []
         self._of: list[list[int]] = [[] for _ in range(size)]
-        self._add_tensors(profile)
+        self._add_tensors(profile, until)
 
     def _find_orders(self, profile: Profile) -> tuple[list[int], list[int]]:
         """Return, of each operator, all before it and all behind it, by paths in the block."""
@@ -99,7 +106,7 @@ class BlockGraph:
                         behind[number] |= behind[reader] | 1 << reader
         return before, behind
 
-    def _add_tensors(self, profile: Profile) -> None:
+    def _add_tensors(self, profile: Profile, until: int) -> None:
         graph = profile.graph
         results = set(profile.results)
         names = {
@@ -116,7 +123,7 @@ class BlockGraph:
                 self.next_to[number] |= (mask | made) & ~(1 << number)
                 self._of[number].append(len(self._tensors))
             used_by_others = None in readers or name in results
-            self._tensors.append((graph.size_of((name,)), made, mask, used_by_others))
+            self._tensors.append((graph.size_of((name,), until), made, mask, used_by_others))
 
     def size_of(self, tensors: Iterable[int], members: int) -> int:
         """Return the bytes of those tensors that are a segment's boundary.
@@ -374,17 +381,18 @@ def plan_segments(
     for block, places in profile.graph.blocks.items():
         window = _window_after(profile, places[-1] + 1)
         if window is not None and not unchecked.isdisjoint(places):
-            graph = BlockGraph(profile, block, unchecked, gathers=window.gathers)
+            graph = BlockGraph(
+                profile, block, unchecked, gathers=window.gathers, until=window.after
+            )
             by_window.setdefault(window.name, []).append((block, graph))
     max_sets = max(MIN_SETS, MAX_SETS // max(1, sum(map(len, by_window.values()))))
     pieces: list[Piece] = []
     reasons: dict[str, str] = {}
-    spans: list[_Span] = []
+    free = [most_retained_bytes(window, budget_bytes) for window in profile.windows]
+    numbers = {window.name: number for number, window in enumerate(profile.windows)}
     for name, blocks in by_window.items():
         window = profile.window_of[name]
-        span = _Span(_begin(profile, blocks), window.after, 0)
-        reserved = sum(other.size_bytes for other in spans if other.overlaps(span))
-        headroom = max(0, min(window.headroom_bytes, budget_bytes - reserved))
+        headroom = min(free[at] for at in waited_for(profile, _ids(profile, blocks), numbers[name]))
         slack_s = window.usable_s
         most_s = slack_s / len(blocks) if policy is Policy.PAPER else slack_s
         candidates = [find_candidates(graph, most_s, max_sets) for _, graph in blocks]
@@ -394,26 +402,14 @@ def plan_segments(
                 piece = _piece(profile, block, graph.places_of(choice), window, unchecked)
                 pieces.append(piece)
                 reasons |= _reasons(piece, choice)
-                spans.append(span._replace(size_bytes=choice.size_bytes))
+                for at in waited_for(profile, piece.operators, numbers[name]):
+                    free[at] -= choice.size_bytes
     return pieces, reasons
 
 
-class _Span(NamedTuple):
-    """Memory that a segment retains, between two numbers of operators executed."""
-
-    begin: int
-    end: int
-    size_bytes: int
-
-    def overlaps(self, other: _Span) -> bool:
-        return self.begin <= other.end and other.begin <= self.end
-
-
-def _begin(profile: Profile, blocks: Sequence[tuple[int, BlockGraph]]) -> int:
-    """Return from when on any segment of these blocks may retain something."""
-    ids = profile.graph.ids
-    names = (ids[place] for _, block in blocks for place in block.places)
-    return retained_from(profile, names)
+def _ids(profile: Profile, blocks: Sequence[tuple[int, BlockGraph]]) -> list[str]:
+    """Return the operators of some blocks."""
+    return [profile.graph.ids[place] for _, block in blocks for place in block.places]
 
 
 def _reasons(piece: Piece, choice: Candidate) -> dict[str, str]:
