@@ -23,6 +23,8 @@ from mainstay_core.base.words import quote
 
 MAX_OPERATORS = 1 << 18
 """Operators of a stage's profile: a thousand blocks of 250."""
+MAX_BLOCK_OPERATORS = 2048
+"""Operators of a block, those of the step left out: planners keep the square of it in bits."""
 MAX_TENSORS = 1 << 19
 """Tensors of a stage's profile."""
 MAX_OPERANDS = 4096

@@ -18,6 +18,7 @@ from mainstay_core.base.bounds import Count, Digest, Index, Longest, Name, Range
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.words import quote
 from mainstay_core.dmr.operators import (
+    MAX_BLOCK_OPERATORS,
     MAX_OPERATORS,
     MAX_TENSORS,
     Graph,
@@ -112,6 +113,7 @@ class Profile:
     """In the order in which they open."""
 
     def __post_init__(self) -> None:
+        self._check_blocks()
         self._check_results()
         self._check_windows()
         taken: dict[str, str] = {}
@@ -174,6 +176,16 @@ class Profile:
         raise InvalidSpecError(
             f"ac_segments.{segment.name}", f"block {block} has no backward that would recompute it"
         )
+
+    def _check_blocks(self) -> None:
+        for block, places in self.graph.blocks.items():
+            if len(places) > MAX_BLOCK_OPERATORS:
+                place = places[MAX_BLOCK_OPERATORS]
+                raise InvalidSpecError(
+                    f"operators[{place}].block",
+                    f"block {block} has {len(places)} operators besides those of the step, must "
+                    f"have at most {MAX_BLOCK_OPERATORS}; tell some of them as another block",
+                )
 
     def _check_results(self) -> None:
         for number, name in enumerate(self.results):

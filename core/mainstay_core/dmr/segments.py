@@ -25,6 +25,8 @@ MAX_SETS = 10_000
 their best sets alone, so that a plan stays a matter of seconds."""
 MIN_SETS = 256
 """Sets that are looked at in each block, however many blocks there are."""
+MAX_NEIGHBOURS = 16
+"""Operators by which a set grows when only the best sets do."""
 MAX_MIXES = 5000
 """Combinations that are looked at for one more block; with more of them, sharing is approximate."""
 GRID = 16
@@ -80,6 +82,13 @@ class BlockGraph:
             operator.median_s if place in unchecked else 0.0
             for place, operator in zip(self.places, operators, strict=True)
         ]
+        movable = sum(1 << number for number in self.movable)
+        self.gaining = movable & sum(
+            1 << number for number, gain_s in enumerate(self.gain_s) if gain_s > 0
+        )
+        """Operators that can be replayed and gain something, as a bit set."""
+        self.helping = movable & ~self.gaining
+        """Those that can be replayed and gain nothing."""
         self._checked = [place not in unchecked for place in self.places]
         self.next_to = [0] * size
         self.before, self.behind = self._find_orders(profile)
@@ -191,31 +200,71 @@ def find_candidates(block: BlockGraph, slack_s: float, max_sets: int) -> list[Ca
     Sets grow by one operator at a time, which reaches every connected convex set through others of
     them: of a connected set, some first or last operator is no cut of it. All are found if there
     are at most ``max_sets``. If not, of each size go on growing those that gain most, and those
-    with the smallest boundaries.
+    with the smallest boundaries, each by at most :data:`MAX_NEIGHBOURS` operators. No more sets are
+    made than ``max_sets``, and that many more times the greater of ``max_sets`` and twice the
+    block's operators.
     """
     width = max(2, max_sets // max(1, len(block.places)))
-    movable = sum(1 << number for number in block.movable)
     level = [block.single(number) for number in block.movable if block.replay_s[number] <= slack_s]
-    found: list[_Grown] = []
-    num_seen = 0
+    found: list[Candidate] = []
+    num_left = max_sets
     while level:
-        num_seen += len(level)
-        found += [grown for grown in level if grown.gain_s > 0]
-        if num_seen > max_sets and len(level) > width:
-            level = _keep_best(level, width)
-        larger: dict[int, _Grown] = {}
-        for grown in level:
-            for number in _bits(grown.next_to & movable & ~grown.members):
+        found += [
+            Candidate(grown.gain_s, grown.replay_s, grown.size_bytes, grown.members)
+            for grown in level
+            if grown.gain_s > 0
+        ]
+        num_left -= len(level)
+        larger = None
+        if num_left >= 0:
+            larger = _grow(block, level, slack_s, 2 * len(block.places), num_left)
+        if larger is None:
+            num_left = -1
+            best = _keep_best(level, width)
+            larger = _grow(block, best, slack_s, MAX_NEIGHBOURS, MAX_NEIGHBOURS * len(best))
+        assert larger is not None, "no set grows by more neighbours than it may"
+        level = larger
+    return found
+
+
+def _grow(
+    block: BlockGraph, level: list[_Grown], slack_s: float, most_each: int, most: int
+) -> list[_Grown] | None:
+    """Return the sets with one more operator than those of a level.
+
+    Args:
+        block: that they are of.
+        level: sets of one size.
+        slack_s: the most that their replay may take.
+        most_each: sets to make of one set, of operators that gain something as many as of others.
+        most: sets to make.
+
+    Returns:
+        None if there are more than ``most``.
+    """
+    larger: dict[int, _Grown] = {}
+    for grown in level:
+        neighbours = grown.next_to & ~grown.members
+        for some, most_some in (
+            (neighbours & block.gaining, -(-most_each // 2)),
+            (neighbours & block.helping, most_each // 2),
+        ):
+            num_made = 0
+            for number in _bits(some):
+                members = grown.members | 1 << number
                 if (
-                    grown.replay_s + block.replay_s[number] <= slack_s
-                    and grown.members | 1 << number not in larger
-                    and block.stays_convex(grown, number)
+                    grown.replay_s + block.replay_s[number] > slack_s
+                    or members in larger
+                    or not block.stays_convex(grown, number)
                 ):
-                    larger[grown.members | 1 << number] = block.add(grown, number)
-        level = list(larger.values())
-    return [
-        Candidate(grown.gain_s, grown.replay_s, grown.size_bytes, grown.members) for grown in found
-    ]
+                    continue
+                if num_made == most_some:
+                    break
+                if len(larger) == most:
+                    return None
+                larger[members] = block.add(grown, number)
+                num_made += 1
+    return list(larger.values())
 
 
 def _keep_best(level: list[_Grown], width: int) -> list[_Grown]:
