@@ -20,8 +20,6 @@ from mainstay_core.dmr.profiles import Profile, read_profile
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.job.types import read_quantity
 
-MAX_BUDGET_BYTES = 2**53
-
 app = typer.Typer(
     help="Plan checks by re-execution (dual modular redundancy) from a stage's profile, and "
     "explain a plan (docs/dmr.md). Nothing executes these plans yet.",
@@ -45,7 +43,8 @@ def plan(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Memory that checks may retain, e.g. 2Gi; the profile's if left out.",
+            help="Memory that checks may retain, e.g. 2Gi; at most the profile's, which "
+            "holds if left out.",
             metavar="QUANTITY",
         ),
     ] = None,
@@ -53,7 +52,8 @@ def plan(
     as_json: AS_JSON = False,
 ) -> None:
     stage = _load_profile(profile)
-    planned = plan_checks(stage, policy, None if budget is None else _read_budget(budget))
+    most_bytes = None if budget is None else _read_budget(budget, stage)
+    planned = plan_checks(stage, policy, most_bytes)
     text = codec.dumps(planned) + "\n"
     if out is not None:
         write_whole(out, text)
@@ -109,11 +109,14 @@ def _load_plan(path: Path, profile: Profile) -> Plan:
     return plan
 
 
-def _read_budget(text: str) -> int:
+def _read_budget(text: str, profile: Profile) -> int:
     try:
         size = read_quantity("--budget", text)
     except InvalidSpecError as error:
         raise UsageError(str(error)) from error
-    if size > MAX_BUDGET_BYTES:
-        raise UsageError(f"--budget: is {quote(text)}, must be at most {MAX_BUDGET_BYTES} bytes")
+    if size > profile.budget_bytes:
+        raise UsageError(
+            f"--budget: is {quote(text)}, must be at most the profile's budget_bytes, "
+            f"{profile.budget_bytes}"
+        )
     return size

@@ -27,6 +27,8 @@ from mainstay_core.dmr.plan import (
     Method,
     Piece,
     Plan,
+    most_retained_bytes,
+    retained_bytes,
     sum_totals,
 )
 from mainstay_core.dmr.profiles import Profile
@@ -117,12 +119,18 @@ def cover(profile: Profile, pieces: Iterable[Piece]) -> Coverage:
 def compare_by(profile: Profile, piece: Piece, tensor: str) -> Compared:
     """Return how a tensor of a piece can be compared.
 
-    The recompute of an AC segment meets the forward's tensor only where something keeps it: a
-    later forward operator for its own backward, or the segment itself, which does not recompute it.
+    The recompute of an AC segment meets the forward's tensor only where something keeps it, and
+    nothing has overwritten it by then: a later forward operator for its own backward, or the
+    segment itself, which does not recompute it.
     """
     if piece.method is not Method.PIGGYBACK:
         return Compared.BITS
     graph, inside = profile.graph, set(piece.operators)
+    recompute_place = max(
+        profile.recomputed_at.get(graph.places[name], 0) for name in piece.operators
+    )
+    if graph.overwriters.get(tensor, recompute_place) < recompute_place:
+        return Compared.DIGEST
     recomputed = graph.makers[tensor] in profile.recomputed_at
     for reader in graph.readers[tensor]:
         forward = graph.operators[reader].in_pass is Pass.FORWARD
@@ -149,7 +157,8 @@ def runs_after(profile: Profile, piece: Piece) -> int | None:
     """Return how many operators have been executed when a piece runs again.
 
     Returns:
-        None for a piece whose second execution is AC's own recompute.
+        None for a piece whose second execution is AC's own recompute. A profile refuses segments
+        that would run again from what is overwritten by then, so these need no copies.
     """
     if piece.window is not None:
         return profile.window_of[piece.window].after
@@ -219,8 +228,9 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     Raises:
         UncoveredError: the plan belongs to another job; an operator whose result counts has no
             check, or two; a tensor that leaves its piece is not compared; a piece runs before it
-            can or reads what is overwritten by then; the retained bytes exceed the budget; or
-            the totals are wrong. Operator and tensor are named.
+            can or reads what is overwritten by then; the plan's budget exceeds the profile's, or
+            the retained bytes exceed the budget or a window's headroom; or the totals are wrong.
+            Operator and tensor are named.
     """
     if plan.fingerprint != profile.fingerprint:
         raise UncoveredError(
@@ -229,6 +239,13 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
             f"the plan is of the fingerprint {plan.fingerprint}, the profile of "
             f"{profile.fingerprint}; make a plan from this profile",
         )
+    if plan.budget_bytes > profile.budget_bytes:
+        raise UncoveredError(
+            "",
+            "",
+            f"the plan's budget is {plan.budget_bytes} bytes, more than the profile's of "
+            f"{profile.budget_bytes}",
+        )
     for piece in plan.pieces:
         _check_form(profile, piece)
     coverage = cover(profile, plan.pieces)
@@ -236,15 +253,8 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     _check_compared(profile, plan, coverage)
     for piece in plan.pieces:
         _check_time(profile, piece)
-    totals = sum_totals(profile, plan.pieces, plan.choices)
-    if totals.peak_bytes > plan.budget_bytes:
-        raise UncoveredError(
-            "",
-            "",
-            f"checks retain up to {totals.peak_bytes} bytes, more than the budget of "
-            f"{plan.budget_bytes}",
-        )
-    if totals != plan.totals:
+    _check_memory(profile, plan)
+    if sum_totals(profile, plan.pieces, plan.choices) != plan.totals:
         raise UncoveredError("", "", "the plan's totals are not the sums of its pieces")
 
 
@@ -283,7 +293,8 @@ def _check_all_checked(profile: Profile, plan: Plan, coverage: Coverage) -> None
             piece = plan.pieces[number]
             if (choice.method, choice.window) != (piece.method, piece.window):
                 raise UncoveredError(operator.id, "", f"is told otherwise than {piece.name} has it")
-        elif operator.compared:
+        elif operator.compared and place not in profile.recomputed_at:
+            # Of one that AC recomputes, nothing compares what the recompute hands to the backward.
             if choice.method is not Method.COMPARED:
                 raise UncoveredError(operator.id, "", "its outputs are compared, told otherwise")
         elif place in profile.reaching:
@@ -347,4 +358,24 @@ def _check_time(profile: Profile, piece: Piece) -> None:
             kind = "" if origin is Origin.MADE else f" ({origin.value})"
             raise UncoveredError(
                 piece.name, tensor, f"{by} overwrites it{kind} before its check; not copied"
+            )
+
+
+def _check_memory(profile: Profile, plan: Plan) -> None:
+    """Check that what waits for windows fits into memory at each of them."""
+    retained = retained_bytes(profile, plan.pieces)
+    for window, size_bytes in zip(profile.windows, retained, strict=True):
+        if size_bytes > plan.budget_bytes:
+            raise UncoveredError(
+                window.name,
+                "",
+                f"checks retain up to {size_bytes} bytes, more than the budget of "
+                f"{plan.budget_bytes}",
+            )
+        if size_bytes > most_retained_bytes(window, plan.budget_bytes):
+            raise UncoveredError(
+                window.name,
+                "",
+                f"checks retain {size_bytes} bytes when it opens, more than its headroom of "
+                f"{window.headroom_bytes}",
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 MAX_EXACT = 10
@@ -21,7 +22,7 @@ def best_fit(seconds: Sequence[float], most_s: float) -> tuple[int, ...]:
         most_s: the window's length.
     """
     fitting = [index for index, time_s in enumerate(seconds) if time_s <= most_s]
-    if sum(seconds[index] for index in fitting) <= most_s:
+    if math.fsum(seconds[index] for index in fitting) <= most_s:
         return tuple(fitting)
     if len(fitting) <= MAX_EXACT:
         return _exact_fit(seconds, fitting, most_s)
@@ -58,7 +59,7 @@ def _rounded_fit(seconds: Sequence[float], fitting: list[int], most_s: float) ->
         if not reached[step - 1] >> total & 1:
             chosen.append(fitting[step - 1])
             total -= cells[step - 1]
-    left_s = most_s - sum(seconds[index] for index in chosen)
+    left_s = most_s - math.fsum(seconds[index] for index in chosen)
     inside = set(chosen)
     for index in fitting:
         if index not in inside and seconds[index] <= left_s:

@@ -23,6 +23,8 @@ from mainstay_core.base.words import quote
 
 MAX_OPERATORS = 1 << 18
 """Operators of a stage's profile: a thousand blocks of 250."""
+MAX_BLOCK_OPERATORS = 2048
+"""Operators of a block, those of the step left out: planners keep the square of it in bits."""
 MAX_TENSORS = 1 << 19
 """Tensors of a stage's profile."""
 MAX_OPERANDS = 4096
@@ -207,10 +209,21 @@ class Graph:
                     found[name] = None
         return tuple(found)
 
-    def size_of(self, names: Iterable[str]) -> int:
-        """Return the bytes of tensors that a check has to retain; addressed ones cost nothing."""
+    def size_of(self, names: Iterable[str], until: int = 0) -> int:
+        """Return the bytes of tensors that a check has to retain.
+
+        Args:
+            names: of the tensors.
+            until: number of operators executed when the check is over. Addressed tensors cost
+                nothing, unless they are overwritten before that: then the check has a copy.
+        """
         tensors = (self.tensors[name] for name in names)
-        return sum(t.size_bytes for t in tensors if t.origin is not Origin.ADDRESSED)
+        return sum(
+            tensor.size_bytes
+            for tensor in tensors
+            if tensor.origin is not Origin.ADDRESSED
+            or self.overwriters.get(tensor.name, until) < until
+        )
 
 
 def _by_name(tensors: Sequence[Tensor]) -> dict[str, Tensor]:

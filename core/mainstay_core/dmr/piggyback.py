@@ -9,6 +9,7 @@ once. (The paper's poster prints the inequality the wrong way round.)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mainstay_core.dmr.plan import Method, Piece
@@ -34,8 +35,8 @@ def choose_piggyback(profile: Profile, segment: AcSegment) -> PiggybackChoice:
     """
     graph, kept = profile.graph, set(segment.kept)
     operators = [graph.operators[graph.places[name]] for name in segment.operators]
-    recompute_s = sum(operator.median_s for operator in operators if operator.id not in kept)
-    gather_s = sum(operator.communication_s for operator in operators if operator.id in kept)
+    recompute_s = math.fsum(operator.median_s for operator in operators if operator.id not in kept)
+    gather_s = math.fsum(operator.communication_s for operator in operators if operator.id in kept)
     if not all(operator.static for operator in operators):
         return PiggybackChoice(
             segment=segment,

@@ -8,7 +8,9 @@ recompute is the second execution (P-DMR), and AGC segments, which are replayed 
 
 from __future__ import annotations
 
+import bisect
 import enum
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +20,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.bounds import Count, Digest, Longest, Name, Seconds, Sentence
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.dmr.operators import MAX_OPERATORS, MAX_TENSORS, OperatorNames, TensorNames
-from mainstay_core.dmr.profiles import Profile, check_kind
+from mainstay_core.dmr.profiles import Profile, Window, check_kind
 
 PLAN_KIND = "mainstay-dmr-plan"
 
@@ -152,25 +154,27 @@ class Plan:
 
 
 def sum_totals(profile: Profile, pieces: tuple[Piece, ...], choices: tuple[Choice, ...]) -> Totals:
-    """Return the totals of a plan's pieces and choices. O(operators and their operands)."""
+    """Return the totals of a plan's pieces and choices. O(operators and their operands).
+
+    Seconds are added by :func:`math.fsum`, here and wherever a plan depends on them: what ``sum``
+    makes of floats is not the same in every version of Python.
+    """
     graph = profile.graph
-    counts = dict.fromkeys(Method, 0)
-    seconds = dict.fromkeys(Method, 0.0)
+    seconds: dict[Method, list[float]] = {method: [] for method in Method}
     for choice, operator in zip(choices, graph.operators, strict=True):
-        counts[choice.method] += 1
-        seconds[choice.method] += operator.median_s
-    overrun_s = sum(
+        seconds[choice.method].append(operator.median_s)
+    overrun_s = math.fsum(
         max(0.0, load_s - profile.window_of[name].usable_s)
         for name, load_s in sum_loads(profile, pieces).items()
     )
     return Totals(
-        operator_s=sum(seconds.values()),
+        operator_s=math.fsum(operator.median_s for operator in graph.operators),
         shares=tuple(
-            Share(method=method, num_operators=counts[method], operator_s=seconds[method])
-            for method in Method
-            if counts[method]
+            Share(method=method, num_operators=len(each_s), operator_s=math.fsum(each_s))
+            for method, each_s in seconds.items()
+            if each_s
         ),
-        exposed_s=overrun_s + sum(exposed_s(profile, piece) for piece in pieces),
+        exposed_s=math.fsum((overrun_s, *(exposed_s(profile, piece) for piece in pieces))),
         overrun_s=overrun_s,
         peak_bytes=max(retained_bytes(profile, pieces), default=0),
     )
@@ -185,9 +189,9 @@ def exposed_s(profile: Profile, piece: Piece) -> float:
     graph, again = profile.graph, profile.recomputed_at
     places = [graph.places[name] for name in piece.operators]
     if piece.method is Method.PIGGYBACK:
-        return sum(graph.operators[place].replay_s for place in places if place not in again)
+        return math.fsum(graph.operators[place].replay_s for place in places if place not in again)
     if piece.method is Method.NAIVE:
-        return sum(
+        return math.fsum(
             graph.operators[place].median_s * (2 if place in again else 1) for place in places
         )
     return 0.0
@@ -196,40 +200,57 @@ def exposed_s(profile: Profile, piece: Piece) -> float:
 def sum_loads(profile: Profile, pieces: tuple[Piece, ...]) -> dict[str, float]:
     """Return the seconds of checks in each window that has some."""
     graph = profile.graph
-    loads: dict[str, float] = {}
+    loads: dict[str, list[float]] = {}
     for piece in pieces:
         if piece.window is not None:
-            load_s = sum(graph.operators[graph.places[name]].replay_s for name in piece.operators)
-            loads[piece.window] = loads.get(piece.window, 0.0) + load_s
-    return loads
+            load_s = (graph.operators[graph.places[name]].replay_s for name in piece.operators)
+            loads.setdefault(piece.window, []).extend(load_s)
+    return {window: math.fsum(load_s) for window, load_s in loads.items()}
 
 
-def retained_bytes(profile: Profile, pieces: tuple[Piece, ...]) -> list[int]:
-    """Return the bytes that deferred pieces retain, by number of operators executed.
+def retained_bytes(profile: Profile, pieces: Iterable[Piece]) -> list[int]:
+    """Return the bytes that deferred pieces retain when each window opens, in the profile's order.
 
     A piece retains what it is executed from and what it is compared with, from its first operator
-    (for one that AC recomputes: from the recompute) until its window is over. Tensors that two
-    pieces retain count for each, so the account is never too low.
+    (for one that AC recomputes: from the recompute) until its window is over. Between two windows
+    this only grows, so it is never more than at the later one. Tensors that two pieces retain
+    count for each, so the account is never too low.
     """
-    changes = [0] * (len(profile.operators) + 2)
+    found = [0] * len(profile.windows)
+    numbers = {window.name: number for number, window in enumerate(profile.windows)}
     for piece in pieces:
         if piece.window is not None:
             size = piece_bytes(profile, piece)
-            changes[retained_from(profile, piece.operators)] += size
-            changes[profile.window_of[piece.window].after + 1] -= size
-    total, found = 0, []
-    for change in changes[:-1]:
-        total += change
-        found.append(total)
+            for number in waited_for(profile, piece.operators, numbers[piece.window]):
+                found[number] += size
     return found
 
 
+def waited_for(profile: Profile, operators: Iterable[str], number: int) -> range:
+    """Return the windows, by number, at which a piece of these operators retains its tensors.
+
+    Args:
+        profile: of the stage.
+        operators: of the piece.
+        number: of the window in which it is executed again, the last of them.
+    """
+    begin = retained_from(profile, operators)
+    first = bisect.bisect_left(profile.windows, begin, key=lambda window: window.after)
+    return range(min(first, number), number + 1)
+
+
+def most_retained_bytes(window: Window, budget_bytes: int) -> int:
+    """Return the most that checks may retain when a window opens."""
+    return min(budget_bytes, window.headroom_bytes)
+
+
 def piece_bytes(profile: Profile, piece: Piece) -> int:
-    """Return the bytes that a deferred piece retains."""
+    """Return the bytes that a deferred piece retains, copies of addressed tensors included."""
     graph = profile.graph
     names = dict.fromkeys(graph.outer_inputs(graph.places[name] for name in piece.operators))
     names |= dict.fromkeys(comparison.tensor for comparison in piece.comparisons)
-    return graph.size_of(names)
+    until = 0 if piece.window is None else profile.window_of[piece.window].after
+    return graph.size_of(names, until)
 
 
 def retained_from(profile: Profile, operators: Iterable[str]) -> int:

@@ -18,6 +18,7 @@ from mainstay_core.base.bounds import Count, Digest, Index, Longest, Name, Range
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.base.words import quote
 from mainstay_core.dmr.operators import (
+    MAX_BLOCK_OPERATORS,
     MAX_OPERATORS,
     MAX_TENSORS,
     Graph,
@@ -112,6 +113,7 @@ class Profile:
     """In the order in which they open."""
 
     def __post_init__(self) -> None:
+        self._check_blocks()
         self._check_results()
         self._check_windows()
         taken: dict[str, str] = {}
@@ -175,10 +177,27 @@ class Profile:
             f"ac_segments.{segment.name}", f"block {block} has no backward that would recompute it"
         )
 
+    def _check_blocks(self) -> None:
+        for block, places in self.graph.blocks.items():
+            if len(places) > MAX_BLOCK_OPERATORS:
+                place = places[MAX_BLOCK_OPERATORS]
+                raise InvalidSpecError(
+                    f"operators[{place}].block",
+                    f"block {block} has {len(places)} operators besides those of the step, must "
+                    f"have at most {MAX_BLOCK_OPERATORS}; tell some of them as another block",
+                )
+
     def _check_results(self) -> None:
         for number, name in enumerate(self.results):
             if name not in self.graph.tensors:
                 raise InvalidSpecError(f"results[{number}]", f"{quote(name)} is not in tensors")
+            by = self.graph.overwriters.get(name)
+            if by is not None:
+                raise InvalidSpecError(
+                    f"results[{number}]",
+                    f"{name} is overwritten by {self.graph.operators[by].id}; name what is there "
+                    "at the end instead",
+                )
 
     def _check_windows(self) -> None:
         before, names = 0, set()
@@ -230,12 +249,21 @@ class Profile:
                     raise InvalidSpecError(
                         f"{field}.kept", f"{name} is recomputed from {tensor}, which is not"
                     )
-        for tensor in graph.outer_inputs(graph.places[name] for name in again):
+        places = [graph.places[name] for name in segment.operators]
+        if places[-1] >= at:
+            raise InvalidSpecError(
+                f"{field}.operators",
+                f"{segment.operators[-1]} is executed after {graph.operators[at].id}, before which "
+                "the segment is recomputed",
+            )
+        # The kept ones, too: a check executes them again behind the recompute.
+        for tensor in graph.outer_inputs(places):
             by = graph.overwriters.get(tensor)
             if by is not None and by < at:
                 raise InvalidSpecError(
                     f"{field}.operators",
-                    f"are recomputed from {tensor}, which {graph.operators[by].id} has overwritten",
+                    f"are executed again from {tensor}, which {graph.operators[by].id} has "
+                    "overwritten by then; leave the kept operator that reads it out of the segment",
                 )
 
 

@@ -12,6 +12,7 @@ operator to each later window with time left, and takes the plan that exposes le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -63,15 +64,14 @@ def can_take(wait: Wait, item: Item) -> bool:
 def exposed_s(items: Sequence[Item], waits: Sequence[Wait], assignment: Assignment) -> float:
     """Return by how much an assignment makes a passage longer: naive items, and overruns."""
     loads = [0.0] * len(waits)
-    exposed = 0.0
+    exposed = []
     for item, number in zip(items, assignment, strict=True):
         if number is None:
-            exposed += item.naive_s
+            exposed.append(item.naive_s)
         else:
             loads[number] += item.later_s
-    return exposed + sum(
-        max(0.0, load_s - wait.free_s) for load_s, wait in zip(loads, waits, strict=True)
-    )
+    exposed += [max(0.0, load_s - wait.free_s) for load_s, wait in zip(loads, waits, strict=True)]
+    return math.fsum(exposed)
 
 
 def plan_queue(items: Sequence[Item], waits: Sequence[Wait], policy: Policy) -> Assignment:

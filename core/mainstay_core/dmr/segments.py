@@ -12,11 +12,12 @@ segment of each. Ours shares them: one choice for each block, the greatest sum o
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from mainstay_core.base.words import count
-from mainstay_core.dmr.plan import Method, Piece, Policy, retained_from
+from mainstay_core.dmr.plan import Method, Piece, Policy, most_retained_bytes, waited_for
 from mainstay_core.dmr.profiles import Profile, Window, WindowKind
 
 MAX_SETS = 10_000
@@ -24,6 +25,8 @@ MAX_SETS = 10_000
 their best sets alone, so that a plan stays a matter of seconds."""
 MIN_SETS = 256
 """Sets that are looked at in each block, however many blocks there are."""
+MAX_NEIGHBOURS = 16
+"""Operators by which a set grows when only the best sets do."""
 MAX_MIXES = 5000
 """Combinations that are looked at for one more block; with more of them, sharing is approximate."""
 GRID = 16
@@ -51,10 +54,17 @@ class BlockGraph:
         block: of the stage.
         unchecked: the stage's operators that nothing else checks.
         gathers: whether checks may communicate in the window of its replay.
+        until: number of operators executed when that opens.
     """
 
     def __init__(
-        self, profile: Profile, block: int, unchecked: frozenset[int], *, gathers: bool = True
+        self,
+        profile: Profile,
+        block: int,
+        unchecked: frozenset[int],
+        *,
+        gathers: bool = True,
+        until: int = 0,
     ) -> None:
         graph = profile.graph
         self.places = graph.blocks[block]
@@ -72,13 +82,20 @@ class BlockGraph:
             operator.median_s if place in unchecked else 0.0
             for place, operator in zip(self.places, operators, strict=True)
         ]
+        movable = sum(1 << number for number in self.movable)
+        self.gaining = movable & sum(
+            1 << number for number, gain_s in enumerate(self.gain_s) if gain_s > 0
+        )
+        """Operators that can be replayed and gain something, as a bit set."""
+        self.helping = movable & ~self.gaining
+        """Those that can be replayed and gain nothing."""
         self._checked = [place not in unchecked for place in self.places]
         self.next_to = [0] * size
         self.before, self.behind = self._find_orders(profile)
         # By tensor: bytes, bit sets of maker and of readers in the block, whether others read it.
         self._tensors: list[tuple[int, int, int, bool]] = []
         self._of: list[list[int]] = [[] for _ in range(size)]
-        self._add_tensors(profile)
+        self._add_tensors(profile, until)
 
     def _find_orders(self, profile: Profile) -> tuple[list[int], list[int]]:
         """Return, of each operator, all before it and all behind it, by paths in the block."""
@@ -98,7 +115,7 @@ class BlockGraph:
                         behind[number] |= behind[reader] | 1 << reader
         return before, behind
 
-    def _add_tensors(self, profile: Profile) -> None:
+    def _add_tensors(self, profile: Profile, until: int) -> None:
         graph = profile.graph
         results = set(profile.results)
         names = {
@@ -115,7 +132,7 @@ class BlockGraph:
                 self.next_to[number] |= (mask | made) & ~(1 << number)
                 self._of[number].append(len(self._tensors))
             used_by_others = None in readers or name in results
-            self._tensors.append((graph.size_of((name,)), made, mask, used_by_others))
+            self._tensors.append((graph.size_of((name,), until), made, mask, used_by_others))
 
     def size_of(self, tensors: Iterable[int], members: int) -> int:
         """Return the bytes of those tensors that are a segment's boundary.
@@ -183,31 +200,71 @@ def find_candidates(block: BlockGraph, slack_s: float, max_sets: int) -> list[Ca
     Sets grow by one operator at a time, which reaches every connected convex set through others of
     them: of a connected set, some first or last operator is no cut of it. All are found if there
     are at most ``max_sets``. If not, of each size go on growing those that gain most, and those
-    with the smallest boundaries.
+    with the smallest boundaries, each by at most :data:`MAX_NEIGHBOURS` operators. No more sets are
+    made than ``max_sets``, and that many more times the greater of ``max_sets`` and twice the
+    block's operators.
     """
     width = max(2, max_sets // max(1, len(block.places)))
-    movable = sum(1 << number for number in block.movable)
     level = [block.single(number) for number in block.movable if block.replay_s[number] <= slack_s]
-    found: list[_Grown] = []
-    num_seen = 0
+    found: list[Candidate] = []
+    num_left = max_sets
     while level:
-        num_seen += len(level)
-        found += [grown for grown in level if grown.gain_s > 0]
-        if num_seen > max_sets and len(level) > width:
-            level = _keep_best(level, width)
-        larger: dict[int, _Grown] = {}
-        for grown in level:
-            for number in _bits(grown.next_to & movable & ~grown.members):
+        found += [
+            Candidate(grown.gain_s, grown.replay_s, grown.size_bytes, grown.members)
+            for grown in level
+            if grown.gain_s > 0
+        ]
+        num_left -= len(level)
+        larger = None
+        if num_left >= 0:
+            larger = _grow(block, level, slack_s, 2 * len(block.places), num_left)
+        if larger is None:
+            num_left = -1
+            best = _keep_best(level, width)
+            larger = _grow(block, best, slack_s, MAX_NEIGHBOURS, MAX_NEIGHBOURS * len(best))
+        assert larger is not None, "no set grows by more neighbours than it may"
+        level = larger
+    return found
+
+
+def _grow(
+    block: BlockGraph, level: list[_Grown], slack_s: float, most_each: int, most: int
+) -> list[_Grown] | None:
+    """Return the sets with one more operator than those of a level.
+
+    Args:
+        block: that they are of.
+        level: sets of one size.
+        slack_s: the most that their replay may take.
+        most_each: sets to make of one set, of operators that gain something as many as of others.
+        most: sets to make.
+
+    Returns:
+        None if there are more than ``most``.
+    """
+    larger: dict[int, _Grown] = {}
+    for grown in level:
+        neighbours = grown.next_to & ~grown.members
+        for some, most_some in (
+            (neighbours & block.gaining, -(-most_each // 2)),
+            (neighbours & block.helping, most_each // 2),
+        ):
+            num_made = 0
+            for number in _bits(some):
+                members = grown.members | 1 << number
                 if (
-                    grown.replay_s + block.replay_s[number] <= slack_s
-                    and grown.members | 1 << number not in larger
-                    and block.stays_convex(grown, number)
+                    grown.replay_s + block.replay_s[number] > slack_s
+                    or members in larger
+                    or not block.stays_convex(grown, number)
                 ):
-                    larger[grown.members | 1 << number] = block.add(grown, number)
-        level = list(larger.values())
-    return [
-        Candidate(grown.gain_s, grown.replay_s, grown.size_bytes, grown.members) for grown in found
-    ]
+                    continue
+                if num_made == most_some:
+                    break
+                if len(larger) == most:
+                    return None
+                larger[members] = block.add(grown, number)
+                num_made += 1
+    return list(larger.values())
 
 
 def _keep_best(level: list[_Grown], width: int) -> list[_Grown]:
@@ -252,7 +309,7 @@ def choose_segments(
 
 
 def _sum_gain_s(chosen: Sequence[Candidate | None]) -> float:
-    return sum(candidate.gain_s for candidate in chosen if candidate is not None)
+    return math.fsum(candidate.gain_s for candidate in chosen if candidate is not None)
 
 
 def _best(candidates: Sequence[Candidate], most_bytes: float, most_s: float) -> Candidate | None:
@@ -373,17 +430,18 @@ def plan_segments(
     for block, places in profile.graph.blocks.items():
         window = _window_after(profile, places[-1] + 1)
         if window is not None and not unchecked.isdisjoint(places):
-            graph = BlockGraph(profile, block, unchecked, gathers=window.gathers)
+            graph = BlockGraph(
+                profile, block, unchecked, gathers=window.gathers, until=window.after
+            )
             by_window.setdefault(window.name, []).append((block, graph))
     max_sets = max(MIN_SETS, MAX_SETS // max(1, sum(map(len, by_window.values()))))
     pieces: list[Piece] = []
     reasons: dict[str, str] = {}
-    spans: list[_Span] = []
+    free = [most_retained_bytes(window, budget_bytes) for window in profile.windows]
+    numbers = {window.name: number for number, window in enumerate(profile.windows)}
     for name, blocks in by_window.items():
         window = profile.window_of[name]
-        span = _Span(_begin(profile, blocks), window.after, 0)
-        reserved = sum(other.size_bytes for other in spans if other.overlaps(span))
-        headroom = max(0, min(window.headroom_bytes, budget_bytes - reserved))
+        headroom = min(free[at] for at in waited_for(profile, _ids(profile, blocks), numbers[name]))
         slack_s = window.usable_s
         most_s = slack_s / len(blocks) if policy is Policy.PAPER else slack_s
         candidates = [find_candidates(graph, most_s, max_sets) for _, graph in blocks]
@@ -393,26 +451,14 @@ def plan_segments(
                 piece = _piece(profile, block, graph.places_of(choice), window, unchecked)
                 pieces.append(piece)
                 reasons |= _reasons(piece, choice)
-                spans.append(span._replace(size_bytes=choice.size_bytes))
+                for at in waited_for(profile, piece.operators, numbers[name]):
+                    free[at] -= choice.size_bytes
     return pieces, reasons
 
 
-class _Span(NamedTuple):
-    """Memory that a segment retains, between two numbers of operators executed."""
-
-    begin: int
-    end: int
-    size_bytes: int
-
-    def overlaps(self, other: _Span) -> bool:
-        return self.begin <= other.end and other.begin <= self.end
-
-
-def _begin(profile: Profile, blocks: Sequence[tuple[int, BlockGraph]]) -> int:
-    """Return from when on any segment of these blocks may retain something."""
-    ids = profile.graph.ids
-    names = (ids[place] for _, block in blocks for place in block.places)
-    return retained_from(profile, names)
+def _ids(profile: Profile, blocks: Sequence[tuple[int, BlockGraph]]) -> list[str]:
+    """Return the operators of some blocks."""
+    return [profile.graph.ids[place] for _, block in blocks for place in block.places]
 
 
 def _reasons(piece: Piece, choice: Candidate) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.coverage import UncoveredError, complete, verify_plan
 from mainstay_core.dmr.piggyback import plan_piggyback
 from mainstay_core.dmr.plan import (
@@ -12,6 +13,7 @@ from mainstay_core.dmr.plan import (
     Piece,
     Plan,
     Policy,
+    most_retained_bytes,
     retained_bytes,
     sum_loads,
     sum_totals,
@@ -36,8 +38,15 @@ def plan_checks(
         policy: the paper's rules, or ours.
         budget_bytes: the most that checks retain at any time; the profile's if left out. With 0
             nothing waits for a window.
+
+    Raises:
+        InvalidSpecError: the budget is more than the profile's.
     """
     budget = profile.budget_bytes if budget_bytes is None else budget_bytes
+    if budget > profile.budget_bytes:
+        raise InvalidSpecError(
+            "budget", f"is {budget} bytes, must be at most the profile's, {profile.budget_bytes}"
+        )
     pieces, reasons = plan_piggyback(profile)
     for phase in (_plan_segments, _plan_rest):
         more, why = phase(profile, pieces, policy, budget)
@@ -118,32 +127,31 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
 
 def _item(profile: Profile, place: int) -> Item:
     operator = profile.operators[place]
+    # It may wait until the last window, and is not to retain more than it is counted for.
+    until = profile.windows[-1].after if profile.windows else 0
     return Item(
         place=place,
         naive_s=operator.median_s,
         later_s=operator.replay_s,
-        size_bytes=profile.graph.size_of((*operator.inputs, *operator.outputs)),
+        size_bytes=profile.graph.size_of((*operator.inputs, *operator.outputs), until),
     )
 
 
 def _waits(profile: Profile, pieces: Sequence[Piece], budget: int) -> list[Wait]:
-    """Return what segments leave of each window: of its time, and of memory since the last one."""
+    """Return what segments leave of each window: of its time, and of memory when it opens."""
     completed = complete(profile, pieces)
-    retained = retained_bytes(profile, completed)
     loads = sum_loads(profile, completed)
-    waits, before = [], 0
-    for window in profile.windows:
-        most = max(retained[before : window.after + 1])
-        waits.append(
-            Wait(
-                after=window.after,
-                free_s=max(0.0, window.usable_s - loads.get(window.name, 0.0)),
-                limit_bytes=max(0, budget - most),
-                gathers=window.gathers,
-            )
+    return [
+        Wait(
+            after=window.after,
+            free_s=max(0.0, window.usable_s - loads.get(window.name, 0.0)),
+            limit_bytes=max(0, most_retained_bytes(window, budget) - retained),
+            gathers=window.gathers,
         )
-        before = window.after
-    return waits
+        for window, retained in zip(
+            profile.windows, retained_bytes(profile, completed), strict=True
+        )
+    ]
 
 
 def _why_naive(profile: Profile, item: Item, budget: int) -> str:

@@ -216,6 +216,7 @@ class RandomStage:
         for ordinal in range(self._rng.randint(0, 3)):
             name = self._rng.choice(alive)
             alive.remove(name)
+            self._results.remove(name)
             compared = self._rng.random() < 0.3
             self._results += self._make(
                 0, Pass.STEP, ordinal, [name], 1, overwrites=[name], compared=compared

@@ -13,8 +13,17 @@ from tests.core.dmr.stages import RandomStage, linear_stage, window_of
 from mainstay_core.dmr.coverage import UncoveredError, complete, verify_plan
 from mainstay_core.dmr.operators import Graph, Operator, Origin, Pass, Tensor
 from mainstay_core.dmr.piggyback import plan_piggyback
-from mainstay_core.dmr.plan import Compared, Comparison, Method, Piece, Plan, Policy, sum_totals
-from mainstay_core.dmr.profiles import AcSegment, Profile
+from mainstay_core.dmr.plan import (
+    Compared,
+    Comparison,
+    Method,
+    Piece,
+    Plan,
+    Policy,
+    piece_bytes,
+    sum_totals,
+)
+from mainstay_core.dmr.profiles import AcSegment, Profile, WindowKind
 from mainstay_core.dmr.static import plan_checks
 
 
@@ -188,8 +197,8 @@ def test_a_recomputed_tensor_that_the_backward_keeps_is_compared_by_digest() -> 
 
 def test_a_kept_tensor_is_not_compared_where_what_reads_it_is_replayed_from_further_back() -> None:
     # F1 is recomputed. Its output is kept for W2, and for nobody else but F2, which P-DMR covers.
-    profile = linear_stage(1, 3, recomputed=2, window_s=2, headroom=0, budget=0)
-    plan = plan_checks(profile)
+    profile = linear_stage(1, 3, recomputed=2, window_s=2, headroom=3, budget=3)
+    plan = plan_checks(profile, budget_bytes=0)
     number = [piece.name for piece in plan.pieces].index("0/weight/1")
     assert [c.tensor for c in plan.pieces[0].comparisons] == ["A1", "A2"]
     lacking = with_piece(plan, 0, comparisons=plan.pieces[0].comparisons[1:])
@@ -226,10 +235,11 @@ def refused(profile: Profile, plan: Plan) -> str:
 
 
 def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
-    profile = linear_stage(1, 3, recomputed=2, window_s=2, headroom=0)
+    plain = linear_stage(1, 3, recomputed=2, window_s=0, headroom=0)
+    profile = replace(plain, windows=(window_of("wait", 9, 2.0, kind=WindowKind.INTRA),))
     plan = plan_checks(profile)
     methods = [piece.method for piece in plan.pieces]
-    naive, deferred = methods.index(Method.NAIVE), methods.index(Method.INTER)
+    naive, deferred = methods.index(Method.NAIVE), methods.index(Method.INTRA)
     name, later = plan.pieces[naive].name, plan.pieces[deferred].name
 
     assert "job, the profile of other" in refused(replace(profile, fingerprint="other"), plan)
@@ -242,7 +252,11 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
         replace(c, window="nowhere") if c.operator == later else c for c in plan.choices
     )
     assert "nowhere is not in the profile" in refused(profile, replace(nowhere, choices=choices))
-    assert "retain up to" in refused(profile, replace(plan, budget_bytes=1))
+    assert "wait: checks retain up to" in refused(profile, replace(plan, budget_bytes=1))
+    smaller = replace(profile, budget_bytes=plan.budget_bytes - 1)
+    assert f"more than the profile's of {plan.budget_bytes - 1}" in refused(smaller, plan)
+    full = replace(profile, windows=(replace(profile.windows[0], headroom_bytes=1),))
+    assert "when it opens, more than its headroom of 1" in refused(full, plan)
     unknown = with_piece(plan, naive, operators=("9/forward/9",))
     assert "9/forward/9: is in" in refused(profile, unknown)
     both = with_piece(plan, naive, operators=("0/forward/0", name), helpers=("0/forward/0",))
@@ -252,7 +266,7 @@ def test_a_plan_that_cannot_be_carried_out_is_refused_by_name() -> None:
 
 
 def test_a_window_before_the_operator_is_refused() -> None:
-    profile = linear_stage(1, 2, recomputed=0, window_s=50, headroom=0)
+    profile = linear_stage(1, 2, recomputed=0, window_s=50, headroom=99)
     plan = plan_checks(profile)
     early = replace(profile, windows=(window_of("wait", 1, 50.0),))
 
@@ -294,7 +308,7 @@ def test_what_is_overwritten_before_its_check_is_copied() -> None:
         ),
         operators=(operator(0, "x", "s0"), operator(1, "s0", "s1", "s0"), operator(2, "s1", "s2")),
         results=("s2",),
-        windows=(window_of("wait", 3, 1.0, 0),),
+        windows=(window_of("wait", 3, 1.0, kind=WindowKind.INTRA),),
     )
     for budget in (0, 100):
         plan = plan_checks(profile, budget_bytes=budget)
@@ -307,6 +321,43 @@ def test_what_is_overwritten_before_its_check_is_copied() -> None:
     assert [(piece.name, piece.copies) for piece in waiting] == [("0/weight/0", ("s0",))]
 
 
+def test_a_copy_of_an_addressed_tensor_costs_memory() -> None:
+    def operator(ordinal: int, made: str, *overwrites: str) -> Operator:
+        return Operator(
+            block=0,
+            in_pass=Pass.STEP,
+            ordinal=ordinal,
+            name="apply",
+            inputs=("weight",),
+            outputs=(made,),
+            median_s=1.0,
+            overwrites=overwrites,
+        )
+
+    profile = Profile(
+        fingerprint="job",
+        stage=0,
+        budget_bytes=100,
+        tensors=(
+            Tensor(name="weight", size_bytes=5, origin=Origin.ADDRESSED),
+            *(Tensor(name=name, size_bytes=1) for name in ("norm", "next")),
+        ),
+        operators=(operator(0, "norm"), operator(1, "next", "weight")),
+        results=("norm", "next"),
+    )
+
+    def retained(after: int, budget: int) -> list[int]:
+        windows = (window_of("wait", after, 2.0, kind=WindowKind.INTRA),)
+        waiting = replace(profile, windows=windows)
+        plan = plan_checks(waiting, budget_bytes=budget)
+        return [piece_bytes(waiting, piece) for piece in plan.pieces if piece.window]
+
+    assert retained(1, 100) == [1]  # before it is overwritten
+    assert retained(2, 100) == [6, 6]
+    assert retained(2, 11) == [6]
+    assert retained(2, 5) == []
+
+
 def test_a_result_that_nobody_checks_may_be_told_none_only_if_it_does_not_count() -> None:
     profile = linear_stage(1, 2, recomputed=0, window_s=0, headroom=0)
     unread = replace(profile, results=("A2", "dA0", "dW1"))
@@ -315,6 +366,34 @@ def test_a_result_that_nobody_checks_may_be_told_none_only_if_it_does_not_count(
 
     assert choice.method is Method.NONE
     assert refused(profile, plan_checks(unread)).startswith("0/weight/1 dW2: its result counts")
+
+
+def test_a_compared_operator_that_is_recomputed_needs_a_piece() -> None:
+    plain = linear_stage(1, 2, recomputed=2, window_s=0, headroom=0)
+    operators = tuple(replace(op, compared=op.id == "0/forward/0") for op in plain.operators)
+    profile = replace(plain, operators=operators)
+    plan = plan_checks(profile)
+    (number,) = [n for n, piece in enumerate(plan.pieces) if piece.method is Method.PIGGYBACK]
+    assert [c.tensor for c in plan.pieces[number].comparisons] == ["A1", "A2"]
+
+    # Forward 0 is told compared, and forward 1 is checked by executing it again both times.
+    alone = replace(plan.pieces[number], name="0/forward/1", operators=("0/forward/1",))
+    pieces = (
+        *plan.pieces[:number],
+        *plan.pieces[number + 1 :],
+        replace(alone, method=Method.NAIVE),
+    )
+    methods = {"0/forward/0": Method.COMPARED, "0/forward/1": Method.NAIVE}
+    choices = tuple(
+        replace(c, method=methods.get(c.operator, c.method), segment=None) for c in plan.choices
+    )
+
+    completed = complete(profile, pieces)
+    totals = sum_totals(profile, completed, choices)
+    lacking = replace(plan, pieces=completed, choices=choices, totals=totals)
+    assert refused(profile, lacking) == (
+        "0/forward/0 A1: its result counts, and no piece checks it"
+    )
 
 
 def test_segments_that_keep_their_last_output_are_compared_by_bits() -> None:

@@ -11,8 +11,9 @@ from tests.core.dmr.stages import RandomStage, linear_stage, window_of
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.dmr.operators import Graph, Origin, Tensor
-from mainstay_core.dmr.plan import read_plan
+from mainstay_core.dmr.coverage import UncoveredError, verify_plan
+from mainstay_core.dmr.operators import Graph, Operator, Origin, Pass, Tensor
+from mainstay_core.dmr.plan import Compared, Method, read_plan
 from mainstay_core.dmr.profiles import AcSegment, Profile, read_profile
 from mainstay_core.dmr.static import plan_checks
 
@@ -118,8 +119,106 @@ def test_a_tensor_that_is_overwritten_before_its_recompute_is_refused() -> None:
         windows=(),
     )
 
-    with pytest.raises(InvalidSpecError, match="recomputed from A0, which 0/forward/1 has"):
+    with pytest.raises(InvalidSpecError, match="executed again from A0, which 0/forward/1 has"):
         replace(stage, ac_segments=(AcSegment(name="ac", operators=("0/forward/0",), kept=()),))
+
+
+def small_stage(
+    *operators: tuple[Pass, str, str, str], results: tuple[str, ...], kept: tuple[str, ...] = ()
+) -> Profile:
+    """A block of operators, told by pass, inputs, output and what they overwrite.
+
+    The first two forward operators are its AC segment.
+    """
+    given = {"x", "g"}
+    made = {output for _, _, output, _ in operators}
+    found = tuple(
+        Operator(
+            block=0,
+            in_pass=in_pass,
+            ordinal=number,
+            name="op",
+            inputs=tuple(inputs),
+            outputs=(output,),
+            median_s=1.0,
+            overwrites=tuple(overwrites),
+        )
+        for number, (in_pass, inputs, output, overwrites) in enumerate(operators)
+    )
+    return Profile(
+        fingerprint="job",
+        stage=0,
+        budget_bytes=0,
+        tensors=(
+            *(Tensor(name=name, size_bytes=1, origin=Origin.RECEIVED) for name in sorted(given)),
+            *(Tensor(name=name, size_bytes=1) for name in sorted(made)),
+        ),
+        operators=found,
+        results=results,
+        ac_segments=(AcSegment(name="ac", operators=("0/forward/0", "0/forward/1"), kept=kept),),
+    )
+
+
+def test_a_segment_whose_kept_operator_destroys_what_it_runs_again_from_is_refused() -> None:
+    # The kept operator adds onto g, in place. Its second execution would add onto the sum.
+    operators = (
+        (Pass.FORWARD, "x", "a", ""),
+        (Pass.FORWARD, "ag", "b", "g"),
+        (Pass.BACKWARD, "ab", "d", ""),
+    )
+    told = "ac_segments.0..operators: are executed again from g, which 0/forward/1 has overwritten"
+    with pytest.raises(InvalidSpecError, match=told):
+        small_stage(*operators, results=("d",), kept=("0/forward/1",))
+
+
+def test_a_segment_with_operators_behind_its_recompute_is_refused() -> None:
+    operators = (
+        (Pass.FORWARD, "x", "a", ""),
+        (Pass.FORWARD, "a", "b", ""),
+        (Pass.BACKWARD, "ag", "d", ""),
+    )
+    profile = small_stage(*operators, results=("b", "d"))
+    first, second, third = profile.operators
+
+    with pytest.raises(InvalidSpecError, match="0/forward/1 is executed after 0/backward/2"):
+        replace(profile, operators=(first, third, second))
+
+
+def test_a_result_that_is_overwritten_is_refused() -> None:
+    operators = (
+        (Pass.FORWARD, "x", "a", ""),
+        (Pass.FORWARD, "a", "b", ""),
+        (Pass.BACKWARD, "ag", "d", ""),
+        (Pass.STEP, "d", "e", "d"),
+    )
+    small_stage(*operators, results=("b", "e"))
+
+    with pytest.raises(InvalidSpecError, match=r"results\[1\]: d is overwritten by 0/step/3; name"):
+        small_stage(*operators, results=("b", "d"))
+
+
+def test_a_kept_output_that_is_overwritten_before_the_recompute_is_compared_by_digest() -> None:
+    # The third operator adds in place onto b, which the segment's second, kept one has made.
+    operators = (
+        (Pass.FORWARD, "x", "a", ""),
+        (Pass.FORWARD, "a", "b", ""),
+        (Pass.FORWARD, "b", "c", "b"),
+        (Pass.BACKWARD, "agc", "d", ""),
+    )
+    for kept in ((), ("0/forward/1",)):
+        profile = small_stage(*operators, results=("c", "d"), kept=kept)
+        plan = plan_checks(profile)
+
+        (piece,) = [piece for piece in plan.pieces if piece.method is Method.PIGGYBACK]
+        assert [(c.tensor, c.by) for c in piece.comparisons] == [
+            ("a", Compared.DIGEST),
+            ("b", Compared.DIGEST),
+        ]
+        by_bits = tuple(replace(c, by=Compared.BITS) for c in piece.comparisons[1:])
+        changed = replace(piece, comparisons=(piece.comparisons[0], *by_bits))
+        pieces = tuple(changed if other == piece else other for other in plan.pieces)
+        with pytest.raises(UncoveredError, match="ac b: is compared by bits, but the forward's"):
+            verify_plan(profile, replace(plan, pieces=pieces))
 
 
 def test_a_torn_file_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -48,10 +49,15 @@ def draw(seed: int) -> Instance:
     rng = random.Random(seed)
     count = rng.randint(2, 6)
     items = [item(place, float(rng.randint(1, 12)), rng.randint(1, 6)) for place in range(count)]
-    limit = rng.randint(3, 14)
+    budget = rng.randint(3, 14)
     waits = [
-        Wait(after=rng.randint(1, count), free_s=float(rng.randint(2, 16)), limit_bytes=limit)
+        Wait(after=rng.randint(1, count), free_s=float(rng.randint(2, 16)), limit_bytes=budget)
         for _ in range(rng.randint(1, 3))
+    ]
+    # Some windows have less headroom than the budget.
+    waits = [
+        replace(wait, limit_bytes=min(budget, rng.randint(1, 20)) if rng.random() < 0.5 else budget)
+        for wait in waits
     ]
     return items, sorted(waits, key=lambda wait: wait.after)
 

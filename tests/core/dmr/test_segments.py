@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
-from tests.core.dmr.stages import MIB, RandomStage, linear_stage, llama_stage
+from tests.core.dmr.stages import MIB, RandomStage, linear_stage, llama_stage, window_of
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr import segments
+from mainstay_core.dmr.operators import MAX_BLOCK_OPERATORS, Operator, Origin, Pass, Tensor
 from mainstay_core.dmr.plan import Method, Policy, piece_bytes
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.segments import (
@@ -297,6 +300,79 @@ def test_with_too_many_sets_the_best_of_each_size_go_on() -> None:
     assert len(some) < len(every)
     assert {c.members for c in some} < {c.members for c in every}
     assert max(c.gain_s for c in some) == max(c.gain_s for c in every)
+
+
+def shared_stage(number: int) -> Profile:
+    """A block whose operators all read one tensor, and no other's: every set of them is connected.
+
+    One window behind all.
+    """
+    operators = tuple(
+        Operator(
+            block=0,
+            in_pass=Pass.WEIGHT,
+            ordinal=ordinal,
+            name="op",
+            inputs=("x",),
+            outputs=(f"w{ordinal}",),
+            median_s=1.0,
+        )
+        for ordinal in range(number)
+    )
+    results = tuple(f"w{ordinal}" for ordinal in range(number))
+    return Profile(
+        fingerprint="job",
+        stage=0,
+        budget_bytes=ALL,
+        tensors=(
+            Tensor(name="x", size_bytes=1, origin=Origin.RECEIVED),
+            *(Tensor(name=name, size_bytes=1) for name in results),
+        ),
+        operators=operators,
+        results=results,
+        windows=(window_of("wait", number, 2.0 * number),),
+    )
+
+
+@pytest.mark.parametrize("slack_s", [20.0, 2000.0])
+def test_the_sets_of_a_large_block_with_a_tensor_for_all_are_bounded(
+    slack_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = shared_stage(2000)
+    block = BlockGraph(profile, 0, unchecked_of(profile))
+    num_made = 0
+    add = BlockGraph.add
+
+    def count(self: BlockGraph, *args: Any) -> Any:
+        nonlocal num_made
+        num_made += 1
+        return add(self, *args)
+
+    monkeypatch.setattr(BlockGraph, "add", count)
+    max_sets = 100
+
+    found = find_candidates(block, slack_s, max_sets)
+
+    assert 2000 <= len(found) <= num_made
+    assert num_made <= 2000 + max_sets + segments.MAX_NEIGHBOURS * 2 * 2000
+    assert max(candidate.gain_s for candidate in found) == slack_s
+
+
+def test_a_set_grows_by_operators_that_gain_and_by_others() -> None:
+    profile = shared_stage(60)
+    block = BlockGraph(profile, 0, frozenset(range(30, 60)))
+
+    found = find_candidates(block, 20.0, 10)
+
+    assert {c.replay_s - c.gain_s > 0 for c in found} == {True, False}
+    assert max(candidate.gain_s for candidate in found) == 20.0
+
+
+def test_a_block_with_too_many_operators_is_refused_by_name() -> None:
+    shared_stage(MAX_BLOCK_OPERATORS)
+
+    with pytest.raises(InvalidSpecError, match=r"operators\[2048\].block: block 0 has 2049 oper"):
+        shared_stage(MAX_BLOCK_OPERATORS + 1)
 
 
 def test_a_segment_is_replayed_after_its_block_and_has_no_dynamic_operator() -> None:

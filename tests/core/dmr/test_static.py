@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import pytest
 from tests.core.dmr.stages import RandomStage, linear_stage, window_of
 
 from mainstay_core.base import codec
-from mainstay_core.dmr.plan import DEFERRED, Method, Plan, Policy, retained_bytes, sum_loads
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.plan import (
+    DEFERRED,
+    Method,
+    Plan,
+    Policy,
+    piece_bytes,
+    retained_bytes,
+    sum_loads,
+)
 from mainstay_core.dmr.profiles import Profile, WindowKind
 from mainstay_core.dmr.static import plan_checks
 
@@ -58,12 +69,91 @@ def test_the_totals_are_the_sums_of_the_plan() -> None:
 
         assert sum(share.num_operators for share in totals.shares) == len(profile.operators)
         assert totals.operator_s == sum(operator.median_s for operator in profile.operators)
-        assert totals.peak_bytes == max(retained_bytes(profile, plan.pieces)) <= plan.budget_bytes
+        retained = retained_bytes(profile, plan.pieces)
+        assert totals.peak_bytes == max(retained, default=0) <= plan.budget_bytes
         overrun = sum(
             max(0.0, load - profile.window_of[name].usable_s)
             for name, load in sum_loads(profile, plan.pieces).items()
         )
         assert totals.overrun_s == overrun
+
+
+def test_totals_are_rounded_once_in_every_version_of_python() -> None:
+    plain = linear_stage(1, 5, recomputed=0, window_s=0.7, headroom=99)
+    tenths = tuple(replace(operator, median_s=0.1) for operator in plain.operators)
+    profile = replace(plain, operators=tenths, windows=(replace(plain.windows[0], static=True),))
+
+    plan = plan_checks(profile)
+
+    assert sum_one_by_one([0.1] * 15) != 1.5, "additions one by one are rounded each"
+    assert plan.totals.operator_s == math.fsum([0.1] * 15) == 1.5
+    for share in plan.totals.shares:
+        assert share.operator_s == math.fsum([0.1] * share.num_operators)
+    waiting = sum(len(piece.operators) for piece in plan.pieces if piece.window)
+    assert sum_loads(profile, plan.pieces) == {"wait": math.fsum([0.1] * waiting)}
+    naive = [0.1] * (15 - waiting)
+    assert plan.totals.exposed_s == math.fsum((plan.totals.overrun_s, *naive))
+
+
+def sum_one_by_one(values: list[float]) -> float:
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def play_memory(profile: Profile, plan: Plan) -> list[int]:
+    """What deferred pieces retain when each window opens, from a walk through the passage."""
+    found: list[int] = []
+    alive: set[str] = set()
+    for executed in range(len(profile.operators) + 1):
+        for piece in plan.pieces:
+            starts = (
+                profile.recomputed_at.get(place, place + 1)
+                for place in map(profile.graph.places.__getitem__, piece.operators)
+            )
+            if piece.window is not None and min(starts) == executed:
+                alive.add(piece.name)
+        for window in profile.windows:
+            if window.after == executed:
+                waiting = [piece for piece in plan.pieces if piece.name in alive]
+                found.append(sum(piece_bytes(profile, piece) for piece in waiting))
+                alive -= {piece.name for piece in waiting if piece.window == window.name}
+    return found
+
+
+def test_what_waits_fits_into_the_headroom_of_every_window_on_the_way() -> None:
+    num_full = 0
+    for seed in range(150):
+        profile = RandomStage(seed).draw()
+        for policy in Policy:
+            plan = plan_checks(profile, policy)
+            retained = play_memory(profile, plan)
+            assert retained == retained_bytes(profile, plan.pieces)
+            for window, size_bytes in zip(profile.windows, retained, strict=True):
+                most = min(window.headroom_bytes, plan.budget_bytes)
+                assert size_bytes <= most
+                num_full += 0 < most < size_bytes + 5
+    assert num_full > 50
+
+
+def test_a_window_without_memory_is_not_passed_by_what_waits_for_a_later_one() -> None:
+    plain = linear_stage(1, 3, recomputed=0, window_s=0, headroom=0)
+    late = window_of("late", 9, 99.0)
+
+    for policy in Policy:
+        alone = plan_checks(replace(plain, windows=(late,)), policy)
+        both = plan_checks(replace(plain, windows=(window_of("full", 5, 0.5, 0), late)), policy)
+
+        assert all(choice.window == "late" for choice in alone.choices)
+        assert [choice.window for choice in both.choices] == [None] * 5 + ["late"] * 4
+
+
+def test_a_budget_beyond_the_profiles_is_refused() -> None:
+    profile = linear_stage(1, 2, recomputed=0, window_s=1, headroom=9, budget=9)
+
+    with pytest.raises(InvalidSpecError, match="budget: is 10 bytes, must be at most the profile"):
+        plan_checks(profile, budget_bytes=10)
 
 
 def test_the_papers_rules_overrun_no_window() -> None:
@@ -73,7 +163,7 @@ def test_the_papers_rules_overrun_no_window() -> None:
 
 def test_a_window_inside_a_block_takes_single_operators() -> None:
     profile = linear_stage(1, 3, recomputed=3, window_s=0, headroom=0)
-    inner = window_of("inner", 6, 2.0, 0, kind=WindowKind.INTRA)
+    inner = window_of("inner", 6, 2.0, kind=WindowKind.INTRA)
 
     plan = plan_checks(replace(profile, windows=(inner,)))
 
