@@ -15,7 +15,7 @@ from mainstay_core.dmr.questions import ProfileAnswer, ProfileQuestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is to be recorded, and what is told instead of measured."""
+    """The wishes for a profile: what to record, and what is told instead of measured."""
 
     stage: int
     steps: int
