@@ -1,4 +1,4 @@
-"""Gives work to a device without waiting for it.
+"""Chooses a rank's device, and gives work to it without waiting.
 
 An accelerator does its work in the order in which it was given, behind the host. The host goes on
 until it asks for a value, or copies between the two in a way that waits: then everything given
@@ -14,8 +14,40 @@ from typing import Protocol
 
 import torch
 
+from mainstay_core.base.errors import InvalidSpecError
+
 LOOK_S = 1e-4
 """Between two looks at a moment whose wait has a bound: what such a wait is late by."""
+
+
+def choose_device(wanted: str, slot: int) -> str:
+    """Return the device of a slot: ``auto`` is cuda where there is one.
+
+    Raises:
+        InvalidSpecError: ``wanted`` is none of auto, cpu, cuda.
+    """
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise InvalidSpecError("device", f"is {wanted!r}, must be auto, cpu or cuda")
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    return f"cuda:{slot % max(1, torch.cuda.device_count())}"
+
+
+def choose_backend(wanted: str, device: str, ranks_per_pod: int) -> str:
+    """Return the communicator backend: nccl where every rank has a device of its own.
+
+    Raises:
+        InvalidSpecError: nccl is asked for on a CPU, or the name is unknown.
+    """
+    if wanted not in ("auto", "gloo", "nccl"):
+        raise InvalidSpecError("backend", f"is {wanted!r}, must be auto, gloo or nccl")
+    cuda = device.startswith("cuda")
+    if wanted == "nccl" and not cuda:
+        raise InvalidSpecError("backend", "nccl needs device cuda; use gloo on CPU")
+    own_device = cuda and torch.cuda.device_count() >= ranks_per_pod
+    if wanted == "nccl" or (wanted == "auto" and own_device):
+        return "nccl"
+    return "gloo"
 
 
 class Moment(Protocol):

@@ -7,6 +7,8 @@ against the ledger would call it a fault.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import platform
 from collections.abc import Mapping
@@ -44,6 +46,12 @@ def fingerprint(
     for name in environment.DETERMINISM:
         entries[f"env.{name}"] = os.environ.get(name, "")
     return dict(sorted((entries | dict(extra or {})).items()))
+
+
+def digest_of(entries: Mapping[str, str]) -> str:
+    """Return a short text that differs where fingerprints do."""
+    told = json.dumps(dict(entries), sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
 def differences(expected: Mapping[str, str], found: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from collections.abc import Collection
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, brief
-from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig, LogKind
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
+from mainstay_train.base.device import choose_backend, choose_device
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining, inner_mesh
@@ -44,36 +44,6 @@ def warm_up() -> None:
     probe = torch.nn.Parameter(torch.zeros(1))
     probe.grad = torch.zeros(1)
     optimizer.adamw()([("probe", probe)]).step()
-
-
-def choose_device(wanted: str, slot: int) -> str:
-    """Return the device of a slot: ``auto`` is cuda where there is one.
-
-    Raises:
-        InvalidSpecError: ``wanted`` is none of auto, cpu, cuda.
-    """
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise InvalidSpecError("device", f"is {wanted!r}, must be auto, cpu or cuda")
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return "cpu"
-    return f"cuda:{slot % max(1, torch.cuda.device_count())}"
-
-
-def choose_backend(wanted: str, device: str, ranks_per_pod: int) -> str:
-    """Return the communicator backend: nccl where every rank has a device of its own.
-
-    Raises:
-        InvalidSpecError: nccl is asked for on a CPU, or the name is unknown.
-    """
-    if wanted not in ("auto", "gloo", "nccl"):
-        raise InvalidSpecError("backend", f"is {wanted!r}, must be auto, gloo or nccl")
-    cuda = device.startswith("cuda")
-    if wanted == "nccl" and not cuda:
-        raise InvalidSpecError("backend", "nccl needs device cuda; use gloo on CPU")
-    own_device = cuda and torch.cuda.device_count() >= ranks_per_pod
-    if wanted == "nccl" or (wanted == "auto" and own_device):
-        return "nccl"
-    return "gloo"
 
 
 def run_trainer(settings: TrainerSettings) -> int:
@@ -143,13 +113,11 @@ def _load_blocks(
     with workload.user_code(f"loading {config.entrypoint}"):
         loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
         loaded.stages(config.shape.stages)
-        inner = loaded.inner_fingerprint(inner_mesh(config, device, 0))
-        ours = loaded.fingerprint(torch.device(device))
-        extra = {**ours, **inner, protections.ENTRY_KEY: protections.BLOCKS}
+        inner = inner_mesh(config, device, 0)
+        extra = loaded.identify(torch.device(device), inner, backend)
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
         unskippable = _find_unskippable(config, loaded, torch.device(device))
-        extra["reduction"] = f"canonical/{backend}"
     hello: dict[str, object] = {
         "slot": settings.slot,
         "incarnation": settings.incarnation,

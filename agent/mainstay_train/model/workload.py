@@ -26,6 +26,7 @@ import torch
 
 from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.job import protections
 from mainstay_core.job.stages import stage_blocks
 from mainstay_train.base.decorator import Loop
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -241,6 +242,26 @@ class Workload:
             "loss": f"in chunks of {losses.CHUNK_ELEMENTS} logits",
             "weight_gradients": f"fp32, widened by {split.WIDENED_ELEMENTS} elements",
             **(self.kernels(device) if self.kernels is not None else {}),
+        }
+
+    def identify(self, device: torch.device, inner: InnerMesh, backend: str) -> dict[str, str]:
+        """Return all entries of the fingerprint that are not of the machine.
+
+        Those of compiled code are left out.
+
+        Args:
+            device: where the blocks compute.
+            inner: the ranks of a stage.
+            backend: over which cells reduce.
+
+        Raises:
+            InvalidSpecError: no block uses the inner mesh, or see :data:`Kernels`.
+        """
+        return {
+            **self.inner_fingerprint(inner),
+            **self.fingerprint(device),
+            protections.ENTRY_KEY: protections.BLOCKS,
+            "reduction": f"canonical/{backend}",
         }
 
 

@@ -6,8 +6,6 @@ the copy has left. Gradients are copied by the main thread between the reduction
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import threading
 import time
@@ -39,6 +37,7 @@ from mainstay_train.base.background import Background
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import SentLog
+from mainstay_train.exact.fingerprint import digest_of
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
@@ -122,8 +121,7 @@ class SegmentKeeper:
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
         """Note the numerics fingerprint that all segments of this trainer name."""
-        told = json.dumps(dict(fingerprint), sort_keys=True)
-        self._writer.fingerprint = hashlib.sha256(told.encode()).hexdigest()[:32]
+        self._writer.fingerprint = digest_of(fingerprint)
         logger.info(
             "lost states are made anew from logs of %s, as %s",
             self._config.log,

@@ -1,4 +1,4 @@
-"""``mainstay dmr``: plans which operators of a stage are executed again, from its profile."""
+"""``mainstay dmr``: profiles a stage, and plans which of its operators are executed again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,68 @@ import typer
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.base.files import read_text, write_whole
 from mainstay_cli.commands.arguments import AS_JSON
-from mainstay_cli.views.dmr_plan import describe_choice, describe_plan
+from mainstay_cli.local import manifests, profiling
+from mainstay_cli.views.dmr_plan import describe_choice, describe_plan, describe_profile
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
 from mainstay_core.dmr.coverage import UncoveredError, verify_plan
 from mainstay_core.dmr.plan import Plan, Policy, read_plan
 from mainstay_core.dmr.profiles import Profile, read_profile
+from mainstay_core.dmr.questions import DEFAULT_STEPS, MAX_STEPS
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.job.types import read_quantity
 
+MAX_BUDGET_BYTES = 2**53
+DEFAULT_BUDGET = "1Gi"
+MAX_WINDOW_S = 86_400.0
+
 app = typer.Typer(
-    help="Plan checks by re-execution (dual modular redundancy) from a stage's profile, and "
-    "explain a plan (docs/dmr.md). Nothing executes these plans yet.",
+    help="Profile a stage of a job, plan checks by re-execution (dual modular redundancy) from "
+    "that, and explain a plan (docs/dmr.md). Nothing executes these plans yet.",
     no_args_is_help=True,
 )
 PROFILE = Annotated[Path, typer.Argument(help="Profile of a stage, JSON; docs/dmr.md.")]
+
+
+@app.command(
+    "profile",
+    help="Record the operators of a stage: a process with torch takes a few micro-batches through "
+    "it, on the job's device. It is alone, so the lengths of waits are told to it.\n\n"
+    "Example: mainstay dmr profile examples/quickstart.yaml --stage 1 --window-s 0.002 "
+    "--out profile.json",
+)
+def profile(
+    job: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
+    out: Annotated[Path, typer.Option(help="Write the profile into this file.")],
+    stage: Annotated[int, typer.Option(min=0, help="Stage of the job.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=1, max=MAX_STEPS, help="Micro-batches; times are their median.")
+    ] = DEFAULT_STEPS,
+    window_s: Annotated[
+        float,
+        typer.Option(
+            "--window-s",
+            min=0.0,
+            max=MAX_WINDOW_S,
+            help="Seconds of each wait for another stage or replica, to plan for.",
+        ),
+    ] = 0.0,
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Memory of a rank that checks may retain, e.g. 2Gi; divided by the micro-batches "
+            "that the stage has in flight.",
+            metavar="QUANTITY",
+        ),
+    ] = DEFAULT_BUDGET,
+) -> None:
+    question = profiling.Wanted(
+        stage=stage, steps=steps, window_s=window_s, budget_bytes=_read_budget(budget)
+    )
+    recorded = profiling.record(manifests.load_job(job), question)
+    write_whole(out, codec.dumps(recorded) + "\n")
+    print("\n".join([f"wrote {out}", *describe_profile(recorded)]))
 
 
 @app.command(
@@ -109,14 +155,13 @@ def _load_plan(path: Path, profile: Profile) -> Plan:
     return plan
 
 
-def _read_budget(text: str, profile: Profile) -> int:
+def _read_budget(text: str, profile: Profile | None = None) -> int:
+    most = MAX_BUDGET_BYTES if profile is None else profile.budget_bytes
     try:
         size = read_quantity("--budget", text)
     except InvalidSpecError as error:
         raise UsageError(str(error)) from error
-    if size > profile.budget_bytes:
-        raise UsageError(
-            f"--budget: is {quote(text)}, must be at most the profile's budget_bytes, "
-            f"{profile.budget_bytes}"
-        )
+    if size > most:
+        whose = "" if profile is None else "the profile's budget_bytes, "
+        raise UsageError(f"--budget: is {quote(text)}, must be at most {whose}{most}")
     return size

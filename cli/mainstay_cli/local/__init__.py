@@ -16,5 +16,7 @@
 - ``faults``: carries out injected faults on Redis and the api
 - ``runs``: finds the runs that a command can ask about
 - ``sizes``: computes what the ranks of a job would hold and send
+- ``torch_process``: asks a process with torch one question
+- ``profiling``: has the operators of a stage recorded
 - ``checkpoint_files``: finds durable checkpoints and the jobs that may go on from them
 """

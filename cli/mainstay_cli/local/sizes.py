@@ -5,14 +5,11 @@ Formulas are for the built-in models. A user's blocks are measured by a process 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_cli.base.exits import MachineError, UsageError
-from mainstay_cli.local import manifests, preflight
+from mainstay_cli.local import manifests, preflight, torch_process
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.job import model_sizes
@@ -136,23 +133,15 @@ def _measure(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
         accumulates=job.shape.micro_batches > 1,
         seed=job.shape.seed,
     )
-    paths = [*map(str, manifests.search_path(file.path)), os.environ.get("PYTHONPATH", "")]
-    result = subprocess.run(
-        [sys.executable, "-m", "mainstay_train.compute.measure"],
-        input=codec.dumps(question),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    text = torch_process.ask(
+        "mainstay_train.compute.measure", codec.dumps(question), manifests.search_path(file.path)
     )
     try:
-        # The last line: a library may have printed others.
-        measured = codec.loads(Measurement, (result.stdout.splitlines() or [""])[-1])
+        measured = codec.loads(Measurement, text.answer)
     except MalformedError as error:
-        last = (result.stderr.strip().splitlines() or ["it was killed"])[-1]
         raise MachineError(
-            f"the blocks cannot be measured here: {last} (it takes a Python with torch, extra "
-            "`train`, and the memory of one block)"
+            f"the blocks cannot be measured here: {text.last_words} (it takes a Python with torch, "
+            "extra `train`, and the memory of one block)"
         ) from error
     if measured.problem:
         raise UsageError(f"{file.path}: {measured.problem}")

@@ -1,10 +1,11 @@
-"""Shows a plan of checks by re-execution as tables."""
+"""Shows a stage's profile and a plan of checks by re-execution as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mainstay_core.base.words import count, show_bytes
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.plan import Choice, Method, Plan, sum_loads
 from mainstay_core.dmr.profiles import Profile
 
@@ -19,6 +20,35 @@ MEANINGS = {
     Method.COMPARED: "its outputs are compared anyway",
     Method.NONE: "its result does not count",
 }
+
+
+def describe_profile(profile: Profile) -> list[str]:
+    """Return the lines of a profile: operators, their time and what they make, by pass."""
+    rows = [["pass", "operators", "without fixed shapes", "time", "makes"]]
+    for in_pass in Pass:
+        operators = [operator for operator in profile.operators if operator.in_pass is in_pass]
+        made = (name for operator in operators for name in operator.outputs)
+        if operators:
+            rows.append(
+                [
+                    in_pass.value,
+                    str(len(operators)),
+                    str(sum(not operator.static for operator in operators)),
+                    _show_s(sum(operator.median_s for operator in operators)),
+                    show_bytes(sum(profile.graph.tensors[name].size_bytes for name in made)),
+                ]
+            )
+    recomputed = len(profile.recomputed_at)
+    waits = [f"{window.name} {_show_s(window.usable_s)}" for window in profile.windows]
+    return [
+        (
+            f"stage {profile.stage}: {count(len(profile.operators), 'operator')}, {recomputed} of "
+            f"them recomputed; memory for checks of a micro-batch "
+            f"{show_bytes(profile.budget_bytes)}"
+        ),
+        *_align(rows),
+        f"waits, as they were told: {', '.join(waits) or 'none'}",
+    ]
 
 
 def describe_plan(profile: Profile, plan: Plan) -> list[str]:

@@ -2,6 +2,7 @@
 
 - ``operators``: operators of a stage, their tensors, and the graph of both
 - ``profiles``: a stage's operators, recomputes and windows, as JSON
+- ``questions``: a stage of a job that a process with torch is to profile
 - ``plan``: pieces that are executed again together, what they compare, what they cost
 - ``coverage``: the rule that a plan must keep, and what a planner must compare to keep it
 - ``piggyback``: phase 1, recomputes as checks

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mainstay_cli.base.exits import ExitCode, UsageError
 from mainstay_cli.commands import dmr
+from mainstay_cli.local import torch_process
+from mainstay_core.base import codec
 from mainstay_core.dmr.plan import Policy, read_plan
+from mainstay_core.dmr.questions import ProfileQuestion
+from mainstay_train.dmr import answer
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "dmr-profile.json"
 
@@ -94,3 +100,65 @@ def test_the_command_line_ends_with_one_message_and_its_exit_code() -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("mainstay: --budget: is 'much', must be an amount")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def record(job: Path, out: Path, *, stage: int = 0, budget: str = "1Mi") -> None:
+    dmr.profile(job, out=out, stage=stage, steps=1, window_s=0.001, budget=budget)
+
+
+@pytest.mark.slow  # it starts a process with torch
+def test_a_stage_of_a_job_is_profiled_planned_and_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, plan = tmp_path / "profile.json", tmp_path / "plan.json"
+
+    record(EXAMPLE.parent / "llama-tiny.yaml", out)
+    recorded = capsys.readouterr().out
+    dmr.plan(out, out=plan)
+    planned = capsys.readouterr().out
+    dmr.explain(plan, out)
+
+    assert capsys.readouterr().out == planned
+    assert recorded.startswith(f"wrote {out}\nstage 0: ")
+    assert "waits, as they were told: RECV_B 1 ms" in recorded
+    assert "again in a wait for another stage or replica" in planned
+
+
+@pytest.mark.parametrize(
+    ("example", "spec", "message"),
+    [
+        ("quickstart.yaml", ("parallelism", "stages", 2), "--stage: is 2, must be between 0 and 1"),
+        ("own-loop.yaml", None, "is a training loop of its own"),
+        ("quickstart.yaml", ("runtime", "compile", "Blocks"), "spec.runtime.compile: is Blocks"),
+        ("inner.yaml", None, "spec.parallelism.ranksPerStage: is 2"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused_by_the_field(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    example: str,
+    spec: tuple[str, str, object] | None,
+    message: str,
+) -> None:
+    def ask(module: str, question: str, search_path: tuple[Path, ...]) -> torch_process.Reply:
+        """What the process answers, in this one."""
+        assert module == answer.__name__
+        monkeypatch.syspath_prepend(str(search_path[0]))
+        found = answer.answer(codec.loads(ProfileQuestion, question), time.perf_counter)
+        return torch_process.Reply(answer=codec.dumps(found), last_words="")
+
+    monkeypatch.setattr(torch_process, "ask", ask)
+    manifest = yaml.safe_load((EXAMPLE.parent / example).read_text())
+    if spec is not None:
+        section, field, value = spec
+        manifest["spec"].setdefault(section, {})[field] = value
+    job = EXAMPLE.parent / example if spec is None else tmp_path / "job.yaml"
+    if spec is not None:
+        job.write_text(yaml.safe_dump(manifest))
+
+    with pytest.raises(UsageError) as error:
+        record(job, tmp_path / "out.json", stage=2 if "--stage" in message else 0)
+
+    assert error.value.code is ExitCode.USAGE
+    assert message in str(error.value)
+    assert not (tmp_path / "out.json").exists()

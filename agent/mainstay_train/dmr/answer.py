@@ -1,0 +1,146 @@
+"""Profiles a stage of a job in a process of its own.
+
+``python -m mainstay_train.dmr.answer`` reads a question as JSON and prints the answer
+(:mod:`mainstay_core.dmr.questions`). It waits for nobody: there are no other stages and replicas,
+so the lengths of waits are told to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+
+import torch
+
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError, brief
+from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.questions import ProfileAnswer, ProfileQuestion
+from mainstay_core.job.config import JobConfig
+from mainstay_train.base.decorator import Loop
+from mainstay_train.base.device import choose_backend, choose_device
+from mainstay_train.comm.mesh import SINGLE
+from mainstay_train.dmr.passage import StagePasses
+from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.recorder import Passage
+from mainstay_train.dmr.timers import Clock, timer_of
+from mainstay_train.exact import fingerprint, numerics
+from mainstay_train.model import compilation
+from mainstay_train.model import workload as workloads
+from mainstay_train.model.workload import Workload, WorkloadError, user_code
+
+
+def answer(question: ProfileQuestion, clock: Clock) -> ProfileAnswer:
+    """Return a stage's profile, or what is wrong with the job.
+
+    Args:
+        question: which stage of which job.
+        clock: returns seconds that only grow.
+    """
+    try:
+        return ProfileAnswer(profile=profile_stage(question, clock))
+    except (InvalidSpecError, WorkloadError) as error:
+        return ProfileAnswer(problem=brief(error))
+
+
+def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
+    """Return the profile of a stage, recorded here.
+
+    Raises:
+        InvalidSpecError: the job cannot be profiled; the field is named.
+        WorkloadError: the user's code failed.
+    """
+    config, shape = question.config, question.config.shape
+    _refuse(question)
+    name = choose_device(config.device, 0)
+    with user_code("setting up the device"):
+        device = numerics.setup(name)
+    workload = _load(config)
+    passes = StagePasses(
+        workload,
+        stage=question.stage,
+        num_stages=shape.stages,
+        seed=shape.seed,
+        recompute=config.recompute,
+        device=device,
+    )
+    passes.run(0)  # the first one makes constants
+    passages: list[Passage] = []
+    for step in range(question.steps):
+        _, passage = passes.run(step, timer_of(device, clock))
+        assert passage is not None
+        passages.append(passage)
+    num_passages = max(1, shape.num_types * shape.micro_batches // shape.replicas)
+    in_flight = min(num_passages, shape.stages - question.stage)
+    # A stage has as many micro-batches in flight, and each may retain as much.
+    budget_bytes = question.budget_bytes // in_flight
+    windows = plan_windows(
+        fullest_of(passages),
+        stage=question.stage,
+        num_stages=shape.stages,
+        num_passages=num_passages,
+        replicas=shape.replicas,
+        window_s=question.window_s,
+        headroom_bytes=budget_bytes,
+    )
+    return make_profile(
+        passages,
+        fingerprint=_fingerprint(config, workload, device),
+        stage=question.stage,
+        budget_bytes=budget_bytes,
+        windows=windows,
+    )
+
+
+def _refuse(question: ProfileQuestion) -> None:
+    config, shape = question.config, question.config.shape
+    if question.stage >= shape.stages:
+        raise InvalidSpecError(
+            "--stage",
+            f"is {question.stage}, must be between 0 and {shape.stages - 1}: the job has "
+            f"spec.parallelism.stages: {shape.stages}",
+        )
+    if config.compile != compilation.OFF:
+        raise InvalidSpecError(
+            compilation.PATH,
+            "is Blocks: calls of compiled code are no operators yet, so such a job cannot be "
+            "profiled; use Off",
+        )
+    if shape.ranks_per_stage > 1:
+        raise InvalidSpecError(
+            "spec.parallelism.ranksPerStage",
+            f"is {shape.ranks_per_stage}: a single process has no inner ranks to wait for, so "
+            "such a job cannot be profiled yet; use 1",
+        )
+
+
+def _load(config: JobConfig) -> Workload:
+    with user_code("calling the entrypoint"):
+        function = workloads.find(config.entrypoint)
+        if isinstance(function, Loop):
+            raise InvalidSpecError(
+                "spec.workload.entrypoint",
+                f"{config.entrypoint} is a training loop of its own, whose passes are not known; "
+                "a model that is brought as blocks can be profiled",
+            )
+        return workloads.call(config.entrypoint, function, config.workload, config.args)
+
+
+def _fingerprint(config: JobConfig, workload: Workload, device: torch.device) -> str:
+    """Return the digest of the fingerprint that the job has on this machine."""
+    backend = choose_backend(config.backend, device.type, config.shape.ranks_per_pod)
+    extra = workload.identify(device, SINGLE, backend)
+    return fingerprint.digest_of(fingerprint.fingerprint(device, dtype=workload.dtype, extra=extra))
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    question = codec.loads(ProfileQuestion, sys.stdin.read())
+    with contextlib.redirect_stdout(sys.stderr):  # a user's code may print
+        found = answer(question, time.perf_counter)
+    print(codec.dumps(found))  # noqa: T201 - its output is its result
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Takes a micro-batch through a stage, as a trainer does, with a recorder or without.
+
+The interpreter of trainers runs the program of a stage that computes without its neighbours: what
+it would receive is made here. Activations come from the blocks before the stage, with their first
+values. The gradient that comes back is drawn: kernels and sizes do not depend on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from mainstay_core.dmr.operators import Origin, Pass
+from mainstay_core.planning.program import Action, Op, compile_replay
+from mainstay_core.wire.plan import Partial
+from mainstay_train.comm.chains import Mark
+from mainstay_train.compute.interpreter import Interpreter
+from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.statistics import TypeResult
+from mainstay_train.dmr.recorder import Passage, Recorder
+from mainstay_train.dmr.timers import Timer
+from mainstay_train.exact.draws import Address, generator_of
+from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.reduction import PartialStore
+from mainstay_train.model.blocks import Block, Tape
+from mainstay_train.model.workload import Workload, user_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The tensors that a passage leaves."""
+
+    gradients: torch.Tensor
+    """Of all parameters of the stage, flat."""
+    sent: tuple[torch.Tensor, ...]
+    """The output for the next stage and the input's gradient for the one before, where there are
+    such stages."""
+    result: TypeResult
+
+
+class StagePasses:
+    """A stage with its first values, through which micro-batches can be taken.
+
+    Each is the first of its type, so gradients are written, not added.
+
+    Args:
+        workload: what is trained.
+        stage: which stage.
+        num_stages: of a chain.
+        seed: of first values and samples.
+        recompute: whether forwards run again in the backward.
+        device: where it computes.
+
+    Raises:
+        WorkloadError: the user's code failed.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        stage: int,
+        num_stages: int,
+        seed: int,
+        recompute: bool,
+        device: torch.device,
+    ) -> None:
+        self._workload, self._stage, self._num_stages = workload, stage, num_stages
+        self._seed, self._recompute, self._device = seed, recompute, device
+        with user_code("building the model"):
+            self._numbers = workload.stages(num_stages)[stage]
+            self._blocks = workload.build(self._numbers, device)
+            self._state = StageState(self._blocks, workload.optimizer)
+            self._state.initialize(seed)
+
+    def run(self, step: int, timer: Timer | None = None) -> tuple[Outcome, Passage | None]:
+        """Take the first micro-batch of a step through the stage.
+
+        Args:
+            step: whose samples are used.
+            timer: takes the time of each operator; None: nothing is recorded.
+
+        Raises:
+            InvalidSpecError: a block cannot be recorded; its name and operator are told.
+            WorkloadError: the user's code failed.
+        """
+        with user_code(f"computing step {step}"):
+            boundary = _Boundary(self._make_input(step), self._make_gradient(step))
+            store = _Scratch(self._state.layout, 1, self._device)
+            results: dict[int, TypeResult] = {}
+            recorder = None if timer is None else Recorder(timer)
+            boundary.recorder = recorder
+            interpreter = self._interpreter(store, results, recorder)
+            program = compile_replay((0,), 1, self._stage, self._num_stages)
+            if recorder is not None:
+                self._declare(recorder, store)
+            with recorder or contextlib.nullcontext():
+                interpreter.run(program, step, None, log=boundary, again=boundary)
+        outcome = Outcome(gradients=store.scratch, sent=tuple(boundary.sent_on), result=results[0])
+        return outcome, None if recorder is None else _finish(recorder, store, outcome)
+
+    def _interpreter(
+        self, store: PartialStore, results: dict[int, TypeResult], recorder: Recorder | None
+    ) -> Interpreter:
+        blocks = [
+            block if recorder is None else cast("Block", _ObservedBlock(block, number, recorder))
+            for number, block in zip(self._numbers, self._blocks, strict=True)
+        ]
+        return Interpreter(
+            workload=self._workload,
+            loader=Loader(self._workload.dataset, str(self._device), ahead=False),
+            blocks=blocks,
+            stage=self._stage,
+            num_stages=self._num_stages,
+            seed=self._seed,
+            num_steps=1,
+            micro_batches=1,
+            store=store,
+            results=results,
+            recompute=self._recompute,
+            hook=_do_nothing,
+        )
+
+    def _declare(self, recorder: Recorder, store: PartialStore) -> None:
+        """Name what is there before the passage."""
+        for block in self._blocks:
+            masters = block.layout.views(block.masters)
+            for name, view in block.layout.views(block.compute).items():
+                value = masters[name] if name in block.committed else view
+                recorder.declare(value, name, Origin.ADDRESSED)
+        recorder.allocate(store.scratch)
+
+    def _make_input(self, step: int) -> torch.Tensor | None:
+        """Return what the stage before would send; one block is in memory at a time."""
+        if self._stage == 0:
+            return None
+        address = Address(self._seed, step, 0, 0)
+        x = self._workload.dataset.batch(address).tokens.to(self._device)
+        for number in range(self._numbers[0]):
+            (block,) = self._workload.build([number], self._device)
+            block.initialize(self._seed)
+            x = block.forward(x, address).contiguous()
+        return x
+
+    def _make_gradient(self, step: int) -> torch.Tensor | None:
+        """Return what stands for the gradient that the next stage would send."""
+        if self._stage == self._num_stages - 1:
+            return None
+        drawn = torch.randn(
+            self._workload.activation_shape, generator=generator_of(self._seed, step, "gradient")
+        )
+        return drawn.to(self._workload.dtype).to(self._device)
+
+
+class _Boundary:
+    """Stands for the neighbours of a stage: it gives what they send, and keeps what they get."""
+
+    lowest = 0
+
+    def __init__(self, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
+        self._incoming = {Op.READ_F: activation, Op.READ_B: gradient}
+        self.recorder: Recorder | None = None
+        self.sent_on: list[torch.Tensor] = []
+
+    def skipped(self, block: int) -> Collection[str]:
+        """Return no units: all weight gradients are computed."""
+        del block
+        return ()
+
+    def read(self, action: Action, into: torch.Tensor) -> None:
+        """Give what a neighbour sends."""
+        value = self._incoming[action.op]
+        assert value is not None
+        if self.recorder is not None:
+            self.recorder.leave()
+            name = "activation" if action.op is Op.READ_F else "gradient"
+            self.recorder.declare(into, f"received {name}", Origin.RECEIVED)
+        into.copy_(value)
+
+    def sent(self, action: Action, tensor: torch.Tensor) -> None:
+        """Keep what a neighbour gets."""
+        del action
+        self.sent_on.append(tensor)
+
+    def completed(self, shard_type: int, mark: Mark | None) -> None:
+        """Nothing follows from it."""
+        del shard_type, mark
+
+
+class _Scratch(PartialStore):
+    """Leaves a complete type where it is: nothing is summed."""
+
+    def complete(self, shard_type: int, *, joined: bool = False) -> Partial:
+        """Return the partial of the type alone."""
+        del joined
+        return Partial(lane=0, first=shard_type, last=shard_type)
+
+
+class _ObservedBlock:
+    """A block that tells a recorder which pass begins. It computes nothing itself."""
+
+    def __init__(self, block: Block, number: int, recorder: Recorder) -> None:
+        self._block, self._number, self._recorder = block, number, recorder
+        self.spec, self.device, self.name = block.spec, block.device, block.name
+
+    def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        self._enter(Pass.FORWARD)
+        self._recorder.declare_unknown(x, "tokens")
+        return self._block.forward(x, address)
+
+    def recompute(self, x: torch.Tensor, address: Address) -> Tape:
+        again = self._recorder.has_forward(self._number)
+        self._recorder.enter(self._number, self.name, Pass.FORWARD, again=again)
+        self._recorder.declare_unknown(x, "tokens")
+        tape = self._block.recompute(x, address)
+        if again:
+            self._enter(Pass.BACKWARD)
+        return tape
+
+    def recompute_loss(self, x: torch.Tensor, targets: torch.Tensor, address: Address) -> Tape:
+        self._enter(Pass.FORWARD)
+        self._recorder.declare_unknown(targets, "targets")
+        return self._block.recompute_loss(x, targets, address)
+
+    def backward_input(self, tape: Tape, dy: torch.Tensor | None = None) -> torch.Tensor | None:
+        self._enter(Pass.BACKWARD)
+        return self._block.backward_input(tape, dy)
+
+    def backward_weight(
+        self,
+        tape: Tape,
+        grads: dict[str, torch.Tensor],
+        *,
+        accumulate: bool = False,
+        frozen: Collection[str] = (),
+    ) -> None:
+        self._enter(Pass.WEIGHT)
+        self._block.backward_weight(tape, grads, accumulate=accumulate, frozen=frozen)
+
+    def _enter(self, in_pass: Pass) -> None:
+        self._recorder.enter(self._number, self.name, in_pass)
+
+
+def _finish(recorder: Recorder, store: PartialStore, outcome: Outcome) -> Passage:
+    """Name the results of a passage."""
+    recorder.add_result(store.scratch)
+    for tensor in (*outcome.sent, outcome.result.loss_sum, outcome.result.statistics):
+        if isinstance(tensor, torch.Tensor):
+            recorder.add_result(tensor)
+    return recorder.finish()
+
+
+def _do_nothing(action: Action) -> None:
+    del action
