@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
 from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
 from mainstay_api.bodies import MIB, BodyTooLargeError, LongRequest, length_of
 from mainstay_api.limits import Asked, Limits, TooManyError
-from mainstay_api.long_work import LongAnswers
+from mainstay_api.long_work import Places
 from mainstay_api.metrics import Metrics
 from mainstay_api.plan_texts import PlanTexts
 from mainstay_api.problems import ProblemError, unknown_job
@@ -54,9 +55,9 @@ async def get_metrics(request: Request) -> Metrics:
     return metrics
 
 
-async def get_long_answers(request: Request) -> LongAnswers:
+async def get_long_answers(request: Request) -> Places:
     """Return the places in which the app makes long answers."""
-    long_answers: LongAnswers = request.app.state.long_answers
+    long_answers: Places = request.app.state.long_answers
     return long_answers
 
 
@@ -131,26 +132,32 @@ class GuardedRoute(APIRoute):
 
         async def admit_first(request: Request) -> Response:
             callers = [await _once(request, guard) for guard in guards]
-            if callers:
-                # Of several guards the last one lets in fewer.
-                await _count(request, callers[-1], by_agent=_admit_agent in guards)
-            return await handle(LongRequest(request.scope, request.receive))
+            admitted = LongRequest(request.scope, request.receive)
+            if not callers:
+                return await handle(admitted)
+            # Of several guards the last one lets in fewer.
+            asked = await _describe(request, callers[-1], by_agent=_admit_agent in guards)
+            await _count(request, asked)
+            if not asked.by_agent:
+                return await handle(admitted)
+            if request.method not in _READS:
+                try:
+                    await admitted.body()  # whoever sends one slowly takes nobody's place
+                except ClientDisconnect:
+                    return Response(status_code=400)  # nobody is there to read it
+            turns: Places = request.app.state.turns
+            async with turns.place(asked.job, asked.num_pods):
+                return await handle(admitted)
 
         return admit_first
 
 
-async def _count(request: Request, caller: Caller, *, by_agent: bool) -> None:
-    """Count a request whose caller was let in; its connection may stay.
-
-    Raises:
-        TooManyError: the caller or the job has asked for too much.
-    """
-    state, headers = request.app.state, request.headers
-    transactions: Transactions = state.transactions
-    limits: Limits = state.limits
-    job = request.path_params.get("job", "")
+async def _describe(request: Request, caller: Caller, *, by_agent: bool) -> Asked:
+    """Return a request whose caller was let in, as far as it is counted."""
+    transactions: Transactions = request.app.state.transactions
+    headers, job = request.headers, request.path_params.get("job", "")
     uid: JobUid | None = request.scope.get(_UID)
-    asked = Asked(
+    return Asked(
         caller=caller,
         job=uid or job,
         pod=(caller.pod or headers.get("mainstay-pod", ""))[:MAX_NAME] if by_agent else "",
@@ -160,7 +167,18 @@ async def _count(request: Request, caller: Caller, *, by_agent: bool) -> None:
         num_pods=await transactions.count_pods(uid) if by_agent and uid else 0,
         connection=request.client or ("", 0),
     )
-    if by_agent and asked.route != "restore" and asked.num_bytes > MAX_TOLD_MIB * MIB:
+
+
+async def _count(request: Request, asked: Asked) -> None:
+    """Count a request; its connection may stay.
+
+    Raises:
+        BodyTooLargeError: the body is longer than a supervisor's may be.
+        TooManyError: the caller or the job has asked for too much.
+    """
+    state = request.app.state
+    limits: Limits = state.limits
+    if asked.by_agent and asked.route != "restore" and asked.num_bytes > MAX_TOLD_MIB * MIB:
         raise BodyTooLargeError(MAX_TOLD_MIB, "tell fewer facts or entries at once")
     try:
         limits.take(asked)
@@ -298,7 +316,7 @@ SettingsDep = Annotated[Settings, Depends(get_settings)]
 HeldDep = Annotated[QuorumId | None, Depends(get_held)]
 TransactionsDep = Annotated[Transactions, Depends(get_transactions)]
 StreamsDep = Annotated[Streams, Depends(get_streams)]
-LongAnswersDep = Annotated[LongAnswers, Depends(get_long_answers)]
+LongAnswersDep = Annotated[Places, Depends(get_long_answers)]
 PlanTextsDep = Annotated[PlanTexts, Depends(get_plan_texts)]
 MetricsDep = Annotated[Metrics, Depends(get_metrics)]
 UidDep = Annotated[JobUid, Depends(get_uid)]

@@ -52,6 +52,9 @@ MAX_HELD = 16
 LEDGER_ENTRY_BYTES = 512
 """A request with entries of the ledger counts as one for each of them, about: each step that it
 completes is a decision of its own."""
+AT_ONCE_OF_JOB = 4
+"""Requests of a job's pods that are answered at a time, and one more for each registered pod. The
+job's others wait in line. Other jobs and people do not wait for them."""
 KEEP_ALIVE_S = 75
 """A connection without requests is closed after this: later than a proxy in between gives it up."""
 MAX_CONNECTIONS = 32

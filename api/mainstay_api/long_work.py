@@ -66,26 +66,47 @@ async def in_pieces(work: Callable[[V], T], items: Sequence[V]) -> list[T]:
     return done
 
 
-class LongAnswers:
-    """The places in which answers about a job's whole history are made: few for each person."""
+class Places:
+    """The places in which work of many askers is done at a time: few for each of them.
 
-    def __init__(self) -> None:
-        self._all = asyncio.Semaphore(AT_ONCE)
+    Args:
+        of_one: places that one asker has.
+        in_all: places of all; None: as many as askers have.
+    """
+
+    def __init__(self, of_one: int, in_all: int | None = None) -> None:
+        self._of_one = of_one
+        self._all = None if in_all is None else asyncio.Semaphore(in_all)
         self._of: dict[str, asyncio.Semaphore] = {}
+        self._num_more: dict[str, int] = {}
         self._num_askers: collections.Counter[str] = collections.Counter()
 
     @contextlib.asynccontextmanager
-    async def place(self, person: str) -> AsyncIterator[None]:
-        """Wait for a place, and hold it while the block lasts."""
-        mine = self._of.setdefault(person, asyncio.Semaphore(AT_ONCE_OF_ONE))
-        self._num_askers[person] += 1
+    async def place(self, asker: str, num_more: int = 0) -> AsyncIterator[None]:
+        """Wait for a place, and hold it while the block lasts.
+
+        Args:
+            asker: whose place it is.
+            num_more: places that the asker has now beside ``of_one``. It loses none before it asks
+                for nothing at all.
+        """
+        mine = self._of.setdefault(asker, asyncio.Semaphore(self._of_one))
+        for _ in range(num_more - self._num_more.get(asker, 0)):
+            mine.release()
+        self._num_more[asker] = max(num_more, self._num_more.get(asker, 0))
+        self._num_askers[asker] += 1
         try:
-            async with mine, self._all:
+            async with mine, self._all or contextlib.nullcontext():
                 yield
         finally:
-            self._num_askers[person] -= 1
-            if not self._num_askers[person]:
-                del self._num_askers[person], self._of[person]
+            self._num_askers[asker] -= 1
+            if not self._num_askers[asker]:
+                del self._num_askers[asker], self._num_more[asker], self._of[asker]
+
+
+def long_answers() -> Places:
+    """Return the places in which answers about a job's whole history are made."""
+    return Places(AT_ONCE_OF_ONE, AT_ONCE)
 
 
 async def long_json(make: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Response:

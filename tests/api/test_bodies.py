@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.worlds.installed_chart import routes_of
 
 from mainstay_api.app import create_app
 from mainstay_api.bodies import BodyLimitMiddleware
+from mainstay_api.limits import AT_ONCE_OF_JOB
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_core.base.ids import JobUid
@@ -243,6 +244,43 @@ def test_a_body_that_never_comes_whole_is_not_waited_for(method: str) -> None:
     with pytest.raises(HTTPException) as caught:
         asyncio.run(limited(scope, never, send))
     assert caught.value.status_code == 408
+
+
+def test_requests_of_one_jobs_pods_wait_in_line_and_nobody_else_does(
+    with_app: Callable[..., None],
+) -> None:
+    async def check(app: FastAPI) -> None:
+        loud, quiet = await create_job(app), await create_job(app)
+
+        async def plan_of(job: str) -> int:
+            path = f"/v1/jobs/{job}/agent/plan"
+            return (await ask(app, "GET", path, AGENT_TOKEN, 0, announced=True)).status
+
+        async with AsyncExitStack() as held:
+            for _ in range(AT_ONCE_OF_JOB):
+                await held.enter_async_context(app.state.turns.place(loud))
+            waiting = asyncio.create_task(plan_of(loud))
+            assert await plan_of(quiet) == 200
+            seen = await ask(app, "GET", f"/v1/jobs/{loud}", TOKEN, 0, announced=True)
+            assert seen.status == 200
+            assert not waiting.done()
+        assert await waiting == 200
+
+    with_app(check)
+
+
+def test_a_body_that_comes_slowly_takes_no_place_in_the_line(job: Any) -> None:
+    job.register("pod-0")
+    where = httpx.URL(job.api.url)
+    begun = (
+        f"POST {job.path}/agent/heartbeats HTTP/1.1\r\nHost: api\r\n"
+        f"Authorization: Bearer {AGENT_TOKEN}\r\nContent-Length: 100\r\n\r\n{{"
+    )
+    with ExitStack() as slow:
+        for _ in range(AT_ONCE_OF_JOB + 1):
+            connection = socket.create_connection((where.host, where.port))
+            slow.enter_context(connection).sendall(begun.encode())
+        job.beat("pod-0")
 
 
 async def create_job(app: FastAPI) -> Any:

@@ -16,9 +16,10 @@ from mainstay_api.long_work import (
     AT_ONCE_OF_ONE,
     LARGE,
     PIECE,
-    LongAnswers,
+    Places,
     beside,
     in_pieces,
+    long_answers,
     long_json,
 )
 
@@ -73,7 +74,7 @@ def test_others_get_their_turn_between_pieces() -> None:
 
 def test_who_asks_for_many_long_answers_waits_for_themselves() -> None:
     async def run() -> tuple[int, int, int]:
-        places, gate, inside = LongAnswers(), asyncio.Event(), []
+        places, gate, inside = long_answers(), asyncio.Event(), []
 
         async def ask(person: str) -> None:
             async with places.place(person):
@@ -91,6 +92,28 @@ def test_who_asks_for_many_long_answers_waits_for_themselves() -> None:
         return *seen, len(places._of)
 
     assert asyncio.run(run()) == (AT_ONCE_OF_ONE, 3, 0)
+
+
+def test_an_asker_with_more_places_gets_them_while_it_is_busy() -> None:
+    async def run() -> list[int]:
+        places, gate, inside = Places(of_one=2), asyncio.Event(), []
+
+        async def ask(num_more: int) -> None:
+            async with places.place("job", num_more):
+                inside.append(num_more)
+                await gate.wait()
+
+        asking, seen = [], []
+        for num_more in (0, 3, 1):
+            asking += [asyncio.create_task(ask(num_more)) for _ in range(10)]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            seen.append(len(inside))
+        gate.set()
+        await asyncio.gather(*asking)
+        return [*seen, len(inside), len(places._of), len(places._num_more)]
+
+    assert asyncio.run(run()) == [2, 5, 5, 30, 0, 0]
 
 
 @pytest.mark.parametrize("length", [10, LONG_BYTES + 10])

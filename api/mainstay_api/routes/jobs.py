@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import secrets
@@ -205,12 +206,15 @@ async def show_one(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
 @router.get("/{job}/summary", responses=examples.SUMMARY)
 async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONResponse:
     """The job on one page: what its status says, and nothing that grows with its size."""
-    state = await transactions.load(uid)
+    # One after the other, each would wait for what others have asked of the store meanwhile.
+    state, recoveries = await asyncio.gather(
+        transactions.load(uid), transactions.store.fetch_recoveries(uid)
+    )
     keys = [(state.step - 1, *p) for p in state.shape.positions] if state.step else []
-    entries = await transactions.store.fetch_ledger(uid, keys)
-    recoveries = await transactions.store.fetch_recoveries(uid)
+    entries, stores = await asyncio.gather(
+        transactions.store.fetch_ledger(uid, keys), fetch_summary(transactions.store, state)
+    )
     newest = [entries[key] for key in keys if key in entries]
-    stores = await fetch_summary(transactions.store, state)
     page = show_page(state, recoveries, newest, transactions.now_s(), stores)
     return JSONResponse(codec.encode(page))
 
