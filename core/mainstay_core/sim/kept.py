@@ -46,6 +46,9 @@ class Store(Protocol):
     def from_version(self) -> int:
         """The version from which on it keeps all."""
 
+    def has_adopted(self, plan: Plan) -> bool:
+        """Whether a plan is the newest that it has sent again for."""
+
     def keeps(self, key: SegmentKey) -> bool:
         """Whether a segment is there."""
 

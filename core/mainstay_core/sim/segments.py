@@ -78,6 +78,8 @@ class SegmentStore:
         self.has_failed = False
         """Whether one of them was not taken since the newest plan."""
         self.has_been_full = False
+        self._plan: Plan | None = None
+        """The newest that was adopted."""
         self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
@@ -247,7 +249,7 @@ class SegmentStore:
 
     def adopt(self, plan: Plan) -> None:
         """Send again what a plan leaves with too few holders."""
-        self.has_failed = False
+        self.has_failed, self._plan = False, plan
         needed = {s.header.key: s for s in self._index.needed(plan.lineage)}
         kept = [Held(key, segment.holders) for key, segment in needed.items()]
         peers, domains = self._config.peers, self._config.domains
@@ -293,8 +295,9 @@ class SegmentStore:
             if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= complete_from
         )
         lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
-        # What this store keeps another one may have to send.
-        is_open = any(kept.stores[address].is_sending for address in addresses.values())
+        # What this store keeps another one may have to send, once it has heard of the plan.
+        stores = [kept.stores[address] for address in addresses.values()]
+        is_open = any(store.is_sending or not store.has_adopted(plan) for store in stores)
         if lacking and not is_open and times:
             raise Violation(f"I7: {self.address} leaves {lacking[0]} with too few holders")
         if lacking:
@@ -310,6 +313,10 @@ class SegmentStore:
     def is_sending(self) -> bool:
         """Whether something that it sends again is not answered yet."""
         return self._num_open > 0
+
+    def has_adopted(self, plan: Plan) -> bool:
+        """Whether a plan is the newest that it has sent again for."""
+        return self._plan is not None and self._plan.quorum == plan.quorum
 
     @property
     def from_version(self) -> int:

@@ -46,6 +46,11 @@ def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> N
     assert not outcome.violation, outcome.violation
 
 
+def test_a_store_that_has_not_heard_of_a_plan_may_have_to_send_for_it() -> None:
+    outcome = simulate(draw(126, kinds=IN_MEMORY))
+    assert not outcome.violation, outcome.violation
+
+
 def test_nothing_but_the_first_plan_without_faults() -> None:
     for seed in range(10):
         outcome = simulate(draw(seed, kinds=()))
