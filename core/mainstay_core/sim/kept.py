@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from mainstay_core.rank.events import Snapshot
@@ -251,6 +252,17 @@ class Kept:
             (place, key) in self._evicted for _, places in self._held[key][-1:] for place in places
         )
 
+    def _went_for_damaged(self, address: str, key: SegmentKey) -> bool:
+        """Return whether a store let a state of a window that was given up go for an older one.
+
+        That one is damaged, which no store sees by itself.
+        """
+        return self.stores[address].gave_up(key) and any(
+            older.version < key.version and replace(older, version=key.version) == key
+            for place, older in self._damaged - self._evicted
+            if place == address
+        )
+
     def _was_held(
         self,
         lineage: int,
@@ -416,8 +428,9 @@ class Kept:
         def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
             key = key_of(lineage, position, unit, kind, at)
             return any(
-                any((place, key) not in self._damaged for place in places & here)
+                (place, key) not in self._damaged and not self._went_for_damaged(place, key)
                 for _, places in self._held[key][-1:]
+                for place in places & here
             )
 
         oldest = self._needed_from.get(lineage, 0)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from inspect import getcoroutinestate
 
 import pytest
@@ -17,7 +18,7 @@ from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED
+from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED, Fault
 
 SEEDS_PER_TEST = 10
 ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS}
@@ -152,6 +153,19 @@ def test_what_a_window_needs_stays_where_stores_are_too_small_for_two() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         num_evicted += outcome.seen["evicted"]
     assert num_evicted > 40
+
+
+def test_nobody_promises_what_a_store_let_go_for_an_older_copy_that_was_damaged_unseen() -> None:
+    losses = (
+        Fault(kind="damage-segment", point="votes-gathered", times=4),
+        Fault(kind="node-loss", point="SNAPSHOT", times=2),
+        Fault(kind="kill-stage", point="vote-posted", times=6),
+        Fault(kind="node-loss", point="settle-posted", times=1),
+    )
+    scenario = draw_short(208, ())
+    config = replace(scenario.config, spares=2)
+    outcome = simulate(replace(scenario, config=config, faults=losses))
+    assert not outcome.violation, outcome.violation
 
 
 def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:
