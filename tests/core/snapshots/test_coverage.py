@@ -111,6 +111,31 @@ def test_stores_that_told_at_different_times_are_each_measured_by_their_own_step
     assert (only.is_covered, only.pods, only.num_copies) == (True, (), 2)
 
 
+def told_until(told: CoveredPod, first: int, last: int) -> CoveredPod:
+    assert told.store is not None
+    return replace(told, store=replace(told.store, judged=(Run(first=first, last=last),)))
+
+
+def test_a_store_to_which_nobody_copies_any_more_does_not_hide_what_is_lacking() -> None:
+    """A spare has a window of long ago; of the steps since one gradient found no room."""
+    spare = told_until(pod("spare", held()), 8, 11)
+    broken = held(states=(90,), steps=(90, 92))
+    member = told_until(pod("a", broken, serves=0), 90, 95)
+
+    (only,) = cover(((0, 0),), [spare, member], 0)
+
+    assert (only.is_covered, only.num_copies) == (False, 0)
+    assert only.pods == ("a",)
+    assert not cover(((0, 0),), [spare, told_until(pod("a", serves=0), 90, 95)], 0)[0].is_covered
+
+
+def test_old_copies_in_a_store_that_is_left_behind_count_with_the_gradients_since() -> None:
+    old = told_until(pod("spare", held(states=(8,), steps=(8, 11))), 8, 11)
+    since = told_until(pod("a", held(states=(), steps=(12, 95)), serves=0), 8, 95)
+    (only,) = cover(((0, 0),), [old, since], 0)
+    assert (only.is_covered, only.num_copies, only.replay_steps) == (True, 0, 88)
+
+
 def test_a_store_of_another_lineage_holds_nothing() -> None:
     assert not cover(((0, 0),), [pod("a", held(), serves=0)], 1)[0].is_covered
 
