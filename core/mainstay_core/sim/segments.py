@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.deliveries import Delivery, note_needless
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
@@ -201,9 +201,8 @@ class SegmentStore:
 
     def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
         """Take a segment of another pod, which also says what is needed no more."""
-        lineage = message.header.key.lineage
         if not self._index.refusal_of(message.header):
-            self._index.keep_from(lineage, message.keep_from)
+            note_needless(self._index, message)
         here = self._index.find(message.header.key)
         if message.is_again and here is not None and not here.is_doubted:
             return Stored()
