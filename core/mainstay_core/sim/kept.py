@@ -191,6 +191,7 @@ class Kept:
         Of older versions nothing is needed, and who had heard of a later window has dropped them.
         """
         self._counting = {k for k in self._counting if k.lineage != lineage}
+        self._needed_from.pop(lineage, None)
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 
@@ -427,7 +428,7 @@ class Kept:
     ) -> bool:
         def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
             key = key_of(lineage, position, unit, kind, at)
-            return any(
+            return key in self._counting and any(
                 (place, key) not in self._damaged and not self._went_for_damaged(place, key)
                 for _, places in self._held[key][-1:]
                 for place in places & here
