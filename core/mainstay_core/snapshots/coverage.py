@@ -10,6 +10,7 @@ decides by are the stores' own reports.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -64,12 +65,9 @@ def cover(
     """
     if num_types:
         return _cover_by_boundaries(positions, pods, lineage, num_types)
-    judged = steps_of(run for pod in _told(pods, lineage) for run in _store_of(pod).judged)
-    of_members = (_store_of(pod).judged for pod in _told(pods, lineage) if pod.positions)
-    committed = max((run.last for runs in of_members for run in runs), default=-1)
-    steps = _Steps(judged, committed - MAX_LAG_STEPS)
+    commits = _Commits(_told(pods, lineage))
     return tuple(
-        _cover_position(number, place, pods, lineage, steps)
+        _cover_position(number, place, pods, lineage, commits)
         for number, place in enumerate(positions)
     )
 
@@ -164,7 +162,7 @@ def _cover_position(
     place: tuple[int, int],
     pods: Sequence[CoveredPod],
     lineage: int,
-    steps: _Steps,
+    commits: _Commits,
 ) -> PositionCoverage:
     told = {
         pod.uid: _Copies(_store_of(pod), [u for u in _store_of(pod).units if u.position == number])
@@ -175,12 +173,17 @@ def _cover_position(
     def has_loss(lost: Collection[PodUid]) -> bool:
         left = [c for uid, c in held.items() if uid not in lost]
         is_there = any(number in pod.positions for pod in pods if pod.uid not in lost)
-        return not is_there and _reach(left, steps).steps is None
+        return not is_there and _reach(left, commits.without(lost)).steps is None
 
+    steps = commits.without(())
     whole = _reach([*held.values()], steps)
     alone = [uid for uid, c in held.items() if _is_whole(c, steps)]
-    # Who has neither a member nor a copy of the position is not missed by it.
-    concerned = [pod for pod in pods if pod.uid in held or number in pod.positions]
+    # Who has no member, no copy of the position and no commits is not missed by it.
+    concerned = [
+        pod
+        for pod in pods
+        if pod.uid in held or number in pod.positions or pod.uid in commits.alone
+    ]
     domains = sorted({pod.domain for pod in concerned})
     by_domain = {d: {pod.uid for pod in pods if pod.domain == d} for d in domains}
     return PositionCoverage(
@@ -250,6 +253,37 @@ class _Steps(NamedTuple):
     """Those of which some store knows the votes."""
     least: int
     """A store that has nothing of this step or a later one is left behind."""
+    most: int | None
+    """The newest step of which a pod with a member knows; None: no such pod knows any."""
+
+
+class _Commits:
+    """The steps of which stores know the votes. What is lost with a pod is known no more."""
+
+    def __init__(self, told: Sequence[CoveredPod]) -> None:
+        self._of = {pod.uid: steps_of(_store_of(pod).judged) for pod in told}
+        self._members = {
+            pod.uid: max(self._of[pod.uid], default=-1) for pod in told if pod.positions
+        }
+        self._num_knowing = Counter(step for steps in self._of.values() for step in steps)
+        self._all = frozenset(self._num_knowing)
+        self._least = max(self._members.values(), default=-1) - MAX_LAG_STEPS
+        self._known: dict[frozenset[PodUid], _Steps] = {}
+        self.alone = {uid for uid in self._of if self._lost_with([uid])}
+        """Pods that know the votes on a step of which no other one knows."""
+
+    def without(self, lost: Collection[PodUid]) -> _Steps:
+        """Return by what stores are measured once some pods are lost."""
+        key = frozenset(lost)
+        if key not in self._known:
+            left = [step for uid, step in self._members.items() if uid not in key and step >= 0]
+            judged = self._all - self._lost_with(key)
+            self._known[key] = _Steps(judged, self._least, max(left, default=None))
+        return self._known[key]
+
+    def _lost_with(self, lost: Iterable[PodUid]) -> set[int]:
+        counts = Counter(step for uid in lost for step in self._of.get(uid, ()))
+        return {step for step, number in counts.items() if number == self._num_knowing[step]}
 
 
 class _Copies:
@@ -266,9 +300,13 @@ class _Copies:
         its way."""
 
 
-def _needed(stores: Iterable[_Copies], least: int) -> int:
-    """Return the step to which stores have to bring what they hold."""
-    return min((s.newest for s in stores if s.newest >= least), default=least)
+def _needed(stores: Iterable[_Copies], steps: _Steps) -> int:
+    """Return the step to which stores have to bring what they hold.
+
+    A pod without a member may have told of its gradients after those that know the commits.
+    """
+    found = min((s.newest for s in stores if s.newest >= steps.least), default=steps.least)
+    return found if steps.most is None else min(found, max(steps.most, steps.least))
 
 
 def _reach(stores: Sequence[_Copies], steps: _Steps) -> Reach:
@@ -286,7 +324,7 @@ def _reach(stores: Sequence[_Copies], steps: _Steps) -> Reach:
         alike = tuple(id(store.units[unit]) for store in holders)
         if alike not in known:
             groups = [store.units[unit] for store in holders]
-            known[alike] = _reach_of(groups, _needed(holders, steps.least), steps.judged)
+            known[alike] = _reach_of(groups, _needed(holders, steps), steps.judged)
         taken = known[alike]
         if taken is None:
             return Reach(None, f"unit {unit} has no state with all gradients since")
@@ -297,7 +335,7 @@ def _reach(stores: Sequence[_Copies], steps: _Steps) -> Reach:
 def _is_whole(store: _Copies, steps: _Steps) -> bool:
     """Return whether one store brings all units of a position to its newest step by itself."""
     return len(store.units) == store.num_units and all(
-        _reach_of([group], _needed([store], steps.least), steps.judged) is not None
+        _reach_of([group], _needed([store], steps), steps.judged) is not None
         for group in store.groups
     )
 
