@@ -66,7 +66,7 @@ class Replay:
 
 
 class UnfinishedReplay(Generic[ReplayerT]):
-    """What a replay by gradients whose quorum has ended left in memory.
+    """A replay by gradients that the end of its quorum left unfinished, with what it has made.
 
     It is good for the very next quorum of the same lineage alone. In one between, of which this
     rank was no member, the others may have gone back to a state from before a corruption.
