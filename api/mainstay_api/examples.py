@@ -239,6 +239,7 @@ SNAPSHOTS: Responses = {
                     "name": "demo-1",
                     "domain": "demo-1",
                     "pod": "demo-1-a1b2c3",
+                    "address": "10.0.0.7:40123",
                     "memory_bytes": 134217728,
                     "used_bytes": 52428800,
                     "kinds": _KINDS,

@@ -13,6 +13,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.config import LogKind
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
+from mainstay_core.wire.facts import PodRegistration
 from mainstay_core.wire.segments import MAX_BAD, SegmentKey
 from mainstay_core.wire.stores import (
     Doubts,
@@ -124,11 +125,24 @@ def covered_pods(
             name=pod.registration.name,
             domain=pod.registration.domain or pod.registration.name,
             positions=frozenset(positions.get(pod.registration.pod, ())),
-            store=stores.get(pod.registration.pod),
+            store=_told_by(pod.registration, stores),
         )
         for pod in state.pods
         if not pod.gone
     )
+
+
+def _told_by(
+    registration: PodRegistration, stores: Mapping[PodUid, StoreStatus]
+) -> StoreStatus | None:
+    """Return what a pod's store has told last; None if it was the one of a supervisor before.
+
+    That one is gone with all that it held.
+    """
+    told = stores.get(registration.pod)
+    if told is not None and told.address not in ("", registration.snapshots):
+        return None
+    return told
 
 
 def _judge(

@@ -111,6 +111,24 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     assert memory["limit"] == 128 << 20
 
 
+def test_what_the_store_before_a_restart_told_counts_no_more(snapshot_job: Job) -> None:
+    job = snapshot_job
+    job.agent("store", status("pod-0", 0, address="pod-0:2"))
+    job.agent("store", status("pod-1", 0, 1, address="pod-1:2"))
+    assert job.api.get(f"{job.path}/summary")["stores"]["num_covered"] == 2
+
+    job.register("pod-1", pid=2, snapshots="pod-1:3", domain="node-of-pod-1")
+    shown = job.api.get(f"{job.path}/snapshots")
+    assert shown["silent"] == ["pod-1"]
+    assert [position["is_covered"] for position in shown["positions"]] == [True, False]
+
+    # What it told last may come late.
+    job.agent("store", status("pod-1", 0, 1, address="pod-1:2"))
+    assert job.api.get(f"{job.path}/summary")["stores"]["num_covered"] == 1
+    job.agent("store", status("pod-1", 0, 1, address="pod-1:3"))
+    assert job.api.get(f"{job.path}/summary")["stores"]["num_covered"] == 2
+
+
 def test_what_stores_tell_of_boundary_logs_covers_the_stages_beside_them(api: Any) -> None:
     job = make_job(api, "logged", replay="Boundary", ordering="BackToFront")
     log = {

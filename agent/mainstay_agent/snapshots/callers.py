@@ -16,6 +16,7 @@ from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
+from mainstay_core.segments.deliveries import note_needless
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -131,7 +132,7 @@ class Caller(Channel):
         header, index = message.header, self._index
         self._incoming, self._refusal = header, index.refusal_of(header)
         if not self._refusal:
-            index.keep_from(header.key.lineage, message.keep_from)
+            note_needless(index, message)
             self._refusal = index.refusal_of(header)
         self._holders, self._is_again = message.holders, message.is_again
         if self._refusal or self._has_newer(header):

@@ -291,7 +291,8 @@ class SegmentStore:
                 if self._check is not None:
                     self._check.give_up()
                 self._check = SegmentCheck(wanted, self._index, self._arena, self._sums)
-            status = replace(status_of(self._index, self._pod), checked=self._checked)
+            status = status_of(self._index, self._pod, self.address)
+            status = replace(status, checked=self._checked)
             if future.set_running_or_notify_cancel():
                 future.set_result(status)
 

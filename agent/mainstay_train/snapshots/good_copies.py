@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.wire.segments import BadSegment, Holder, SegmentKey
+from mainstay_core.wire.segments import BadSegment, Holder, SegmentHeader, SegmentKey
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
@@ -19,6 +20,14 @@ logger = logging.getLogger(__name__)
 
 class Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
     """No good copy of a segment is left, or the quorum has ended."""
+
+
+class _Read(NamedTuple):
+    """A copy that was read, and has its digest."""
+
+    key: SegmentKey
+    header: SegmentHeader
+    holder: Holder
 
 
 class GoodCopies:
@@ -37,7 +46,7 @@ class GoodCopies:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self.bad: list[BadSegment] = []
         """Copies that were found damaged."""
-        self._read_well: list[BadSegment] = []
+        self._read_well: list[_Read] = []
         """Copies that have the digest that they were written with, and are not proven right."""
         self._lock = threading.Lock()
         """Guards the same: inputs are read ahead."""
@@ -63,17 +72,24 @@ class GoodCopies:
         """Have all copies that were read and are not proven right count as damaged.
 
         What was made of them is wrong. Some copy is wrong as it was written, and nobody can tell
-        which. Where others may have made the mistake, no copy is given up for it.
+        which. Where others may have made the mistake, no copy is given up for it. Their stores are
+        told: no settle goes by these copies while this rank is a member, so they cover nothing.
         """
         self.differs = True
-        if self.is_alone:
-            with self._lock:
-                self.bad += self._read_well
+        if not self.is_alone:
+            return
+        with self._lock:
+            blamed = [*self._read_well]
+        self.bad += [BadSegment(key=r.key, pod=r.holder.pod) for r in blamed]
+        silent: set[Holder] = set()
+        for read in blamed:
+            if read.holder not in silent and not self._client.doubt(read.holder, read.header):
+                silent.add(read.holder)  # to ask for each copy would take as long each time
 
     def acquit(self, is_proven: Callable[[SegmentKey], bool]) -> None:
         """Never blame the copies of some segments: what was made of them is what votes told."""
         with self._lock:
-            self._read_well = [read for read in self._read_well if not is_proven(read.key)]
+            self._read_well = [r for r in self._read_well if not is_proven(r.key)]
 
     def read_unit(self, units: UnitBytes, key: SegmentKey, holders: Sequence[Holder]) -> None:
         """Read a unit's segment to where the unit lies; errors are those of :meth:`read`."""
@@ -111,8 +127,9 @@ class GoodCopies:
                 raise Unusable("; ".join([*whys, str(error)])) from error
             pod = self._pod if read.holder is None else read.holder.pod
             if digest() == read.header.digest:
+                holder = next(h for h in holders if h.pod == pod)
                 with self._lock:
-                    self._read_well.append(BadSegment(key=key, pod=pod))
+                    self._read_well.append(_Read(key, read.header, holder))
                 return
             if read.holder is None:
                 own = False

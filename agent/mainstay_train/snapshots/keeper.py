@@ -23,7 +23,7 @@ from mainstay_core.planning.program import Op
 from mainstay_core.rank.authors import authorship
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replaying import Replay, UnfinishedReplay
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
@@ -115,8 +115,7 @@ class SegmentKeeper:
         """Lineage, position and first step of replays in a stretch that came out differently."""
         self._is_full = False
         """Whether one of these found no room for what others of the stretch read."""
-        self._unfinished: tuple[int, Replayer] | None = None
-        """An ended quorum's id and its unfinished replay, while what that made is in memory."""
+        self._unfinished = UnfinishedReplay[Replayer]()
         self._last_vote_ns: int | None = None
 
     def start(self, fingerprint: Mapping[str, str]) -> None:
@@ -216,7 +215,7 @@ class SegmentKeeper:
         writer = self._writer
         writer.keep_from = version if drops_later else min(writer.keep_from, version)
         if drops_later:  # what comes after is written anew
-            self._unfinished = None
+            self._unfinished.forget()
             self._bad = [bad for bad in self._bad if bad.key.version < version]
             self._is_full = False
         with suppress(StoreGone):
@@ -258,7 +257,7 @@ class SegmentKeeper:
 
     def wait_copied(self) -> None:
         """Wait until what is being copied has left the state: it is about to be written."""
-        self._unfinished = None
+        self._unfinished.forget()
         with self._changed:
             self._changed.wait_for(lambda: self._to_copy == 0)
 
@@ -321,7 +320,7 @@ class SegmentKeeper:
         Raises:
             GroupEnded: another rank of the cell is gone, or has given up.
         """
-        unfinished = self._unfinished
+        before = self._unfinished.take(plan)
         self.wait_copied()
         engine = self._engine()
         logger.info(
@@ -345,13 +344,13 @@ class SegmentKeeper:
                 outcome = again.run(replay, self._sent, place)
                 self._is_full = bool(replay.relays and self._sent.problem)
             else:
-                replayer = self._replayer(unfinished, copies, plan, replay)
+                replayer = self._replayer(before, copies, plan, replay)
                 copies = replayer.copies
                 copies.go_on(lambda: wait.ended)
                 num_known = len(copies.bad)
                 outcome = replayer.run(replay)
                 if isinstance(outcome, LoadFailed) and wait.ended:
-                    self._unfinished = plan.quorum.id, replayer
+                    self._unfinished.keep(plan, replayer)
         finally:
             self._bad = [*self._bad, *copies.bad[num_known:]][-MAX_BAD:]
             if copies.differs:
@@ -362,20 +361,14 @@ class SegmentKeeper:
 
     def _replayer(
         self,
-        unfinished: tuple[int, Replayer] | None,
+        before: Replayer | None,
         copies: GoodCopies,
         plan: Plan,
         replay: Replay,
     ) -> Replayer:
-        """Return what goes on with an unfinished replay, or begins one.
-
-        It goes on in the very next quorum alone. In one between, of which this rank was no member,
-        the others may have gone back to a state from before a corruption.
-        """
+        """Return what goes on with an unfinished replay, or begins one."""
         units = self._units()
-        last, before = unfinished or (0, None)
-        follows = plan.quorum.id == last + 1
-        if before is not None and follows and before.can_go_on(units, plan.lineage, replay):
+        if before is not None and before.can_go_on(units, plan.lineage, replay):
             logger.info("it goes on where the replay before was when its quorum ended")
             return before
         return Replayer(

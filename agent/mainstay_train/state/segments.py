@@ -405,8 +405,8 @@ class SegmentClient:
         """
         self._store.send(frames.Discard(key=key, is_outdated=True))
 
-    def doubt(self, holder: Holder, header: SegmentHeader) -> None:
-        """Tell another pod's store that a segment which was read there is damaged.
+    def doubt(self, holder: Holder, header: SegmentHeader) -> bool:
+        """Tell a store that a segment which was read there is damaged; return whether it knows.
 
         A store that cannot be told counts no more, or is asked by the next reader.
         """
@@ -414,6 +414,8 @@ class SegmentClient:
             self._reader.doubt(holder.address, header)
         except (OSError, ValueError, OverflowError, MainstayError) as error:
             logger.info("%s is not told of its damaged copy: %s", holder.pod, brief(error))
+            return False
+        return True
 
     @contextmanager
     def _reading(self, key: SegmentKey) -> Iterator[frames.Found | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
@@ -23,6 +24,8 @@ from mainstay_core.wire.segments import (
     UnitHeld,
 )
 from mainstay_core.wire.votes import CommitRecord, SettleReport
+
+ReplayerT = TypeVar("ReplayerT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,34 @@ class Replay:
     def first_step(self) -> int:
         """Return the first step that some unit applies again; the version where none does."""
         return min((unit.state.version for unit in self.units), default=self.version)
+
+
+class UnfinishedReplay(Generic[ReplayerT]):
+    """A replay by gradients that the end of its quorum left unfinished, with what it has made.
+
+    It is good for the very next quorum of the same lineage alone. In one between, of which this
+    rank was no member, the others may have gone back to a state from before a corruption.
+    """
+
+    def __init__(self) -> None:
+        self._left: tuple[Plan, ReplayerT] | None = None
+
+    def keep(self, plan: Plan, replayer: ReplayerT) -> None:
+        """Note what a replay left when the quorum of ``plan`` ended."""
+        self._left = plan, replayer
+
+    def forget(self) -> None:
+        """Forget it: something else writes the state, or counts."""
+        self._left = None
+
+    def take(self, plan: Plan) -> ReplayerT | None:
+        """Return what the replay of a plan may go on with, and forget it; None if there is none."""
+        left, self._left = self._left, None
+        if left is None:
+            return None
+        before, replayer = left
+        follows = plan.quorum.id == before.quorum.id + 1 and plan.lineage == before.lineage
+        return replayer if follows else None
 
 
 def can_go_on(replay: Replay, made: Mapping[int, int]) -> bool:

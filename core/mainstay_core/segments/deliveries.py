@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.frames import Segment
+from mainstay_core.segments.index import SegmentIndex
 
 
 class Delivery:
@@ -37,3 +39,28 @@ class Delivery:
             self._left.discard(holder)
             if why_not:
                 self._problems[holder] = why_not
+
+
+def note_needless(index: SegmentIndex, message: Segment) -> None:
+    """Note the version before which the sender of a segment needs nothing.
+
+    What is sent again drops nothing. It may come from a pod that was away while the job went back
+    to an older checkpoint: then its window is one that the job has not come to again.
+
+    Args:
+        index: of the store that gets the segment.
+        message: with it.
+    """
+    lineage, version = message.header.key.lineage, message.keep_from
+    if message.is_again and version > index.from_version and _has_older(index, lineage, version):
+        return
+    index.keep_from(lineage, version)
+
+
+def _has_older(index: SegmentIndex, lineage: int, version: int) -> bool:
+    if lineage != index.lineage:
+        return False
+    segments, records = index.segments(), index.records
+    return any(s.header.key.version < version for s in segments) or any(
+        record.commit.step < version for record in records[:1]
+    )

@@ -320,7 +320,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """A reader got a segment whose bytes have not the digest that its header names."""
+    """A reader got a segment whose bytes have not the digest that its header names.
+
+    Or something wrong was made of it and of others, and nobody can tell which of them is wrong.
+    """
 
     key: SegmentKey
     nonce: Name

@@ -58,7 +58,7 @@ class Segment:
     is_kept: bool = True
     """Whether the index has it; else its place goes with its last reader."""
     is_doubted: bool = False
-    """Whether a reader in another pod, or a check, has found it damaged. It covers nothing."""
+    """Whether a reader or a check has found it damaged, or void. It covers nothing."""
 
 
 @dataclass(slots=True)
@@ -346,7 +346,7 @@ class SegmentIndex:
         self.discard_outdated(key)
 
     def doubt(self, key: SegmentKey, nonce: str, digest: str) -> None:
-        """Note that somebody far away has found a copy damaged, if it is still the one meant.
+        """Note that somebody has found a copy damaged, or void, if it is still the one meant.
 
         It stays until others take its place, and a settle is told of it: whoever reads it compares
         its digest. But it covers nothing.

@@ -46,7 +46,7 @@ _Alike = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """(position, versions of states, steps of gradients, versions of compute weights)."""
 
 
-def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
+def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatus:
     """Return the status of a store; of what is too much to tell, the newest is told.
 
     Complexity: linear in the segments, but for their order.
@@ -58,6 +58,7 @@ def status_of(index: SegmentIndex, pod: PodUid) -> StoreStatus:
     has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
     return StoreStatus(
         pod=pod,
+        address=address,
         memory_bytes=index.size_bytes,
         used_bytes=index.size_bytes - index.free_bytes,
         kinds=_kinds(segments),

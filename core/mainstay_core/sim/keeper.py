@@ -15,7 +15,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.authors import Authorship, authorship
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replaying import Replay, UnfinishedReplay
 from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
@@ -95,8 +95,7 @@ class SegmentKeeper:
         self._bad: list[BadSegment] = []
         self._is_full = False
         """Whether a replay found no room for what others of its stretch read."""
-        self._unfinished: tuple[int, Replayer] | None = None
-        """A replay by gradients whose quorum has ended, with the quorum's id."""
+        self._unfinished = UnfinishedReplay[Replayer]()
 
     # What is told -------------------------------------------------------------------
 
@@ -159,7 +158,8 @@ class SegmentKeeper:
         # Only of a checkpoint's version is nothing older needed.
         self._keep_from = version if drops_later else min(self._keep_from, version)
         if drops_later:
-            self._is_full, self._unfinished = False, None
+            self._is_full = False
+            self._unfinished.forget()
             self._world.checks.kept.went_back(lineage)
         self._client.keep_from(lineage, version, may_go_back=True, drops_later=drops_later)
 
@@ -327,22 +327,21 @@ class SegmentKeeper:
         """Make the state anew."""
         if isinstance(replay, BoundaryReplay):
             return await self._replay_steps(wait, plan, index, replay, chain)
-        (last, replayer), self._unfinished = self._unfinished or (0, None), None
-        follows = plan.quorum.id == last + 1
-        if replayer is None or not (follows and replayer.can_go_on(plan.lineage, replay)):
+        replayer = self._unfinished.take(plan)
+        if replayer is None or not replayer.can_go_on(plan.lineage, replay):
             replayer = Replayer(plan.lineage, replay.position)
         self._world.checks.seen["replay gone on with"] += replayer.has_begun
         try:
             params = await replayer.run(replay, _ReplaySegments(self, wait, plan))
         except UnusableError as error:
             if wait.ended and not isinstance(error, DiffersError):
-                self._unfinished = plan.quorum.id, replayer
+                self._unfinished.keep(plan, replayer)
             return self._failed(error)
         return await self._made(replay, params)
 
     def forget_unfinished(self) -> None:
         """Go on with no replay that has not ended: something else writes the state."""
-        self._unfinished = None
+        self._unfinished.forget()
 
     async def _replay_steps(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from mainstay_core.rank.events import Snapshot
@@ -45,6 +46,9 @@ class Store(Protocol):
     @property
     def from_version(self) -> int:
         """The version from which on it keeps all."""
+
+    def has_adopted(self, plan: Plan) -> bool:
+        """Whether a plan is the newest that it has sent again for."""
 
     def keeps(self, key: SegmentKey) -> bool:
         """Whether a segment is there."""
@@ -187,6 +191,7 @@ class Kept:
         Of older versions nothing is needed, and who had heard of a later window has dropped them.
         """
         self._counting = {k for k in self._counting if k.lineage != lineage}
+        self._needed_from.pop(lineage, None)
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 
@@ -239,14 +244,24 @@ class Kept:
                 _hold(
                     key not in self._counting or not self._gave_room(key),
                     f"I7: {name} calls the window at {versions.start} complete, but {key} had to "
-                    "give room at all its holders",
+                    "give room at a holder",
                 )
 
     def _gave_room(self, key: SegmentKey) -> bool:
-        """Return whether all holders that confirmed a segment last have dropped it for others."""
+        """Return whether a holder that confirmed a segment last has dropped it for others."""
         return any(
-            all((place, key) in self._evicted for place in places)
-            for _, places in self._held[key][-1:]
+            (place, key) in self._evicted for _, places in self._held[key][-1:] for place in places
+        )
+
+    def _went_for_damaged(self, address: str, key: SegmentKey) -> bool:
+        """Return whether a store let a state of a window that was given up go for an older one.
+
+        That one is damaged, which no store sees by itself.
+        """
+        return self.stores[address].gave_up(key) and any(
+            older.version < key.version and replace(older, version=key.version) == key
+            for place, older in self._damaged - self._evicted
+            if place == address
         )
 
     def _was_held(
@@ -413,9 +428,10 @@ class Kept:
     ) -> bool:
         def keeps(kind: SegmentKind, unit: int, at: int) -> bool:
             key = key_of(lineage, position, unit, kind, at)
-            return any(
-                any((place, key) not in self._damaged for place in places & here)
+            return key in self._counting and any(
+                (place, key) not in self._damaged and not self._went_for_damaged(place, key)
                 for _, places in self._held[key][-1:]
+                for place in places & here
             )
 
         oldest = self._needed_from.get(lineage, 0)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.deliveries import Delivery, note_needless
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
@@ -78,6 +78,8 @@ class SegmentStore:
         self.has_failed = False
         """Whether one of them was not taken since the newest plan."""
         self.has_been_full = False
+        self._plan: Plan | None = None
+        """The newest that was adopted."""
         self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
@@ -199,9 +201,8 @@ class SegmentStore:
 
     def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
         """Take a segment of another pod, which also says what is needed no more."""
-        lineage = message.header.key.lineage
         if not self._index.refusal_of(message.header):
-            self._index.keep_from(lineage, message.keep_from)
+            note_needless(self._index, message)
         here = self._index.find(message.header.key)
         if message.is_again and here is not None and not here.is_doubted:
             return Stored()
@@ -247,7 +248,7 @@ class SegmentStore:
 
     def adopt(self, plan: Plan) -> None:
         """Send again what a plan leaves with too few holders."""
-        self.has_failed = False
+        self.has_failed, self._plan = False, plan
         needed = {s.header.key: s for s in self._index.needed(plan.lineage)}
         kept = [Held(key, segment.holders) for key, segment in needed.items()]
         peers, domains = self._config.peers, self._config.domains
@@ -293,8 +294,9 @@ class SegmentStore:
             if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= complete_from
         )
         lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
-        # What this store keeps another one may have to send.
-        is_open = any(kept.stores[address].is_sending for address in addresses.values())
+        # What this store keeps another one may have to send, once it has heard of the plan.
+        stores = [kept.stores[address] for address in addresses.values()]
+        is_open = any(store.is_sending or not store.has_adopted(plan) for store in stores)
         if lacking and not is_open and times:
             raise Violation(f"I7: {self.address} leaves {lacking[0]} with too few holders")
         if lacking:
@@ -310,6 +312,10 @@ class SegmentStore:
     def is_sending(self) -> bool:
         """Whether something that it sends again is not answered yet."""
         return self._num_open > 0
+
+    def has_adopted(self, plan: Plan) -> bool:
+        """Whether a plan is the newest that it has sent again for."""
+        return self._plan is not None and self._plan.quorum == plan.quorum
 
     @property
     def from_version(self) -> int:

@@ -3,17 +3,21 @@
 A position survives a loss if a living member outside of it holds its state, or if the stores that
 are left can make the state anew. Stores tell what they hold at different times, while windows come
 and go. So each is measured by its own newest step: what one has held until then, it is taken to
-hold now. Nothing is decided by this; what a settle decides by are the stores' own reports.
+hold now. One that is left far behind the newest commit, such as that of a pod to which nobody
+copies any more, says nothing of how far the job is. Nothing is decided by this; what a settle
+decides by are the stores' own reports.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
-from mainstay_core.job.config import LogKind
+from mainstay_core.job.config import MAX_LAG_STEPS, LogKind
 from mainstay_core.snapshots.boundary_coverage import BoundaryCopies, Reach, steps_of
 from mainstay_core.wire.stores import (
     MAX_LOSSES,
@@ -61,9 +65,9 @@ def cover(
     """
     if num_types:
         return _cover_by_boundaries(positions, pods, lineage, num_types)
-    judged = steps_of(run for pod in _told(pods, lineage) for run in _store_of(pod).judged)
+    commits = _Commits(_told(pods, lineage))
     return tuple(
-        _cover_position(number, place, pods, lineage, judged)
+        _cover_position(number, place, pods, lineage, commits)
         for number, place in enumerate(positions)
     )
 
@@ -158,7 +162,7 @@ def _cover_position(
     place: tuple[int, int],
     pods: Sequence[CoveredPod],
     lineage: int,
-    judged: Collection[int],
+    commits: _Commits,
 ) -> PositionCoverage:
     told = {
         pod.uid: _Copies(_store_of(pod), [u for u in _store_of(pod).units if u.position == number])
@@ -169,12 +173,17 @@ def _cover_position(
     def has_loss(lost: Collection[PodUid]) -> bool:
         left = [c for uid, c in held.items() if uid not in lost]
         is_there = any(number in pod.positions for pod in pods if pod.uid not in lost)
-        return not is_there and _reach(left, judged).steps is None
+        return not is_there and _reach(left, commits.without(lost)).steps is None
 
-    whole = _reach([*held.values()], judged)
-    alone = [uid for uid, c in held.items() if _is_whole(c, judged)]
-    # Who has neither a member nor a copy of the position is not missed by it.
-    concerned = [pod for pod in pods if pod.uid in held or number in pod.positions]
+    steps = commits.without(())
+    whole = _reach([*held.values()], steps)
+    alone = [uid for uid, c in held.items() if _is_whole(c, steps)]
+    # Who has no member, no copy of the position and no commits is not missed by it.
+    concerned = [
+        pod
+        for pod in pods
+        if pod.uid in held or number in pod.positions or pod.uid in commits.alone
+    ]
     domains = sorted({pod.domain for pod in concerned})
     by_domain = {d: {pod.uid for pod in pods if pod.domain == d} for d in domains}
     return PositionCoverage(
@@ -237,6 +246,46 @@ def _cover_by_boundaries(
     return tuple(cover_one(number, place) for number, place in enumerate(positions))
 
 
+class _Steps(NamedTuple):
+    """The steps by which the stores of a job are measured."""
+
+    judged: Collection[int]
+    """Those of which some store knows the votes."""
+    least: int
+    """A store that has nothing of this step or a later one is left behind."""
+    most: int | None
+    """The newest step of which a pod with a member knows; None: no such pod knows any."""
+
+
+class _Commits:
+    """The steps of which stores know the votes. What is lost with a pod is known no more."""
+
+    def __init__(self, told: Sequence[CoveredPod]) -> None:
+        self._of = {pod.uid: steps_of(_store_of(pod).judged) for pod in told}
+        self._members = {
+            pod.uid: max(self._of[pod.uid], default=-1) for pod in told if pod.positions
+        }
+        self._num_knowing = Counter(step for steps in self._of.values() for step in steps)
+        self._all = frozenset(self._num_knowing)
+        self._least = max(self._members.values(), default=-1) - MAX_LAG_STEPS
+        self._known: dict[frozenset[PodUid], _Steps] = {}
+        self.alone = {uid for uid in self._of if self._lost_with([uid])}
+        """Pods that know the votes on a step of which no other one knows."""
+
+    def without(self, lost: Collection[PodUid]) -> _Steps:
+        """Return by what stores are measured once some pods are lost."""
+        key = frozenset(lost)
+        if key not in self._known:
+            left = [step for uid, step in self._members.items() if uid not in key and step >= 0]
+            judged = self._all - self._lost_with(key)
+            self._known[key] = _Steps(judged, self._least, max(left, default=None))
+        return self._known[key]
+
+    def _lost_with(self, lost: Iterable[PodUid]) -> set[int]:
+        counts = Counter(step for uid in lost for step in self._of.get(uid, ()))
+        return {step for step, number in counts.items() if number == self._num_knowing[step]}
+
+
 class _Copies:
     """The states and gradients that one store holds of one position, by unit."""
 
@@ -251,7 +300,16 @@ class _Copies:
         its way."""
 
 
-def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> Reach:
+def _needed(stores: Iterable[_Copies], steps: _Steps) -> int:
+    """Return the step to which stores have to bring what they hold.
+
+    A pod without a member may have told of its gradients after those that know the commits.
+    """
+    found = min((s.newest for s in stores if s.newest >= steps.least), default=steps.least)
+    return found if steps.most is None else min(found, max(steps.most, steps.least))
+
+
+def _reach(stores: Sequence[_Copies], steps: _Steps) -> Reach:
     """Return how far stores bring a position together."""
     num_units = max((store.num_units for store in stores), default=0)
     if not num_units:
@@ -266,18 +324,19 @@ def _reach(stores: Sequence[_Copies], judged: Collection[int]) -> Reach:
         alike = tuple(id(store.units[unit]) for store in holders)
         if alike not in known:
             groups = [store.units[unit] for store in holders]
-            known[alike] = _reach_of(groups, min(store.newest for store in holders), judged)
-        steps = known[alike]
-        if steps is None:
+            known[alike] = _reach_of(groups, _needed(holders, steps), steps.judged)
+        taken = known[alike]
+        if taken is None:
             return Reach(None, f"unit {unit} has no state with all gradients since")
-        most = max(most, steps)
+        most = max(most, taken)
     return Reach(most)
 
 
-def _is_whole(store: _Copies, judged: Collection[int]) -> bool:
+def _is_whole(store: _Copies, steps: _Steps) -> bool:
     """Return whether one store brings all units of a position to its newest step by itself."""
     return len(store.units) == store.num_units and all(
-        _reach_of([group], store.newest, judged) is not None for group in store.groups
+        _reach_of([group], _needed([store], steps), steps.judged) is not None
+        for group in store.groups
     )
 
 

@@ -9,7 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mainstay_core.base.bounds import Count, Index, Longest, Name, Seconds, Sentence, cut_fields
+from mainstay_core.base.bounds import (
+    Address,
+    Count,
+    Index,
+    Longest,
+    Name,
+    Seconds,
+    Sentence,
+    cut_fields,
+)
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import PodUid
 from mainstay_core.wire.segments import (
@@ -131,6 +140,8 @@ class StoreStatus:
     """The content of a pod's store of segments, in short."""
 
     pod: PodUid
+    address: Address = field(default="", metadata=OMITTED)
+    """Where it listens. A supervisor that starts again in its pod has another store."""
     memory_bytes: Count
     """That it may use."""
     used_bytes: Count

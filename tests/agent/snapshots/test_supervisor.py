@@ -54,7 +54,7 @@ def test_pods_with_memory_for_segments_register_where_they_serve_them(
     assert read(clients[1], key_of(3), (), 5)[1] == b"bytes"
     # A status that is not heard ends nothing, and a check that is wanted is told once.
     while (told := codec.decode(StoreStatus, api.next("store"))).checked is None:
-        assert told.pod in {pod.uid for pod in pods}
+        assert Holder(pod=told.pod, address=told.address) in holders
     assert told.checked.number == 1
     for pod in pods:
         pod.lines[0].socket.close()  # its launcher, whose trainers it would wait for

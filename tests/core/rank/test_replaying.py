@@ -14,6 +14,7 @@ from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.replaying import (
     Stores,
+    UnfinishedReplay,
     bytes_to_tell,
     needs_stores,
     others_to_ask,
@@ -370,3 +371,25 @@ def test_each_store_of_a_pod_without_a_member_is_asked_by_one_member(num_others:
 
     assert sorted(o.pod for mine in asked for o in mine) == sorted(o.pod for o in others)
     assert max(map(len, asked)) - min(map(len, asked)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("quorum", "lineage", "goes_on"), [(8, 0, True), (9, 0, False), (8, 1, False), (7, 0, False)]
+)
+def test_only_the_very_next_quorum_goes_on_with_an_unfinished_replay(
+    quorum: int, lineage: int, goes_on: bool
+) -> None:
+    unfinished = UnfinishedReplay[str]()
+    plan = replace(make_plan({0: ["a"]}, quorum=quorum), lineage=lineage)
+    assert unfinished.take(plan) is None, "nothing was left"
+
+    unfinished.keep(make_plan({0: ["a"]}, quorum=7), "replay")
+    assert unfinished.take(plan) == ("replay" if goes_on else None)
+    assert unfinished.take(plan) is None, "what it made is what goes on now, or is void"
+
+
+def test_nothing_goes_on_with_a_replay_that_was_forgotten() -> None:
+    unfinished = UnfinishedReplay[str]()
+    unfinished.keep(make_plan({0: ["a"]}, quorum=7), "replay")
+    unfinished.forget()
+    assert unfinished.take(make_plan({0: ["a"]}, quorum=8)) is None

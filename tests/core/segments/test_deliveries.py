@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from tests.core.segments.keys import JOB, header_of, key_of, record_of
+
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.deliveries import Delivery, note_needless
+from mainstay_core.segments.frames import Segment
+from mainstay_core.segments.index import SegmentIndex
 
 A, B = PodUid("a"), PodUid("b")
 
@@ -31,3 +36,37 @@ def test_every_holder_that_does_not_keep_it_is_named() -> None:
 def test_without_holders_nothing_is_waited_for() -> None:
     assert Delivery([]).is_over
     assert Delivery([]).why_not == ""
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_what_is_sent_again_drops_nothing_of_a_job_that_went_back(is_again: bool) -> None:
+    """Its sender was away meanwhile, and knows a window to which the job comes later."""
+    index = SegmentIndex(JOB, 1 << 20)
+    for key in (key_of(6), key_of(6, kind="gradient")):
+        room = index.take_room(10)
+        assert room is not None
+        index.put(header_of(key, window=6), room)
+    index.record(record_of(6))
+
+    later = Segment(header=header_of(key_of(10), window=10), keep_from=10, is_again=is_again)
+    note_needless(index, later)
+
+    assert index.from_version == (0 if is_again else 10)
+    assert len(index.segments()) == (2 if is_again else 0)
+    assert len(index.records) == (1 if is_again else 0)
+
+
+def test_commits_alone_are_not_dropped_for_what_is_sent_again() -> None:
+    index = SegmentIndex(JOB, 1 << 20)
+    index.record(record_of(6))
+    again = Segment(header=header_of(key_of(10), window=10), keep_from=10, is_again=True)
+    note_needless(index, again)
+    assert len(index.records) == 1
+
+
+def test_a_store_that_has_nothing_learns_which_window_is_complete_from_what_is_sent_again() -> None:
+    """Else it would take that window for one that was given up once the next one comes."""
+    index = SegmentIndex(JOB, 1 << 20)
+    again = Segment(header=header_of(key_of(10), window=10), keep_from=10, is_again=True)
+    note_needless(index, again)
+    assert index.from_version == 10

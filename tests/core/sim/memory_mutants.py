@@ -24,6 +24,7 @@ from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import draw, keeper, segments
 from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.snapshots.recopies import Recopy
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
@@ -188,6 +189,18 @@ def _evict_what_is_needed(kept: Any, *, window: int, complete: int, is_broken: b
     return _PLAN_EVICTIONS(older, window=window, complete=complete, is_broken=is_broken)
 
 
+_TAKE_ROOM = vars(SegmentStore)["_take_room_of_others"]
+
+
+def _evict_at_one_store(own: Any, header: Any) -> Any:
+    """One store drops what the window in flight needs, and the other holders keep it."""
+    index.plan_evictions = _evict_what_is_needed if own._pod == "pod1" else _PLAN_EVICTIONS
+    try:
+        return _TAKE_ROOM(own, header)
+    finally:
+        index.plan_evictions = _PLAN_EVICTIONS
+
+
 _IN_MEMORY = ("damage-segment",)
 
 MEMORY_MUTANTS = {
@@ -251,6 +264,13 @@ MEMORY_MUTANTS = {
         (),
         draws=draw_short,
         first=8,
+    ),
+    "needed-goes-for-room-at-one": Mutant(
+        "one of several holders drops what the window in flight needs",
+        [(SegmentStore, "_take_room_of_others", _evict_at_one_store)],
+        (),
+        draws=draw_short,
+        first=20,
     ),
     "others-not-asked": Mutant(
         "nobody asks the stores of pods without a member",

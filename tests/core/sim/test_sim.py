@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from inspect import getcoroutinestate
 
 import pytest
@@ -17,7 +18,7 @@ from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED
+from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED, Fault
 
 SEEDS_PER_TEST = 10
 ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS}
@@ -43,6 +44,11 @@ def test_a_step_that_the_members_left_rolled_over_is_made_again_from_their_store
 
 def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> None:
     outcome = simulate(draw(25100))
+    assert not outcome.violation, outcome.violation
+
+
+def test_a_store_that_has_not_heard_of_a_plan_may_have_to_send_for_it() -> None:
+    outcome = simulate(draw(126, kinds=IN_MEMORY))
     assert not outcome.violation, outcome.violation
 
 
@@ -147,6 +153,19 @@ def test_what_a_window_needs_stays_where_stores_are_too_small_for_two() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         num_evicted += outcome.seen["evicted"]
     assert num_evicted > 40
+
+
+def test_nobody_promises_what_a_store_let_go_for_an_older_copy_that_was_damaged_unseen() -> None:
+    losses = (
+        Fault(kind="damage-segment", point="votes-gathered", times=4),
+        Fault(kind="node-loss", point="SNAPSHOT", times=2),
+        Fault(kind="kill-stage", point="vote-posted", times=6),
+        Fault(kind="node-loss", point="settle-posted", times=1),
+    )
+    scenario = draw_short(208, ())
+    config = replace(scenario.config, spares=2)
+    outcome = simulate(replace(scenario, config=config, faults=losses))
+    assert not outcome.violation, outcome.violation
 
 
 def test_boundary_logs_of_a_refused_attempt_are_not_replayed() -> None:

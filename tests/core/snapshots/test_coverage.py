@@ -111,6 +111,50 @@ def test_stores_that_told_at_different_times_are_each_measured_by_their_own_step
     assert (only.is_covered, only.pods, only.num_copies) == (True, (), 2)
 
 
+def told_until(told: CoveredPod, first: int, last: int) -> CoveredPod:
+    assert told.store is not None
+    return replace(told, store=replace(told.store, judged=(Run(first=first, last=last),)))
+
+
+def test_a_store_to_which_nobody_copies_any_more_does_not_hide_what_is_lacking() -> None:
+    """A spare has a window of long ago; of the steps since one gradient found no room."""
+    spare = told_until(pod("spare", held()), 8, 11)
+    broken = held(states=(90,), steps=(90, 92))
+    member = told_until(pod("a", broken, serves=0), 90, 95)
+
+    (only,) = cover(((0, 0),), [spare, member], 0)
+
+    assert (only.is_covered, only.num_copies) == (False, 0)
+    assert only.pods == ("a",)
+    assert not cover(((0, 0),), [spare, told_until(pod("a", serves=0), 90, 95)], 0)[0].is_covered
+
+
+def test_old_copies_in_a_store_that_is_left_behind_count_with_the_gradients_since() -> None:
+    old = told_until(pod("spare", held(states=(8,), steps=(8, 11))), 8, 11)
+    since = told_until(pod("a", held(states=(), steps=(12, 95)), serves=0), 8, 95)
+    (only,) = cover(((0, 0),), [old, since], 0)
+    assert (only.is_covered, only.num_copies, only.replay_steps) == (True, 0, 88)
+
+
+def test_commits_are_lost_with_the_only_pod_that_knows_them() -> None:
+    spare = pod("spare", held())
+    assert spare.store is not None
+    spare = replace(spare, store=replace(spare.store, judged=()))
+    (only,) = cover(((0, 0),), [pod("a", held(), serves=0), spare], 0)
+    assert (only.is_covered, only.pods) == (True, ("a",))
+
+    both = [pod("a", held(), serves=0), pod("b", serves=1), spare]
+    assert cover(TWO_STAGES, both, 0)[0].pods == ()
+
+
+def test_a_store_that_told_after_those_that_know_the_commits_still_counts() -> None:
+    spare = pod("spare", held(steps=(8, 14)))
+    assert spare.store is not None
+    spare = replace(spare, store=replace(spare.store, judged=()))
+    pods = [pod("a", held(), serves=0), pod("b", serves=1), spare]
+    assert cover(TWO_STAGES, pods, 0)[0].pods == ()
+
+
 def test_a_store_of_another_lineage_holds_nothing() -> None:
     assert not cover(((0, 0),), [pod("a", held(), serves=0)], 1)[0].is_covered
 
@@ -174,7 +218,10 @@ def draw(rng: random.Random) -> tuple[list[CoveredPod], list[StoreReport], int]:
         )  # fmt: skip
         made = pod(name, *groups, serves=0 if rng.random() < 0.2 else None, domain=rng.choice("xy"))
         assert made.store is not None
-        pods.append(replace(made, store=replace(made.store, judged=judged)))
+        # Pods that never had a member know no commit.
+        knows = bool(made.positions) or rng.random() < 0.7
+        pods.append(replace(made, store=replace(made.store, judged=judged if knows else ())))
+        reports[-1] = replace(reports[-1], records=records if knows else ())
     return pods, reports, newest
 
 
@@ -206,6 +253,8 @@ def reaches(pods: list[CoveredPod]) -> bool:
             )
             for store, _ in having
         )
+        of_members = [r.last for p in pods if p.positions and p.store for r in p.store.judged]
+        newest = min(newest, max(of_members)) if of_members else newest
         ends = [
             end
             for _, group in having
@@ -230,9 +279,17 @@ def test_coverage_is_what_trying_everything_says(seed: int) -> None:
             for name in {getattr(p, named) for p in pods}:
                 left = [p for p in pods if getattr(p, named) != name]
                 lost = [p for p in pods if getattr(p, named) == name]
-                touched = any(p.positions or (p.store and p.store.units) for p in lost)
+                touched = any(
+                    p.positions or (p.store and p.store.units) or is_missed(p, pods) for p in lost
+                )
                 survives = any(p.positions for p in left) or reaches(left)
                 assert (name in losses) == (touched and not survives)
+
+
+def is_missed(one: CoveredPod, pods: list[CoveredPod]) -> bool:
+    """Whether a pod knows of commits that no other one knows."""
+    others = [p for p in pods if p is not one and p.store and p.store.judged]
+    return bool(one.store and one.store.judged and not others)
 
 
 @pytest.mark.parametrize("seed", range(20))

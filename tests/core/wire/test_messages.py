@@ -165,6 +165,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     "store-status": stores.StoreStatus(
         pod=POD,
+        address="127.0.0.2:2",
         memory_bytes=65536,
         used_bytes=12288,
         kinds=KINDS,

@@ -85,9 +85,10 @@ class Shelf:
             self._changed.wait_for(ended)
         raise SegmentMissing(ended())
 
-    def doubt(self, holder: Holder, header: Any) -> None:
+    def doubt(self, holder: Holder, header: Any) -> bool:
         assert header.digest
         self.doubted.append(holder.pod)
+        return True
 
     def interrupt(self) -> None:
         self.num_interrupts += 1

@@ -26,6 +26,9 @@ class Stores:
         self.kept = {OWN.pod: own, OTHER.pod: other}
         self.written = written
         self.doubted: list[tuple[PodUid, str]] = []
+        self.silent: frozenset[PodUid] = frozenset()
+        """Pods whose stores do not answer when they are told something."""
+        self.num_asked = 0
         self.interrupt = lambda: None
 
     def fetch(
@@ -35,13 +38,18 @@ class Stores:
         for pod in pods:
             if pod in self.kept:
                 into[:] = self.kept[pod]
-                header = SimpleNamespace(digest=(self.written or self.kept[pod]).hex())
+                digest = (self.written or self.kept[pod]).hex()
+                header = SimpleNamespace(key=key, digest=digest)
                 holder = None if pod == OWN.pod else OTHER
                 return Fetched(cast(Any, header), holder)
         raise SegmentMissing(f"nobody has the {key}")
 
-    def doubt(self, holder: Holder, header: Any) -> None:
+    def doubt(self, holder: Holder, header: Any) -> bool:
+        self.num_asked += 1
+        if holder.pod in self.silent:
+            return False
         self.doubted.append((holder.pod, header.digest))
+        return True
 
     def discard(self, key: SegmentKey) -> None:
         assert key == KEY
@@ -95,8 +103,36 @@ def test_what_is_proven_right_is_not_blamed() -> None:
     assert [(bad.key, bad.pod) for bad in copies.bad] == [(doubted, OWN.pod)]
 
 
+def test_the_stores_hear_of_copies_of_which_something_wrong_was_made() -> None:
+    stores = Stores(b"a", b"b")
+    copies = GoodCopies(cast(Any, stores), OWN.pod, lambda: "")
+    memory = memoryview(bytearray(1))
+    for holders in ([OTHER, OWN], [OTHER]):
+        copies.read(KEY, holders, memory, lambda: bytes(memory).hex())
+
+    copies.blame()
+
+    assert stores.doubted == [(OWN.pod, b"a".hex()), (OTHER.pod, b"b".hex())]
+
+
+def test_a_store_that_does_not_hear_of_one_copy_is_not_told_of_the_others() -> None:
+    stores = Stores(b"a", b"b")
+    copies = GoodCopies(cast(Any, stores), OWN.pod, lambda: "")
+    memory = memoryview(bytearray(1))
+    for holders in ([OTHER], [OTHER], [OWN]):
+        copies.read(KEY, holders, memory, lambda: bytes(memory).hex())
+    stores.silent = frozenset({OTHER.pod})
+
+    copies.blame()
+
+    assert stores.num_asked == 2
+    assert stores.doubted == [(OWN.pod, b"a".hex())]
+    assert len(copies.bad) == 3
+
+
 def test_what_another_may_have_made_wrong_gives_no_copy_up() -> None:
-    copies = GoodCopies(cast(Any, Stores(b"a", b"b")), OWN.pod, lambda: "")
+    stores = Stores(b"a", b"b")
+    copies = GoodCopies(cast(Any, stores), OWN.pod, lambda: "")
     memory = memoryview(bytearray(1))
     copies.read(KEY, [OWN], memory, lambda: bytes(memory).hex())
 
@@ -104,4 +140,5 @@ def test_what_another_may_have_made_wrong_gives_no_copy_up() -> None:
     copies.blame()
 
     assert copies.bad == []
+    assert stores.num_asked == 0
     assert copies.differs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -51,10 +52,18 @@ def test_a_gradient_is_copied_from_the_buffer_that_the_reducer_has_now() -> None
 
 
 def test_what_an_unfinished_replay_has_made_is_void_once_something_else_writes_the_state() -> None:
-    keeper = keeper_of(None)
-    keeper._unfinished = cast(Any, object())
-    keeper.wait_copied()
-    assert keeper._unfinished is None
+    keeper = keeper_of(None, SimpleNamespace(keep_from=lambda *_, **__: None))
+    left, following = cast(Any, object()), make_plan({0: ["pod.1"]}, quorum=2)
+
+    def is_left_after(what: Callable[[], None]) -> bool:
+        keeper._unfinished.keep(make_plan({0: ["pod.1"]}), left)
+        what()
+        return keeper._unfinished.take(following) is left
+
+    assert is_left_after(lambda: keeper.go_back(0, 4, drops_later=False))
+    assert not is_left_after(lambda: keeper.go_back(0, 4, drops_later=True))
+    assert not is_left_after(keeper.wait_copied)
+    assert not is_left_after(keeper.forget_state)
 
 
 def test_a_unit_comes_back_from_its_segment() -> None:

@@ -99,6 +99,7 @@ class Stores:
         self.interrupt = lambda: None
         self.wrong: SegmentKey | None = None
         """A segment that was written wrong: it has the digest of its bytes."""
+        self.doubted: list[Holder] = []
 
     @property
     def ended(self) -> str:
@@ -115,6 +116,11 @@ class Stores:
             raise SegmentMissing("it was interrupted")
         into[:] = bytes(SIZE) if key == self.wrong else content(key)
         return Fetched(cast(Any, SimpleNamespace(digest=bytes(into).hex())), HOLDER)
+
+    def doubt(self, holder: Holder, header: Any) -> bool:
+        assert header.digest
+        self.doubted.append(holder)
+        return True
 
 
 def plan_replay(version: int, states: Sequence[int]) -> Replay:
@@ -211,4 +217,5 @@ def test_a_copy_that_was_read_for_a_quorum_before_is_blamed_like_any_other() -> 
     assert isinstance(outcome, LoadFailed)
     assert "the masters have digest" in outcome.why
     assert key_of(3, 1) in [bad.key for bad in replayer.copies.bad]
+    assert stores.doubted == [HOLDER] * len(replayer.copies.bad), "each covers nothing any more"
     assert not replayer.can_go_on(cast(Any, stage), 0, replay)
