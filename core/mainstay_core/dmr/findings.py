@@ -1,0 +1,53 @@
+"""Describes a finding: two executions of one operator that differed, and what was done about it.
+
+A trainer tells it to its supervisor as soon as the third execution was judged
+(:mod:`mainstay_core.dmr.verdicts`), whether or not a recovery follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mainstay_core.base.bounds import Count, Index, Name, Sentence, TypeIndex, cut_fields
+from mainstay_core.base.ids import RankId, Slot
+from mainstay_core.dmr.flips import Ordinal, OutputIndex
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.verdicts import Remedy, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Two executions of one operator that differed, who was wrong, and what was done about it."""
+
+    step: Count
+    slot: Slot
+    """The accelerator that computed both."""
+    rank: RankId | None = None
+    """The place in the plan that the trainer had."""
+    in_pass: Pass
+    shard_type: TypeIndex | None = None
+    """None of what is done once a step."""
+    micro_batch: Index | None = None
+    block: Name | None = None
+    """Path of the block in the model; None of what belongs to no block."""
+    ordinal: Ordinal
+    """Place of the operator among those of its block and pass."""
+    operator: Name
+    """The kernel's name, e.g. ``aten.mm``."""
+    output: OutputIndex = 0
+    """The first output that differs."""
+    num_elements: Count
+    """Elements of it that differ."""
+    verdict: Verdict
+    remedy: Remedy
+    reason: Sentence
+    """Why the verdict is what it is, for people."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "reason")
+
+    @property
+    def place(self) -> str:
+        """Return where in the program it was, e.g. ``forward of layers.3, aten.mm (#4)``."""
+        where = f"{self.in_pass.value} of {self.block}" if self.block else self.in_pass.value
+        return f"{where}, {self.operator} (#{self.ordinal})"

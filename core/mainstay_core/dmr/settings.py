@@ -1,0 +1,21 @@
+"""Names what a job wants of checks by re-execution: which operators are checked, and how."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Mode(enum.StrEnum):
+    """The operators that are executed a second time."""
+
+    OFF = "Off"
+    """None."""
+    FULL = "Full"
+    """All whose results can reach a gradient or the state."""
+
+
+class PlanChoice(enum.StrEnum):
+    """The way to decide when second executions run."""
+
+    NAIVE = "Naive"
+    """Each at once, after the first one."""
