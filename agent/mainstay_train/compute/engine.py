@@ -19,6 +19,8 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -68,6 +70,8 @@ class Engine:
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
+    checks: Checks = field(default_factory=Checks)
+    """Of all that the engine computes in a step."""
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -104,6 +108,7 @@ class Engine:
         device: str,
         hook: Hook,
         inner: InnerMesh = SINGLE,
+        checks: Checks | None = None,
     ) -> Engine:
         """Allocate everything for ``stage``; its state is void until initialized, healed or loaded.
 
@@ -116,7 +121,9 @@ class Engine:
             device: where it computes.
             hook: called before each action of the program.
             inner: this rank's place in its cell.
+            checks: of what is computed; None: nothing is checked.
         """
+        checks = checks or Checks()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
             mine = workload.stages(num_stages)[stage]
@@ -138,6 +145,7 @@ class Engine:
             recompute=config.recompute,
             hook=hook,
             inner=inner,
+            checks=checks,
         )
         return cls(
             stage=stage,
@@ -151,6 +159,7 @@ class Engine:
             interpreter=interpreter,
             statistics=workload.statistics(mine),
             inner=inner,
+            checks=checks,
         )
 
     def computes(self, stage: int, num_stages: int, inner: int) -> bool:
@@ -257,7 +266,13 @@ class Engine:
             if self._begun is None:
                 self._gradient.begin()
                 self._begun = BegunReduction(
-                    early, self.state.layout, self.store, self.reducer, self._worker, self._take
+                    early,
+                    self.state.layout,
+                    self.store,
+                    self.reducer,
+                    self._worker,
+                    self._take,
+                    within=self.checks.over(Phase.REDUCE),
                 )
             self._begun.deliver(block)
 
@@ -289,14 +304,22 @@ class Engine:
         own = [supply.partial for supply in table if supply.index == index]
 
         def describe() -> None:
-            self._sums = tuple((partial, self._gradient.sums(partials[partial])) for partial in own)
+            with self.checks.over(Phase.VOTE):
+                self._sums = tuple((p, self._gradient.sums(partials[p])) for p in own)
 
         begun = self._begun
         if begun is None or not begun.is_for(group, table, members):
             self._give_up()
             self._gradient.begin()
             self.reducer.reduce(
-                group, table, members, index, partials, meanwhile=describe, placed=self._take
+                group,
+                table,
+                members,
+                index,
+                partials,
+                meanwhile=describe,
+                placed=self._take,
+                within=self.checks.over(Phase.REDUCE),
             )
             return
         self._begun = None
@@ -353,7 +376,8 @@ class Engine:
         }
         readout = Readout()
         gradient = self._gradient.read(readout)
-        copies = [readout.add(sums) for sums in self._copied_gradients()]
+        with self.checks.over(Phase.VOTE):
+            copies = [readout.add(sums) for sums in self._copied_gradients()]
         sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
@@ -400,8 +424,9 @@ class Engine:
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
         counted = self._counted(commit)
-        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
-        self._masters = self.state.masters_digest()
+        with self.checks.over(Phase.APPLY):
+            self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
+            self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
 
     def apply_again(self, commit: Commit, learning_rate: float, parameters: Sequence[str]) -> None:
@@ -413,7 +438,8 @@ class Engine:
             parameters: their model-wide names.
         """
         gradients, names = self._reduced_blocks(), frozenset(parameters)
-        self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
+        with self.checks.over(Phase.APPLY, commit.step):
+            self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""

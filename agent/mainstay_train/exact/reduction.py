@@ -18,6 +18,7 @@ interrupted reduction's buffers are never used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
@@ -241,6 +242,7 @@ class Reducer:
         self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._started: list[Exchange] = []
         self._placed: Callable[[int], None] = _unheard
+        self._within: AbstractContextManager[object] = nullcontext()
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
@@ -254,6 +256,7 @@ class Reducer:
         meanwhile: Callable[[], None] | None = None,
         await_piece: Callable[[int], None] | None = None,
         placed: Callable[[int], None] | None = None,
+        within: AbstractContextManager[object] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
 
@@ -267,10 +270,12 @@ class Reducer:
             await_piece: called before something is sent, with the first element of it: returns
                 once the partials are there from this element on.
             placed: called with the first element of each bucket whose sum is complete.
+            within: entered for all that is computed, never for an exchange.
 
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
+        self._within = within or nullcontext()
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
         buckets = self._buckets(len(members))
@@ -295,8 +300,9 @@ class Reducer:
     def _sum_alone(self, buckets: Iterable[Bucket], turns: _Turns) -> None:
         for bucket in buckets:
             terms = [(lane, turns.own[turn][bucket.within]) for lane, _, turn in turns.terms]
-            self._sum(terms, self.reduced[bucket.within])
-            self._placed(bucket.start)
+            with self._within:
+                self._sum(terms, self.reduced[bucket.within])
+                self._placed(bucket.start)
 
     def _reduce_together(
         self,
@@ -325,11 +331,13 @@ class Reducer:
             if 0 <= summed < len(order):
                 for exchange in scattered.pop(summed):
                     self._finish(group, exchange)
-                self._sum_own(order[summed], turns, rank)
+                with self._within:
+                    self._sum_own(order[summed], turns, rank)
                 gathered[summed] = self._gather(group, order[summed], rank)
             if over >= 0:
                 self._finish(group, gathered.pop(over))
-                self._placed(order[over].start)
+                with self._within:
+                    self._placed(order[over].start)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""
@@ -389,7 +397,8 @@ class Reducer:
         sent, copies = self.reduced[bucket.share(rank)], num_cells - keeps
         if copies != 1:  # to one other cell it is sent from where it belongs
             sums = self._buffer("sums", bucket, 0, own * copies)
-            sums.view(copies, own).copy_(sent)
+            with self._within:
+                sums.view(copies, own).copy_(sent)
             sent = sums
         received = self.reduced[bucket.exchanged(rank)]
         sent_sizes = [0 if keeps and cell == rank else own for cell in range(num_cells)]

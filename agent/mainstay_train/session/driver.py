@@ -26,6 +26,7 @@ from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.checks.checker import Checks
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.exact import draws, fingerprint
@@ -67,7 +68,14 @@ class LoopTraining:
         with user_code("laying out the model"):
             return units_of_parts(self.model.parts, self.optimizer, self.model.device)
 
-    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+    def build_engine(
+        self,
+        stage: int,
+        num_stages: int,
+        inner: int,
+        hook: Hook,
+        checks: Checks | None = None,
+    ) -> Engine:
         """Allocate optimizer state, partials and the reducer."""
         assert inner == 0, "an own loop's stage has one rank"
         with user_code("building the optimizer"):
@@ -81,6 +89,7 @@ class LoopTraining:
             state=state,
             store=PartialStore(state.layout, shards_per_lane, device),
             reducer=Reducer(state.layout, device, self.config.bucket_bytes),
+            checks=checks or Checks(),
         )
         return self.engine
 
