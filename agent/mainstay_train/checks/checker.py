@@ -108,16 +108,17 @@ class Checks:
         """Whether kernels are executed twice."""
         return self._mode is not Mode.OFF
 
-    def order(self, fault: str, phase: Phase, flip: Flip) -> bool:
-        """Have a flip put in during the step at hand; return False if it cannot be.
+    def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
+        """Have a flip put in; return False if it cannot be.
 
         Args:
             fault: its id, for people.
+            step: the step in which it is.
             phase: the phase of the step.
             flip: which kernel and which bit.
         """
         if self._can_flip:
-            self._orders.add(fault, self.step, phase, flip)
+            self._orders.add(fault, step, phase, flip)
         return self._can_flip
 
     def begin_step(self, step: int) -> None:
@@ -248,13 +249,16 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         compares: whether kernels are executed twice.
     """
 
-    def __init__(
-        self, checks: Checks, orders: FlipOrders, place: Place, *, compares: bool
-    ) -> None:
+    def __init__(self, checks: Checks, orders: FlipOrders, place: Place, *, compares: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checks, self._orders, self._place = checks, orders, place
         self._compares = compares
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing compiles this mode, and to say so would import torch's compiler."""
+        return False
 
     def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
         """Say which pass comes next."""
@@ -284,9 +288,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         outputs = [*effects.made, *effects.written]
         if not outputs:
             return result
-        call = _Call(
-            func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from
-        )
+        call = _Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
         _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if not compares:

@@ -57,11 +57,13 @@ class Kernel:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[torch.Tensor, bool]]:
         """Return each tensor that a call is given, and whether the call writes it."""
-        found = []
+        found: list[tuple[torch.Tensor, bool]] = []
         for number, (name, is_written) in enumerate(self.arguments):
             value = args[number] if number < len(args) else kwargs.get(name)
-            for tensor in tensors_in(value):
-                found.append((tensor, is_written))
+            if isinstance(value, torch.Tensor):
+                found.append((value, is_written))
+                continue
+            found += [(tensor, is_written) for tensor in tensors_in(value)]
         return found
 
 

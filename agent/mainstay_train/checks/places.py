@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Self
 
 from mainstay_core.dmr.flips import Flip
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.faults.points import PHASES
 
 
 class Phase(enum.StrEnum):
@@ -21,6 +23,11 @@ class Phase(enum.StrEnum):
     """What the vote tells beside that."""
     APPLY = "apply"
     """With the cast, and the digest of the masters."""
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """Return a phase by its alias in faults, or by an action of it; None: nothing checks it."""
+        return next((p for p in cls if name == p.value or name in PHASES[p.value]), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,18 +41,14 @@ class _Stretch:
         if contents:
             raw[shift : shift + size].copy_(_bytes_of(self.storage, self.device)[start:][:size])
         memory = raw.untyped_storage()
-        return {
-            id(tensor): _laid_out(tensor, memory, shift - start) for tensor in self.operands
-        }
+        return {id(tensor): _laid_out(tensor, memory, shift - start) for tensor in self.operands}
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-def _laid_out(
-    tensor: torch.Tensor, memory: torch.UntypedStorage, distance: int
-) -> torch.Tensor:
+def _laid_out(tensor: torch.Tensor, memory: torch.UntypedStorage, distance: int) -> torch.Tensor:
     """Return a tensor's like in other memory, so many bytes further on."""
     width = tensor.element_size()
     offset = (int(tensor.storage_offset()) * width + distance) // width

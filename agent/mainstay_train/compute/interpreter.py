@@ -19,7 +19,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import UNCHECKED, Checks, Scope
-from mainstay_train.checks.places import Phase
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
@@ -72,6 +72,8 @@ class Recomputed(Protocol):
         """
 
 
+BATCH = "batch"
+"""Stands in findings for a kernel: the fetch of a batch."""
 FORWARD_TAG = 0
 BACKWARD_TAG = 1
 
@@ -252,6 +254,15 @@ class Interpreter:
         assert wanted.address == address, "forwards run in the program's order"
         loaded = self._loader.take(wanted)
         self._load_ahead()
+        if loaded.judgement is not None:
+            self._checks.tell(
+                Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch),
+                ordinal=0,
+                operator=BATCH,
+                output=0,
+                num_elements=loaded.num_differing,
+                judgement=loaded.judgement,
+            )
         return loaded
 
     @property

@@ -102,4 +102,3 @@ class Contents:
             if grown == region:
                 return region, replaced
             region = grown
-

@@ -11,7 +11,6 @@ not stay unseen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -343,4 +342,3 @@ class _HostReads(TorchFunctionMode):
 
 def _output_names(call: str, number: int) -> tuple[str, ...]:
     return (call,) if number == 1 else tuple(f"{call}#{index}" for index in range(number))
-

@@ -200,6 +200,10 @@ class FaultPoint:
         return step == self.step or (later_will_do and step > self.step)
 
     def _is_place(self, op: str) -> bool:
+        if self.action is FaultAction.FLIP:
+            # It is put in later, by its phase. That may begin before its action does: the sums of
+            # a reduction are under way while the last type is computed.
+            return op not in OUTSIDE_STEPS
         if self.phase is not None:
             return op in PHASES.get(self.phase, (self.phase,))
         if self.during is None or self.during is During.MASK:
