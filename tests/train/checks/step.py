@@ -18,7 +18,7 @@ from mainstay_core.wire.votes import Commit
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.places import Place
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
