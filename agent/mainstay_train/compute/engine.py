@@ -36,7 +36,7 @@ from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
-from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
+from mainstay_train.exact.optimizer import REST_PARTS, Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model import compilation
@@ -350,7 +350,13 @@ class Engine:
             self._chain.judge()
 
     def ballot(
-        self, group: Group | None, table: Sequence[Supply], index: int, slot: Slot, masters: str
+        self,
+        group: Group | None,
+        table: Sequence[Supply],
+        index: int,
+        slot: Slot,
+        masters: str,
+        step: int = 0,
     ) -> Ballot:
         """Return the results that enter the vote on what was reduced last.
 
@@ -364,6 +370,7 @@ class Engine:
             index: this cell's member index.
             slot: of this rank.
             masters: digest of all its masters, as they are now.
+            step: that is voted on; it says which part of the state beside the masters is told.
 
         Raises:
             GroupEnded: a group ended before the device was done; partials are as before.
@@ -378,6 +385,7 @@ class Engine:
         gradient = self._gradient.read(readout)
         with self.checks.over(Phase.VOTE):
             copies = [readout.add(sums) for sums in self._copied_gradients()]
+            rest = [readout.add(sums) for sums in self._rest_sums(step)]
         sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
@@ -402,6 +410,7 @@ class Engine:
             norms_sq=gradient.norms_sq(),
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
+            rest=_digest(rest).hex() if rest else "",
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -462,6 +471,10 @@ class Engine:
             for param in block.params
             if param.copy and self.inner.size > 1
         ]
+
+    def _rest_sums(self, step: int) -> list[torch.Tensor]:
+        """Sums of the digests of what cells compare beside their masters in a step."""
+        return self.state.rest_sums(step % REST_PARTS) if self.checks.compares else []
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:
         """Digest of the gradient and masters that all inner ranks hold; empty with one rank."""

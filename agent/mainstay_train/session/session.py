@@ -357,7 +357,9 @@ class Session(RankSession[Connections]):
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.
-        self._ballot = engine.ballot(group, table, state.index, state.slot, state.digest)
+        self._ballot = engine.ballot(
+            group, table, state.index, state.slot, state.digest, state.version
+        )
 
     def gradient_digest(self) -> str:
         """Return the digest of the reduced gradient."""

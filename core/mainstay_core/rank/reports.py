@@ -90,6 +90,8 @@ class Ballot:
     """Digest of what inner ranks hold in copies."""
     stats: tuple[TypeStat, ...]
     """Of the types that the table credits to this rank."""
+    rest: str = ""
+    """Digest of the part of its state beside the masters that is due in this step."""
 
 
 def vote_of(
@@ -112,6 +114,7 @@ def vote_of(
         gradient=ballot.gradient,
         state=state.digest,
         copies=ballot.copies,
+        rest=ballot.rest,
         stats=ballot.stats,
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
