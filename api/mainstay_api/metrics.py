@@ -14,6 +14,7 @@ from mainstay_api.snapshot_metrics import JobLabels, SnapshotMetrics
 from mainstay_core.base.release import VERSION
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import SnapshotSummary
 
@@ -62,6 +63,12 @@ class Metrics:
             "Seconds for which ranks waited, before they applied a step, for the copy of a "
             "checkpoint; more of checkpoint.copyMebibytes lowers it",
             _JOB,
+            registry=self.registry,
+        )
+        self.findings = Counter(
+            "mainstay_check_findings",
+            "Executions of an operator that differed, by verdict; each counts in one replica",
+            [*_JOB, "verdict"],
             registry=self.registry,
         )
         self.heartbeats = Counter(
@@ -145,6 +152,11 @@ class Metrics:
         """Count for how long ranks waited for copies of checkpoints; 0 is no wait."""
         if seconds > 0:
             self._of(self.copy_waits, job).inc(seconds)
+
+    def count_findings(self, job: JobLabels, fresh: Sequence[ToldFinding]) -> None:
+        """Count findings that were not known."""
+        for told in fresh:
+            self._of(self.findings, job, told.finding.verdict.value).inc()
 
     def count_steps(self, job: JobLabels, number: int) -> None:
         """Count steps that were committed for the first time; a number below 1 is none."""

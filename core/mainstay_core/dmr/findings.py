@@ -10,9 +10,18 @@ from dataclasses import dataclass
 
 from mainstay_core.base.bounds import Count, Index, Name, Sentence, TypeIndex, cut_fields
 from mainstay_core.base.ids import RankId, Slot
+from mainstay_core.base.words import count
 from mainstay_core.dmr.flips import Ordinal, OutputIndex
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+
+_REMEDIES = {
+    Remedy.NOTHING: "nothing had to be done",
+    Remedy.REPAIR: "it was repaired before anybody read it",
+    Remedy.VOID_TYPE: "the shard type is computed again",
+    Remedy.VOID_TYPE_ELSEWHERE: "another chain computes the shard type",
+    Remedy.HAND_OVER: "the trainer ends, and all it holds of the step is void",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +55,22 @@ class Finding:
     def __post_init__(self) -> None:
         cut_fields(self, "reason")
 
+    def describe(self, where: str = "") -> str:
+        """Return the finding as one sentence for people.
+
+        Args:
+            where: the name of the slot; empty: its pod's uid and its number.
+        """
+        who = f"{self.rank} on {where or self.slot}" if self.rank else where or str(self.slot)
+        elements = count(self.num_elements, "element")
+        output = f" of output {self.output}" if self.output else ""
+        return (
+            f"step {self.step} of {who}: two executions of {self.place} differ in "
+            f"{elements}{output}; {self.reason}; {_REMEDIES[self.remedy]}"
+        )
+
     @property
     def place(self) -> str:
-        """Return where in the program it was, e.g. ``forward of layers.3, aten.mm (#4)``."""
-        where = f"{self.in_pass.value} of {self.block}" if self.block else self.in_pass.value
-        return f"{where}, {self.operator} (#{self.ordinal})"
+        """Return which call it was: ``aten.mm (#4) in the forward pass of layers.3``."""
+        block = f" of {self.block}" if self.block else ""
+        return f"{self.operator} (#{self.ordinal}) in the {self.in_pass.value} pass{block}"

@@ -7,6 +7,7 @@
 - ``stores``: what a pod's store of segments tells the api, and what losses a job survives by it
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
+- ``findings``: what checks by re-execution have found
 - ``crashes``: the exception that ended a trainer's program
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts

@@ -52,4 +52,4 @@ def test_a_flip_out_of_bounds_is_refused_by_its_field(field: str, value: int) ->
 
 def test_a_finding_comes_back_and_says_where_it_was() -> None:
     assert codec.loads(Finding, codec.dumps(FOUND)) == FOUND
-    assert FOUND.place == "weight of layers.3, aten.mm (#4)"
+    assert FOUND.place == "aten.mm (#4) in the weight pass of layers.3"

@@ -1,0 +1,53 @@
+"""A wrong bit in each phase of a real run: it is found, and the bits are those of a clean run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import matrix
+from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 6
+FULL = {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}}
+PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("forward", {"replica": 0, "stage": 1}, {"operator": "aten.mm"}),
+    ("backward", {"replica": 1, "stage": 0}, {"pass": "weight", "operator": "aten.mm"}),
+    ("reduce", {"replica": 0, "stage": 0}, {"operator": "aten.add"}),
+    ("apply", {"replica": 1, "stage": 1}, {"operator": "aten._fused_adamw_"}),
+]
+
+
+def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    corpus = matrix.write_corpus(tmp_path / "corpus")
+    layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
+    faults = [
+        {
+            "at": {"step": step, "phase": phase},
+            "target": target,
+            "action": "flip",
+            "flip": {"element": 7, "bit": 30} | flip,
+        }
+        for step, (phase, target, flip) in enumerate(PLACES, 1)
+    ]
+    job = make_job(layout, NUM_STEPS, corpus, **FULL)
+
+    with local_job(tmp_path / "disturbed", job, faults) as running:
+        report = running.report()
+        logs = running.tails(num_lines=1000)
+
+    assert report["digests"] == expected["digests"], logs
+    assert report["recoveries"] == []
+    for step, (_, _, flip) in enumerate(PLACES, 1):
+        found = [line for line in logs.splitlines() if f"step {step}, " in line]
+        assert len(found) == 1, logs
+        assert flip["operator"] in found[0]
+        assert "the primary one was hit" in found[0]
+    assert "was not put in" not in logs
