@@ -32,6 +32,8 @@ from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten, Twins
 
 FIELD = "spec.detection.dmr.mode"
+EXCHANGE = "exchange"
+"""Stands for a kernel: what comes from other cells in a reduction."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
 
@@ -153,6 +155,17 @@ class Checks:
         step = self.step if step is None else step
         place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
         return _Checker(self, self._orders, place, compares=self.compares)
+
+    def arrive(self, received: torch.Tensor) -> None:
+        """Put the flips of what comes from other cells into it.
+
+        Args:
+            received: in an exchange of the reduction.
+        """
+        if self._orders.is_empty:
+            return
+        for flip in self._orders.take(Place(self.step, Phase.REDUCE), None, EXCHANGE):
+            bits.flip_bit(received, flip.element, flip.bit)
 
     def tell(
         self,

@@ -55,12 +55,12 @@ class FlipOrders:
         with self._lock:
             self._orders.append(_Order(fault, step, phase, flip))
 
-    def take(self, place: Place, ordinal: int, kernel: str) -> list[Flip]:
+    def take(self, place: Place, ordinal: int | None, kernel: str) -> list[Flip]:
         """Return the flips of a kernel that is about to be executed. They wait no longer.
 
         Args:
             place: of the kernel.
-            ordinal: its number in its block and pass.
+            ordinal: its number in its block and pass; None: it is no kernel, but has a name.
             kernel: its name, e.g. ``aten.mm``.
         """
         if not self._orders:
@@ -73,7 +73,8 @@ class FlipOrders:
                 if not place.fits(order.flip):
                     continue
                 wanted = order.flip.operator
-                if wanted is None or wanted in (ordinal, kernel):
+                by_name = ordinal is None
+                if wanted == kernel or (not by_name and wanted in (None, ordinal)):
                     self._orders.remove(order)
                     found.append(order.flip)
                     continue

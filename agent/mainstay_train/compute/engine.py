@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -19,8 +20,8 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
-from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.places import Phase
+from mainstay_train.checks.checker import EXCHANGE, Checks
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -80,6 +81,8 @@ class Engine:
     """Runs it."""
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
+    _members: tuple[int, ...] = ()
+    """That took part in the last reduction, in their order."""
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
     _block_gradients: tuple[Digest, ...] = ()
@@ -154,7 +157,9 @@ class Engine:
             num_types=config.shape.num_types,
             state=state,
             store=store,
-            reducer=Reducer(state.layout, device, config.bucket_bytes),
+            reducer=Reducer(
+                state.layout, device, config.bucket_bytes, compares_wire=checks.compares
+            ),
             type_results=results,
             interpreter=interpreter,
             statistics=workload.statistics(mine),
@@ -273,6 +278,7 @@ class Engine:
                     self._worker,
                     self._take,
                     within=self.checks.over(Phase.REDUCE),
+                    arrived=self.checks.arrive,
                 )
             self._begun.deliver(block)
 
@@ -300,7 +306,7 @@ class Engine:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        partials = self.store.partials
+        partials, self._members = self.store.partials, tuple(members)
         own = [supply.partial for supply in table if supply.index == index]
 
         def describe() -> None:
@@ -320,6 +326,7 @@ class Engine:
                 meanwhile=describe,
                 placed=self._take,
                 within=self.checks.over(Phase.REDUCE),
+                arrived=self.checks.arrive,
             )
             return
         self._begun = None
@@ -386,6 +393,8 @@ class Engine:
         with self.checks.over(Phase.VOTE):
             copies = [readout.add(sums) for sums in self._copied_gradients()]
             rest = [readout.add(sums) for sums in self._rest_sums(step)]
+        differing = self.reducer.differing
+        arrived = None if differing is None else readout.add(differing)
         sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
@@ -411,6 +420,7 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
+            problem="" if arrived is None else self._tell_arrived(step, arrived().tolist()),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -471,6 +481,23 @@ class Engine:
             for param in block.params
             if param.copy and self.inner.size > 1
         ]
+
+    def _tell_arrived(self, step: int, differing: Sequence[int]) -> str:
+        """Tell of what came otherwise than it was sent; return the problem of the vote."""
+        senders = [m for m, num in zip(self._members, differing, strict=True) if num]
+        if not senders:
+            return ""
+        names = ", ".join(f"member {sender}" for sender in senders)
+        problem = f"what came from {names} into the reduction is not what was sent"
+        self.checks.tell(
+            Place(step, Phase.REDUCE),
+            ordinal=0,
+            operator=EXCHANGE,
+            output=0,
+            num_elements=0,
+            judgement=Judgement(verdict=Verdict.WIRE, remedy=Remedy.REDUCE_AGAIN, reason=problem),
+        )
+        return problem
 
     def _rest_sums(self, step: int) -> list[torch.Tensor]:
         """Sums of the digests of what cells compare beside their masters in a step."""

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
+import torch
+
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.step_plan import Supply
@@ -38,6 +40,7 @@ class BegunReduction:
         worker: where it runs.
         placed: called there, with the first element of each bucket whose sum is complete.
         within: entered there for all that is computed; None: nothing is.
+        arrived: called there with all that comes from others; None: nobody looks at it.
     """
 
     def __init__(
@@ -49,8 +52,9 @@ class BegunReduction:
         worker: Background,
         placed: Callable[[int], None],
         within: AbstractContextManager[object] | None = None,
+        arrived: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        self._within = within
+        self._within, self._arrived = within, arrived
         self._early, self._layout, self._store, self._reducer = early, layout, store, reducer
         self._placed = placed
         own = [s.partial for s in early.table if s.index == early.index]
@@ -110,6 +114,7 @@ class BegunReduction:
                 await_piece=self._await_piece,
                 placed=self._placed,
                 within=self._within,
+                arrived=self._arrived,
             )
         except BaseException as error:
             self._error = error

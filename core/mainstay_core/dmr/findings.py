@@ -20,13 +20,17 @@ _REMEDIES = {
     Remedy.REPAIR: "it was repaired before anybody read it",
     Remedy.VOID_TYPE: "the shard type is computed again",
     Remedy.VOID_TYPE_ELSEWHERE: "another chain computes the shard type",
+    Remedy.REDUCE_AGAIN: "all cells reduce the gradient again",
     Remedy.HAND_OVER: "the trainer ends, and all it holds of the step is void",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Two executions of one operator that differed, who was wrong, and what was done about it."""
+    """Two executions of one operator that differed, who was wrong, and what was done about it.
+
+    Or something that came from another cell otherwise than it was sent.
+    """
 
     step: Count
     slot: Slot
@@ -62,6 +66,8 @@ class Finding:
             where: the name of the slot; empty: its pod's uid and its number.
         """
         who = f"{self.rank} on {where or self.slot}" if self.rank else where or str(self.slot)
+        if self.verdict is Verdict.WIRE:
+            return f"step {self.step} of {who}: {self.reason}; {_REMEDIES[self.remedy]}"
         elements = count(self.num_elements, "element")
         output = f" of output {self.output}" if self.output else ""
         return (

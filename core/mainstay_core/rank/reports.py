@@ -92,6 +92,8 @@ class Ballot:
     """Of the types that the table credits to this rank."""
     rest: str = ""
     """Digest of the part of its state beside the masters that is due in this step."""
+    problem: str = ""
+    """Why what it has reduced does not count, in one sentence."""
 
 
 def vote_of(
@@ -109,7 +111,8 @@ def vote_of(
     return Vote(
         step=action.step,
         attempt=action.attempt,
-        ok=True,
+        ok=not ballot.problem,
+        problem=ballot.problem,
         norms_sq=ballot.norms_sq,
         gradient=ballot.gradient,
         state=state.digest,
