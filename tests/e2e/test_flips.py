@@ -45,9 +45,12 @@ def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path
 
     assert report["digests"] == expected["digests"], logs
     assert report["recoveries"] == []
-    for step, (_, _, flip) in enumerate(PLACES, 1):
-        found = [line for line in logs.splitlines() if f"step {step}, " in line]
-        assert len(found) == 1, logs
-        assert flip["operator"] in found[0]
-        assert "the primary one was hit" in found[0]
+    told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    told.sort(key=lambda finding: finding["step"])  # each pod tells its own
+    assert [(f["step"], f["operator"], f["verdict"], f["remedy"]) for f in told] == [
+        (step, flip["operator"], "primary", "repair")
+        for step, (_, _, flip) in enumerate(PLACES, 1)
+    ]
+    ranks = [{"inner": 0, **target} for _, target, _ in PLACES]
+    assert [finding["rank"] for finding in told] == ranks
     assert "was not put in" not in logs
