@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
@@ -36,11 +37,14 @@ def check_finding(state: CoordinatorState, finding: Finding) -> None:
         raise UnregisteredPodError(f"pod {pod} is unknown or counts as gone")
 
 
-def describe_findings(state: CoordinatorState, fresh: Sequence[ToldFinding]) -> str:
+def with_names(state: CoordinatorState, told: Sequence[ToldFinding]) -> tuple[ToldFinding, ...]:
+    """Return findings with the names of their trainers, as the job's history has them."""
+    return tuple(replace(t, trainer=slot_name(state, t.finding.slot)) for t in told)
+
+
+def describe_findings(fresh: Sequence[ToldFinding]) -> str:
     """Return one sentence for findings that came together, the first one in full."""
-    first = fresh[0].finding
-    sentence = first.describe(slot_name(state, first.slot))
-    return sentence + (f"; and {len(fresh) - 1} more" if len(fresh) > 1 else "")
+    return fresh[0].describe() + (f"; and {len(fresh) - 1} more" if len(fresh) > 1 else "")
 
 
 def read_findings(texts: Mapping[int, str | None], numbers: Mapping[str, str]) -> FindingsPage:

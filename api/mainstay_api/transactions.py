@@ -21,6 +21,7 @@ from mainstay_api.findings import (
     MAX_IN_HISTORY,
     check_finding,
     describe_findings,
+    with_names,
 )
 from mainstay_api.long_work import beside, size_of
 from mainstay_api.metrics import Metrics
@@ -238,12 +239,12 @@ class Transactions:
         refuse_behind(state, held)
         for one in told:
             check_finding(state, one.finding)
-        outcome = await self.store.put_findings(uid, told)
+        outcome = await self.store.put_findings(uid, with_names(state, told))
         labels = JobLabels(uid, state.config.namespace, state.config.name)
         self.metrics.count_findings(labels, outcome.fresh)
         if not outcome.fresh or outcome.total - len(outcome.fresh) >= MAX_IN_HISTORY:
             return
-        message = describe_findings(state, outcome.fresh)
+        message = describe_findings(outcome.fresh)
         logger.warning("%s", message, extra=about(uid=uid, decision=FINDING_CODE))
         announce = Announce(code=FINDING_CODE, message=message, warning=True)
         await self.store.append(uid, "event", history_line(announce, self.now_s()))

@@ -117,6 +117,13 @@ def test_the_page_and_the_report_of_a_job_with_checks_tell_what_they_found(check
     assert checked.api.get(f"{checked.path}/report")["findings"]["counts"] == {"primary": 7}
 
 
+def test_the_counter_of_a_job_with_checks_begins_at_0(checked: Job) -> None:
+    checked.commit(0)
+    text = checked.api.client.get("/metrics").text
+    assert f'mainstay_check_findings_total{{job="{checked.uid}"' in text
+    assert 'verdict="unreliable"} 0.0' in text
+
+
 def test_a_job_without_checks_says_nothing_of_them(job: Any) -> None:
     job.start()
     page = job.api.get(f"{job.path}/summary")

@@ -1,4 +1,4 @@
-"""Names what a job wants of checks by re-execution: which operators are checked, and how."""
+"""Names what a job wants of checks by re-execution: which operators are executed twice."""
 
 from __future__ import annotations
 
@@ -11,14 +11,7 @@ class Mode(enum.StrEnum):
     OFF = "Off"
     """None."""
     FULL = "Full"
-    """All whose results can reach a gradient or the state."""
-
-
-class PlanChoice(enum.StrEnum):
-    """The way to decide when second executions run."""
-
-    NAIVE = "Naive"
-    """Each at once, after the first one."""
+    """All whose results can reach a gradient or the state, each at once (the plan Naive)."""
 
 
 def describe_coverage(mode: Mode) -> str:

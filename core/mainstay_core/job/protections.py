@@ -100,13 +100,16 @@ def protections_of(
             if snapshots is not None
             else "snapshots.enabled is false",
         ),
-        Protection(
-            "op-level checks",
-            dmr is Mode.FULL and not loop,
-            "needs blocks, whose passes can be compared; what an own loop runs is not seen"
-            if loop
-            else "every operator is executed twice at once, and a wrong result is repaired"
-            if dmr is Mode.FULL
-            else "detection.dmr.mode is Off",
-        ),
+        _checks(loop=loop, dmr=dmr),
     )
+
+
+def _checks(*, loop: bool, dmr: Mode) -> Protection:
+    """Return whether operators are executed twice and compared."""
+    if loop:
+        why = "needs blocks, whose passes can be compared; what an own loop runs is not seen"
+    elif dmr is Mode.FULL:
+        why = "every operator is executed twice at once, and a wrong result is repaired"
+    else:
+        why = "detection.dmr.mode is Off"
+    return Protection("op-level checks", dmr is Mode.FULL and not loop, why)

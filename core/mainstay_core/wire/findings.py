@@ -43,6 +43,13 @@ class ToldFinding:
     untold: Count = field(default=0, metadata=OMITTED)
     """Findings of that trainer before this one that are not told: too many came at once."""
 
+    trainer: Name = field(default="", metadata=OMITTED)
+    """Name of its pod and slot. The api adds it for people."""
+
+    def describe(self) -> str:
+        """Return the finding as one sentence for people."""
+        return self.finding.describe(self.trainer)
+
     @property
     def id(self) -> str:
         """Return what tells it from all others of the job."""
