@@ -22,9 +22,28 @@ PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path) -> None:
+    layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
+    check_flips(tmp_path, layout)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(stages=2, lanes=2, shards_per_lane=2, spares=0, dtype="bfloat16"),
+        Layout(stages=2, lanes=2, shards_per_lane=2, spares=0, experts=True),
+        Layout(stages=2, lanes=2, ranks_per_stage=2, ranks_per_pod=2, spares=0),
+    ],
+    ids=["bf16", "experts", "inner"],
+)
+def test_other_models_and_inner_ranks_are_checked_likewise(tmp_path: Path, layout: Layout) -> None:
+    check_flips(tmp_path, layout)
+
+
+def check_flips(tmp_path: Path, layout: Layout) -> None:
+    """Run a job with a wrong bit in each phase, and compare it with an undisturbed one."""
     (tmp_path / "corpus").mkdir()
     corpus = matrix.write_corpus(tmp_path / "corpus")
-    layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
     expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
@@ -45,9 +64,11 @@ def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path
 
     assert report["digests"] == expected["digests"], logs
     assert report["recoveries"] == []
-    for step, (_, _, flip) in enumerate(PLACES, 1):
-        found = [line for line in logs.splitlines() if f"step {step}, " in line]
-        assert len(found) == 1, logs
-        assert flip["operator"] in found[0]
-        assert "the primary one was hit" in found[0]
+    told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    told.sort(key=lambda finding: finding["step"])  # each pod tells its own
+    assert [(f["step"], f["operator"], f["verdict"], f["remedy"]) for f in told] == [
+        (step, flip["operator"], "primary", "repair") for step, (_, _, flip) in enumerate(PLACES, 1)
+    ]
+    ranks = [{"inner": 0, **target} for _, target, _ in PLACES]
+    assert [finding["rank"] for finding in told] == ranks
     assert "was not put in" not in logs

@@ -7,5 +7,5 @@
 - ``profiler``: makes a profile of several recorded passages
 - ``answer``: profiles a stage of a job in a process of its own
 
-Nothing here changes a bit of what is recorded, and no trainer executes checks yet.
+Nothing here changes a bit of what is recorded, and no trainer executes a plan of checks yet.
 """

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
@@ -207,6 +208,12 @@ def check_job(config: JobConfig) -> None:
         raise InvalidSpecError(
             "spec.runtime.recompute",
             "is for models of blocks; in an own loop use torch.utils.checkpoint",
+        )
+    if config.dmr is not Mode.OFF:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            f"is {config.dmr.value}, but the passes of an own loop are not known; use Off, or "
+            "bring the model as blocks (mainstay_train.workload)",
         )
     if config.snapshots is not None and config.snapshots.boundary:
         raise InvalidSpecError(

@@ -323,7 +323,7 @@ class Session(RankSession[Connections]):
         state = self.state
         if state.plan is not None and state.index >= 0:
             finding = replace(finding, rank=state.plan.members[state.index].rank)
-        logger.warning("step %d, %s: %s", finding.step, finding.place, finding.reason)
+        logger.warning("%s", finding.describe())
         self._uplink.send_finding(self._settings.incarnation, finding)
 
     async def compute_types(

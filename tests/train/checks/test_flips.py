@@ -165,6 +165,6 @@ def test_a_finding_says_what_was_wrong_and_that_it_was_repaired() -> None:
 
     assert finding.verdict is Verdict.PRIMARY_HIT
     assert finding.remedy is Remedy.REPAIR
-    assert finding.place == f"forward of {spot.place.name}, aten.mm (#{spot.ordinal})"
+    assert finding.place == f"aten.mm (#{spot.ordinal}) in the forward pass of {spot.place.name}"
     assert (finding.shard_type, finding.micro_batch) == (0, 0)
     assert (finding.output, finding.num_elements) == (0, 1)
