@@ -33,7 +33,8 @@ from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid
+from mainstay_core.base.ids import Incarnation, JobUid, PodUid, Slot
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.supervisor.events import (
     Crashed,
     Ended,
@@ -366,6 +367,8 @@ class Supervisor(Pod):
         elif frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, head["entry"])
             self.record(peer.slot, incarnation, entry, post=bool(head.get("post")))
+        elif frame.kind == "finding":
+            self._on_finding(peer, incarnation, codec.decode(Finding, head["finding"]))
         elif frame.kind == "crash":
             self.feed(Crashed(peer.slot, incarnation, codec.decode(Crash, head["crash"])))
         elif frame.kind == "plan":
@@ -377,6 +380,12 @@ class Supervisor(Pod):
             logger.log(level, "slot %d: %s", peer.slot, head.get("text"))
         else:
             raise RemoteProtocolError(f"unknown kind {frame.kind!r}")
+
+    def _on_finding(self, peer: Peer, incarnation: Incarnation, finding: Finding) -> None:
+        slot = Slot(pod=self._pod, index=peer.slot)
+        if finding.slot != slot:
+            raise RemoteProtocolError(f"slot {slot} tells a finding of slot {finding.slot}")
+        self.note_finding(finding, incarnation, time.time())
 
     def registration(self) -> PodRegistration:
         """Return what the pod introduces itself with."""

@@ -284,6 +284,42 @@ RESTORED: Responses = {
     200: _example("The plan that is in force now; null if the job has none yet", {"plan": _PLAN})
 }
 RECOVERIES: Responses = {200: _example("All recoveries, oldest first", [_RECOVERY])}
+FINDINGS: Responses = {
+    200: _example(
+        "How many findings there were, and the newest",
+        {
+            "counts": {"primary": 1},
+            "untold": 0,
+            "findings": [
+                {
+                    "place": 1,
+                    "told": {
+                        "finding": {
+                            "step": 20,
+                            "slot": {"pod": "demo-1-a1b2c3", "index": 0},
+                            "rank": {"replica": 0, "stage": 1, "inner": 0},
+                            "in_pass": "weight",
+                            "shard_type": 3,
+                            "micro_batch": 0,
+                            "block": "layers.3",
+                            "ordinal": 4,
+                            "operator": "aten.mm",
+                            "output": 0,
+                            "num_elements": 1,
+                            "verdict": "primary",
+                            "remedy": "repair",
+                            "reason": "the third execution equals the checker: the primary one "
+                            "was hit, and nobody has used its value",
+                        },
+                        "incarnation": "1f0e",
+                        "number": 0,
+                        "at_s": 1767225700.0,
+                    },
+                }
+            ],
+        },
+    )
+}
 _FAULT = {
     "id": "fault-0",
     "step": 20,

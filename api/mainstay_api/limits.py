@@ -2,9 +2,10 @@
 
 Requests and bytes come out of buckets (:mod:`mainstay_core.base.allowance`): one of each pod, one
 of all pods of a job, which is larger the more pods have registered, one of each person, and one of
-all people who read a job. Entries of the ledger, and what is held for a store that has lost the
-job, have buckets of their own: whatever these cost, facts and heartbeats come through. The provider
-(the operator, local mode) is not bounded: it is what ends a job that asks too much.
+all people who read a job. Entries of the ledger, findings of checks, and what is held for a store
+that has lost the job, have buckets of their own: whatever these cost, facts and heartbeats come
+through. The provider (the operator, local mode) is not bounded: it is what ends a job that asks too
+much.
 
 Every process counts for itself, so a replicated api allows as many times as much.
 """
@@ -40,6 +41,7 @@ LONG_ANSWERS = {
     "jobs": 5.0,
     "ledger": 5.0,
     "recoveries": 5.0,
+    "findings": 5.0,
     "members": 2.0,
 }
 """By the end of a route's path: answers that grow with a job's history or size, or with the number
@@ -49,9 +51,11 @@ HOLD_S = 1.0
 then asks no faster than it is answered."""
 MAX_HELD = 16
 """Answers that are held back at a time for one job; each has a connection."""
-LEDGER_ENTRY_BYTES = 512
-"""A request with entries of the ledger counts as one for each of them, about: each step that it
-completes is a decision of its own."""
+WEIGHED_BYTES = {"ledger": 512, "findings": 512}
+"""By the end of a route's path: a request with several entries of the ledger, or findings, counts
+as one for each of them, about. Each step that the ledger completes is a decision of its own."""
+OWN_BUCKETS = (*WEIGHED_BYTES, "restore")
+"""Routes of supervisors that take nothing from the share of facts and heartbeats."""
 AT_ONCE_OF_JOB = 4
 """Requests of a job's pods that are answered at a time, and one more for each registered pod. The
 job's others wait in line. Other jobs and people do not wait for them."""
@@ -168,9 +172,9 @@ class Limits:
 
     def _of_agent(self, asked: Asked) -> dict[Hashable, tuple[Rate, float]]:
         settings, weight = self._settings, 1.0
-        kind = asked.route if asked.route in ("ledger", "restore") else "other"
-        if kind == "ledger":
-            weight = max(1.0, asked.num_bytes / LEDGER_ENTRY_BYTES)
+        kind = asked.route if asked.route in OWN_BUCKETS else "other"
+        if kind in WEIGHED_BYTES:
+            weight = max(1.0, asked.num_bytes / WEIGHED_BYTES[kind])
         of_job = settings.job_requests_per_s + REQUESTS_PER_POD * asked.num_pods
         num_bytes = settings.job_mib_per_s * MIB + BYTES_PER_POD * asked.num_pods
         return {

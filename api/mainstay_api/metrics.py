@@ -14,6 +14,9 @@ from mainstay_api.snapshot_metrics import JobLabels, SnapshotMetrics
 from mainstay_core.base.release import VERSION
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Verdict
+from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import SnapshotSummary
 
@@ -64,6 +67,12 @@ class Metrics:
             _JOB,
             registry=self.registry,
         )
+        self.findings = Counter(
+            "mainstay_check_findings",
+            "Executions of an operator that differed, by verdict; each counts in one replica",
+            [*_JOB, "verdict"],
+            registry=self.registry,
+        )
         self.heartbeats = Counter(
             "mainstay_heartbeats", "Heartbeats accepted", _JOB, registry=self.registry
         )
@@ -77,13 +86,7 @@ class Metrics:
             buckets=_REQUEST_BUCKETS,
             registry=self.registry,
         )
-        build = Gauge(
-            "mainstay_build_info",
-            "1: which part of Mainstay this is, and of which version",
-            ["name", "version"],
-            registry=self.registry,
-        )
-        build.labels("mainstay-api", VERSION).set(1)
+        self._show_build()
         self.step = Gauge("mainstay_job_step", "Steps committed", _JOB, registry=self.registry)
         loss = "Loss of the last step"
         self.loss = Gauge("mainstay_job_loss", loss, _JOB, registry=self.registry)
@@ -98,6 +101,15 @@ class Metrics:
         )
 
         self.snapshots = SnapshotMetrics(self.registry)
+
+    def _show_build(self) -> None:
+        build = Gauge(
+            "mainstay_build_info",
+            "1: which part of Mainstay this is, and of which version",
+            ["name", "version"],
+            registry=self.registry,
+        )
+        build.labels("mainstay-api", VERSION).set(1)
 
     def render(self) -> bytes:
         """Return the text that Prometheus scrapes."""
@@ -146,6 +158,11 @@ class Metrics:
         if seconds > 0:
             self._of(self.copy_waits, job).inc(seconds)
 
+    def count_findings(self, job: JobLabels, fresh: Sequence[ToldFinding]) -> None:
+        """Count findings that were not known."""
+        for told in fresh:
+            self._of(self.findings, job, told.finding.verdict.value).inc()
+
     def count_steps(self, job: JobLabels, number: int) -> None:
         """Count steps that were committed for the first time; a number below 1 is none."""
         if number > 0:
@@ -156,6 +173,10 @@ class Metrics:
         job = JobLabels(state.config.job, state.config.namespace, state.config.name)
         self._of(self.step, job).set(state.step)
         self._of(self.replicas, job).set(len(state.in_force.chains) if state.in_force else 0)
+        if state.config.dmr is not Mode.OFF:
+            for verdict in Verdict:
+                # From 0 on: the first finding is an increase, then.
+                self._of(self.findings, job, verdict.value)
         ettr = find_ettr(state)
         if ettr is not None:
             self._of(self.ettr, job).set(ettr)

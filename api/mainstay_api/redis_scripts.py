@@ -62,6 +62,26 @@ for i = 2, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
 return 1
 """
 
+PUT_FINDINGS = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return false end
+local fresh, total = {}, tonumber(redis.call('HGET', KEYS[4], 'all') or '0')
+for i = 2, #ARGV, 4 do
+  if redis.call('HSETNX', KEYS[2], ARGV[i], ARGV[i + 3]) == 1 then
+    total = redis.call('HINCRBY', KEYS[4], 'all', 1)
+    redis.call('ZADD', KEYS[3], total, ARGV[i])
+    redis.call('HINCRBY', KEYS[4], 'verdict:' .. ARGV[i + 1], 1)
+    redis.call('HINCRBY', KEYS[4], 'untold', ARGV[i + 2])
+    fresh[#fresh + 1] = ARGV[i]
+  end
+end
+local over = redis.call('ZCARD', KEYS[3]) - tonumber(ARGV[1])
+if over > 0 then
+  local old = redis.call('ZPOPMIN', KEYS[3], over)
+  for i = 1, #old, 2 do redis.call('HDEL', KEYS[2], old[i]) end
+end
+return {total, fresh}
+"""
+
 CREATE = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
 if redis.call('EXISTS', KEYS[4]) == 1 then return -1 end

@@ -21,6 +21,7 @@ from mainstay_core.coordinator.state import (
     slot_name,
 )
 from mainstay_core.wire.facts import Heartbeat, SlotStatus
+from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery, show_recovery
 
@@ -142,6 +143,7 @@ def make_report(
     steps: Sequence[ReportedStep | None],
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
+    findings: FindingsPage,
 ) -> dict[str, Any]:
     """Return the content of REPORT.json.
 
@@ -151,6 +153,7 @@ def make_report(
             first one that is known.
         recoveries: of the job.
         events: of its history.
+        findings: of its checks.
     """
     first = next((number for number, step in enumerate(steps) if step), len(steps))
     steps = steps[first:]
@@ -175,6 +178,7 @@ def make_report(
             "lost": sum(r.lost_steps for r in recoveries),
         },
         "recoveries": [show_recovery(r) for r in recoveries],
+        "findings": codec.encode(findings),
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
         "losses": [step.loss if step else None for step in steps],

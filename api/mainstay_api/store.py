@@ -16,6 +16,9 @@ Keys, with ``{uid}`` also the hash tag of a Redis cluster:
     mainstay:{uid}:stream      stream  plan, inject, stop, event: pushed to supervisors; history
     mainstay:{uid}:recoveries  hash    quorum id -> Recovery
     mainstay:{uid}:ledger      hash    step:stage:inner -> LedgerEntry
+    mainstay:{uid}:findings    hash    slot:incarnation:number -> ToldFinding, the newest
+    mainstay:{uid}:found       zset    the same names, by their place among all findings
+    mainstay:{uid}:verdicts    hash    how many findings were told, by verdict
     mainstay:{uid}:stores      hash    pod -> what its store of segments told last
     mainstay:{uid}:checks      hash    pod -> outcome of its store's newest check
     mainstay:{uid}:doubts      hash    pod -> what a check of all stores found damaged in its store
@@ -37,10 +40,20 @@ from typing import Any, TypeVar, cast
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
+from mainstay_api.findings import read_findings
 from mainstay_api.long_work import LARGE, LARGE_TEXT, PIECE, beside, in_pieces, size_of
 from mainstay_api.redis_client import RedisLogin, open_line
-from mainstay_api.redis_scripts import BEAT, COMMIT, CREATE, DELETE, LEASE, PUT_DOUBTS, RELEASE
-from mainstay_api.store_protocol import DeletedJobError, stream_items
+from mainstay_api.redis_scripts import (
+    BEAT,
+    COMMIT,
+    CREATE,
+    DELETE,
+    LEASE,
+    PUT_DOUBTS,
+    PUT_FINDINGS,
+    RELEASE,
+)
+from mainstay_api.store_protocol import DeletedJobError, NewFindings, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
 from mainstay_core.base.field_texts import FieldTexts
@@ -57,6 +70,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatus
@@ -138,6 +152,7 @@ class RedisStore:
         self._delete = self._redis.register_script(DELETE)
         self._lease = self._redis.register_script(LEASE)
         self._release = self._redis.register_script(RELEASE)
+        self._put_findings = self._redis.register_script(PUT_FINDINGS)
         self._put_doubts = self._redis.register_script(PUT_DOUBTS)
 
     async def _on_connect(self, connection: AbstractConnection) -> None:
@@ -177,7 +192,7 @@ class RedisStore:
         self._cache.pop(uid, None)
         self._texts.pop(uid, None)
         self._ledger_sizes.pop(uid, None)
-        names = ("stream", "recoveries", "ledger", "seen", "beats", *_OF_STORES)
+        names = ("stream", "recoveries", "ledger", "seen", "beats", *_OF_FINDINGS, *_OF_STORES)
         parts = [_key(uid, p) for p in names]
         known = await _call(self._delete(keys=[*_whole(uid), *parts], args=[uid, DELETED_S]))
         return bool(known)
@@ -380,6 +395,36 @@ class RedisStore:
         pipe.hlen(_key(uid, "ledger"))
         self._ledger_sizes[uid] = int((await _call(pipe.execute()))[-1])
 
+    async def put_findings(self, uid: JobUid, told: Sequence[ToldFinding]) -> NewFindings:
+        """Keep findings; return those that are new. One is known again while it is kept."""
+        texts = [(t.id, t.finding.verdict.value, t.untold, codec.dumps(t)) for t in told]
+        args = [MAX_KEPT, *(part for text in texts for part in text)]
+        keys = [_key(uid, part) for part in ("job", *_OF_FINDINGS)]
+        reply = await _call(self._put_findings(keys=keys, args=args))
+        total, fresh = reply or (0, [])
+        known = {t.id: t for t in told}
+        return NewFindings(fresh=tuple(known[name] for name in fresh), total=int(total))
+
+    async def fetch_findings(
+        self, uid: JobUid, first: int = 0, newest: int = MAX_KEPT
+    ) -> FindingsPage:
+        """Return how many findings a job has, and those that are kept.
+
+        Args:
+            uid: of the job.
+            first: only those from this place among all of the job on.
+            newest: at most so many, the newest.
+        """
+        pipe = self._redis.pipeline(transaction=True)
+        pipe.zrange(_key(uid, "found"), "+inf", first, desc=True, byscore=True,
+                    offset=0, num=newest, withscores=True)  # fmt: skip
+        pipe.hgetall(_key(uid, "verdicts"))
+        found, numbers = await _call(pipe.execute())
+        names = [name for name, _ in found]
+        texts = await _call(self._redis.hmget(_key(uid, "findings"), names)) if names else []
+        places = [int(place) for _, place in found]
+        return read_findings(dict(zip(places, texts, strict=True)), numbers)
+
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
     ) -> tuple[StreamItem, ...]:
@@ -435,6 +480,7 @@ async def _by_pod(kind: type[T], texts: Mapping[str, str]) -> dict[PodUid, T]:
     return dict(zip(map(PodUid, texts), told, strict=True))
 
 
+_OF_FINDINGS = ("findings", "found", "verdicts")
 _OF_STORES = ("stores", "checks", "doubts")
 """What pods' stores of segments have told, and are told: no decision needs it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mainstay_core.base import codec
@@ -28,6 +29,7 @@ from mainstay_core.coordinator.job_store import (
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatus
@@ -35,6 +37,16 @@ from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatu
 
 class DeletedJobError(UnknownJobError):
     """The job was deleted: it is not made again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFindings:
+    """The outcome of findings that were put into the store."""
+
+    fresh: tuple[ToldFinding, ...]
+    """Those that were not known."""
+    total: int
+    """All that were ever told of the job."""
 
 
 class Store(Protocol):
@@ -67,6 +79,10 @@ class Store(Protocol):
         self, uid: JobUid, keys: Sequence[LedgerKey]
     ) -> dict[LedgerKey, LedgerEntry]: ...
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None: ...
+    async def put_findings(self, uid: JobUid, told: Sequence[ToldFinding]) -> NewFindings: ...
+    async def fetch_findings(
+        self, uid: JobUid, first: int = 0, newest: int = MAX_KEPT
+    ) -> FindingsPage: ...
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
     ) -> tuple[StreamItem, ...]: ...

@@ -26,8 +26,10 @@ from mainstay_core.coordinator.state import (
     slot_name,
     uid_of,
 )
+from mainstay_core.dmr.settings import describe_coverage
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.job.protections import entry_of, protections_of
+from mainstay_core.job.protections import Protection, entry_of, protections_of
+from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.page import (
     CheckpointState,
@@ -77,6 +79,7 @@ def show_page(
     newest: Iterable[LedgerEntry],
     now_s: float,
     stores: SnapshotSummary | None = None,
+    findings: FindingsPage | None = None,
 ) -> JobPage:
     """Return the job on one page.
 
@@ -86,6 +89,7 @@ def show_page(
         newest: the ledger's entries of the newest committed step.
         now_s: wall clock.
         stores: what the pods' stores of segments hold; None in a job without snapshots.
+        findings: of checks, in short; None where nothing is checked.
     """
     now = _in_force(state)
     entry = entry_of(state.fingerprints)
@@ -115,7 +119,9 @@ def show_page(
         entry=entry or None,
         snapshots=state.config.snapshots is not None,
         stores=stores,
-        protections=protections_of(state.shape, entry, state.config.snapshots),
+        dmr_coverage=describe_coverage(state.config.dmr),
+        findings=findings,
+        protections=_protections(state, entry),
     )
 
 
@@ -162,8 +168,14 @@ def show_crash(state: CoordinatorState) -> dict[str, Any] | None:
 def show_protections(state: CoordinatorState) -> dict[str, Any]:
     """Return how the user's code comes in, and what the job is protected by, with reasons."""
     entry = entry_of(state.fingerprints)
-    shown = [codec.encode(p) for p in protections_of(state.shape, entry, state.config.snapshots)]
-    return {"entry": entry or None, "protections": shown}
+    shown = [codec.encode(p) for p in _protections(state, entry)]
+    coverage = describe_coverage(state.config.dmr)
+    checks = {"dmr_coverage": coverage} if coverage else {}
+    return {"entry": entry or None, "protections": shown, **checks}
+
+
+def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:
+    return protections_of(state.shape, entry, state.config.snapshots, state.config.dmr)
 
 
 def _name_and_state(state: CoordinatorState) -> dict[str, Any]:

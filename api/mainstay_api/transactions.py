@@ -16,6 +16,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from mainstay_api.auth import JobName
+from mainstay_api.findings import (
+    FINDING_CODE,
+    MAX_IN_HISTORY,
+    check_finding,
+    describe_findings,
+    with_names,
+)
 from mainstay_api.long_work import beside, size_of
 from mainstay_api.metrics import Metrics
 from mainstay_api.settings import Settings
@@ -38,9 +45,11 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.job_store import BeatReply, StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -210,6 +219,35 @@ class Transactions:
         if job is None:
             job = self._jobs[uid] = _Job(self, uid)
         return job
+
+    async def add_findings(
+        self, uid: JobUid, told: Sequence[ToldFinding], held: QuorumId | None = None
+    ) -> None:
+        """Keep what checks have found, and have the job's history tell of it.
+
+        Args:
+            uid: the job.
+            told: findings, of each trainer in their order.
+            held: the quorum of the newest plan that the teller holds.
+
+        Raises:
+            StoreBehindError: the teller's plan is not known here; nothing was written.
+            RemoteProtocolError: a finding is of no step of the job; likewise.
+            UnregisteredPodError: its pod is unknown or counts as gone; likewise.
+        """
+        state = await self.load(uid)
+        refuse_behind(state, held)
+        for one in told:
+            check_finding(state, one.finding)
+        outcome = await self.store.put_findings(uid, with_names(state, told))
+        labels = JobLabels(uid, state.config.namespace, state.config.name)
+        self.metrics.count_findings(labels, outcome.fresh)
+        if not outcome.fresh or outcome.total - len(outcome.fresh) >= MAX_IN_HISTORY:
+            return
+        message = describe_findings(outcome.fresh)
+        logger.warning("%s", message, extra=about(uid=uid, decision=FINDING_CODE))
+        announce = Announce(code=FINDING_CODE, message=message, warning=True)
+        await self.store.append(uid, "event", history_line(announce, self.now_s()))
 
     async def apply(self, uid: JobUid, event: Event, held: QuorumId | None = None) -> Transition:
         """Decide on an event, store the outcome and make it visible, and return it.

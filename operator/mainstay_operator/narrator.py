@@ -16,6 +16,8 @@ from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
 from mainstay_core.pool.repair import Repair
 from mainstay_core.wire.crashes import ToldCrash
+from mainstay_core.wire.findings import FindingsPage
+from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import NameTakenError
@@ -146,6 +148,11 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
     return notes
 
 
+def of_page(page: JobPage, since_s: float) -> list[Note]:
+    """Return what is told of a job's page: its newest crash and findings after ``since_s``."""
+    return of_crash(page.crash, since_s) + of_findings(page.findings, since_s)
+
+
 def of_crash(told: ToldCrash | None, since_s: float) -> list[Note]:
     """Return what is told of the newest exception that ended a trainer after ``since_s``.
 
@@ -162,6 +169,24 @@ def of_crash(told: ToldCrash | None, since_s: float) -> list[Note]:
             key=f"{crash.type}/{crash.step}/{crash.frames or crash.message}",
             warning=True,
         )
+    ]
+
+
+def of_findings(page: FindingsPage | None, since_s: float) -> list[Note]:
+    """Return what is told of the newest wrong results that checks found after ``since_s``.
+
+    One Event for each life of a trainer and verdict: a device may compute wrongly in every step.
+    """
+    told = [kept.told for kept in page.findings] if page is not None else []
+    return [
+        Note(
+            reason="WrongResult",
+            message=one.describe(),
+            key=f"{one.finding.slot}/{one.incarnation}/{one.finding.verdict.value}",
+            warning=True,
+        )
+        for one in told
+        if one.at_s >= since_s
     ]
 
 

@@ -442,7 +442,7 @@ class Reconciler:
         try:
             state.page = await self._api.fetch_page(self.view.uid)
             state.page_at_s = now_s
-            await self._tell_once(narrator.of_crash(state.page.crash, self._told_since_s))
+            await self._tell_once(narrator.of_page(state.page, self._told_since_s))
             recovery = state.page.recovery
             mark = 2 * sum(recovery.counts.values()) - len(recovery.active)
             if mark != state.recoveries_reported:

@@ -235,6 +235,8 @@ def _of_page(page: JobPage) -> dict[str, Any]:
             "entry": page.entry,
             "items": [{"name": p.name, "on": p.given, "reason": p.why} for p in page.protections],
         }
+        if page.dmr_coverage:
+            shown["protection"]["dmrCoverage"] = page.dmr_coverage
         if page.stores is not None:
             shown["protection"] |= _snapshots(page.stores)
     return shown

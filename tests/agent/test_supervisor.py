@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.dmr.test_flips import FOUND
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
@@ -240,6 +241,29 @@ def test_ledger_entries_are_mirrored_if_they_are_marked(api: Any, make_pod: Any)
     while len(steps) < 2:
         steps += [entry["step"] for entry in api.next("ledger")["entries"]]
     assert steps == [1, 3]
+
+
+def test_findings_are_told_with_their_trainer_and_number(api: Any, make_pod: Any) -> None:
+    pod = make_pod()
+    trainer, incarnation = pod.trainer(pod.launcher())
+    finding = codec.encode(replace(FOUND, slot=Slot(pod=PodUid(pod.uid), index=0)))
+    trainer.send(kind="finding", finding=finding)
+    trainer.send(kind="finding", finding=finding)
+    told: list[dict[str, Any]] = []
+    while len(told) < 2:
+        told += api.next("findings")["findings"]
+    assert [(one["incarnation"], one["number"]) for one in told] == [
+        (incarnation, 0),
+        (incarnation, 1),
+    ]
+    assert told[0]["finding"] == finding
+
+
+def test_a_trainer_that_tells_a_finding_of_another_slot_is_cut_off(api: Any, make_pod: Any) -> None:
+    pod = make_pod()
+    trainer, _ = pod.trainer(pod.launcher())
+    trainer.send(kind="finding", finding=codec.encode(FOUND))
+    assert trainer.at_end()
 
 
 def test_the_end_of_the_job_stops_the_trainers_then_the_launcher_then_itself(

@@ -175,6 +175,8 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     both = series(positions, "2x60", state="survive_pod", **ours)
     short = series("mainstay_job_snapshot_refused", "0+1x60", **ours)
     was_short = series("mainstay_job_snapshot_refused", "7x60", **ours)
+    wrong = series("mainstay_check_findings_total", "0x30 0+1x30", verdict="primary", **ours)
+    right = series("mainstay_check_findings_total", "3x60", verdict="primary", **ours)
     damaged = series("mainstay_damaged_copies_total", "0+1x60", **ours)
     cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
         ("MainstayJobStalled", [heard, stalled, idle], ours),
@@ -187,6 +189,8 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ("MainstayJobLosesSteps", [lost], ours),
         ("MainstayJobRecoversOften", [often], ours),
         ("MainstayJobRecoversOften", [seldom], None),
+        ("MainstayWrongResult", [wrong], ours),
+        ("MainstayWrongResult", [right], None),
         ("MainstayRecoverySlow", slow, {"stage": "load"}),
         ("MainstayApiSlow", late, {}),
         ("MainstayOperatorDown", [stalled], {}),

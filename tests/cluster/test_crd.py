@@ -127,6 +127,14 @@ REFUSED = [
         "is Blocks, but blocks that are spread over several ranks are not compiled; use Off",
     ),
     Refused(
+        "spec.detection.dmr.mode",
+        "cross",
+        "spec",
+        SMALLEST["spec"]
+        | {"runtime": {"compile": "Blocks"}, "detection": {"dmr": {"mode": "Full"}}},
+        "is not Off, but of compiled blocks the operators are not seen; use runtime.compile Off",
+    ),
+    Refused(
         "spec.snapshots.window",
         "cross",
         "spec.snapshots",
@@ -256,6 +264,7 @@ REFUSED = [
     Refused("spec.workload", "change", "spec.workload.config", {"dim": None, "heads": 8}, FIXED),
     Refused("spec.runtime", "change", "spec.runtime.recompute", True, FIXED),
     Refused("spec.detection", "change", "spec.detection.hangSeconds", 9, FIXED),
+    Refused("spec.detection", "change", "spec.detection.dmr.mode", "Full", FIXED),
     Refused("spec.snapshots", "change", "spec.snapshots.enabled", True, FIXED),
     Refused("spec.protection", "change", "spec.protection.domains", 3, FIXED),
     Refused("spec.checkpoint", "change", "spec.checkpoint.storage", "/data", FIXED),
@@ -298,6 +307,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "redundancy as a number": {"redundancy": 4},
     "redundancy Auto": {"redundancy": "Auto"},
     "NCCL on CUDA": {"runtime": {"device": "CUDA", "backend": "NCCL"}},
+    "checks by re-execution": {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}},
     "three heartbeats": {"detection": {"heartbeatSeconds": 4, "heartbeatTimeoutSeconds": 12}},
     "checkpoints": {"checkpoint": {"everySteps": 5, "storage": "/data", "resumeFrom": "/old"}},
     "signed checkpoints": {

@@ -74,7 +74,12 @@ MANIFEST: dict[str, Any] = {
             },
         },
         "spares": {"replicas": 1, "mode": "Warm"},
-        "detection": {"hangSeconds": 30, "heartbeatSeconds": 1, "heartbeatTimeoutSeconds": 15},
+        "detection": {
+            "hangSeconds": 30,
+            "heartbeatSeconds": 1,
+            "heartbeatTimeoutSeconds": 15,
+            "dmr": {"mode": "Full", "plan": "Naive"},
+        },
         "checkpoint": {
             "storage": "/shared/a",
             "everySteps": 10,
@@ -116,6 +121,9 @@ FAULTS: list[dict[str, Any]] = [
      "action": "kill-trainer"},
     {"at": {"step": 5}, "target": {"replica": 0, "stage": 0}, "action": "slow", "delayMs": 5,
      "factor": 2, "steps": 3},
+    {"at": {"step": 5, "phase": "backward"}, "target": {"replica": 0, "stage": 0}, "action": "flip",
+     "flip": {"type": 1, "microBatch": 0, "pass": "weight", "block": 1, "operator": "aten.mm",
+              "output": 0, "element": 7, "bit": 30, "execution": "checker"}},
     {"at": {"step": 6}, "target": {"spare": 0}, "action": "disconnect", "forSeconds": 1},
     {"at": {"step": 7}, "target": {"process": "api"}, "action": "kill"},
     {"at": {"after": "a", "delayMs": 2}, "target": {"replica": 2, "stage": 1}, "action": "stop"},

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.wire.test_messages import FOUND
 from tests.operator.test_builders import view
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.ids import PodUid
+from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.job.model_sizes import LLAMA
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.status import TrainingJobStatus
@@ -19,6 +20,7 @@ from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ContainerEnd, ObservedPod
 from mainstay_core.pool.repair import Repair, RepairCounts
+from mainstay_core.wire.findings import FindingsPage, KeptFinding
 from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.recoveries import read_recovery
 from mainstay_operator import narrator
@@ -123,6 +125,25 @@ def test_the_status_of_a_job_without_snapshots_has_no_word_of_them() -> None:
     page = codec.decode(JobPage, SUMMARY)
     status = build_status(view(), ObservedJob(initialized=True), page, PodRecord(), 2000.0)
     assert "snapshot" not in json.dumps(status).lower()
+
+
+def test_wrong_results_are_one_event_for_each_trainer_and_verdict_and_coverage_is_said() -> None:
+    page = codec.decode(JobPage, SUMMARY | {"entry": "blocks", "dmr_coverage": "naive 100 %"})
+    told = replace(FOUND, trainer="demo-1/1", at_s=1000.0)
+    again = replace(told, number=told.number + 1)
+    other = replace(told, incarnation=Incarnation("b"), number=0)
+    kept = tuple(KeptFinding(place=n, told=t) for n, t in enumerate((told, again, other), 1))
+    page = replace(page, findings=FindingsPage(counts={"primary": 3}, findings=kept))
+
+    status = build_status(view(), ObservedJob(initialized=True), page, PodRecord(), 2000.0)
+    notes = narrator.of_findings(page.findings, 0.0)
+
+    TrainingJobStatus.model_validate_json(json.dumps(status))
+    assert status["protection"]["dmrCoverage"] == "naive 100 %"
+    assert [note.reason for note in notes] == ["WrongResult"] * 3
+    assert notes[0].key == notes[1].key != notes[2].key
+    assert notes[0].message.startswith("step 4 of r1.s0.i0 on demo-1/1: two executions of aten.mm")
+    assert narrator.of_findings(page.findings, 1001.0) == narrator.of_findings(None, 0.0) == []
 
 
 CRASH: dict[str, Any] = {

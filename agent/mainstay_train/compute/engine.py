@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -19,6 +20,8 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
+from mainstay_train.checks.checker import EXCHANGE, Checks
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -34,7 +37,7 @@ from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
-from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
+from mainstay_train.exact.optimizer import REST_PARTS, Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model import compilation
@@ -68,6 +71,8 @@ class Engine:
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
+    checks: Checks = field(default_factory=Checks)
+    """Of all that the engine computes in a step."""
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -76,6 +81,8 @@ class Engine:
     """Runs it."""
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
+    _members: tuple[int, ...] = ()
+    """That took part in the last reduction, in their order."""
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
     _block_gradients: tuple[Digest, ...] = ()
@@ -104,6 +111,7 @@ class Engine:
         device: str,
         hook: Hook,
         inner: InnerMesh = SINGLE,
+        checks: Checks | None = None,
     ) -> Engine:
         """Allocate everything for ``stage``; its state is void until initialized, healed or loaded.
 
@@ -116,7 +124,9 @@ class Engine:
             device: where it computes.
             hook: called before each action of the program.
             inner: this rank's place in its cell.
+            checks: of what is computed; None: nothing is checked.
         """
+        checks = checks or Checks()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
             mine = workload.stages(num_stages)[stage]
@@ -138,6 +148,7 @@ class Engine:
             recompute=config.recompute,
             hook=hook,
             inner=inner,
+            checks=checks,
         )
         return cls(
             stage=stage,
@@ -146,11 +157,14 @@ class Engine:
             num_types=config.shape.num_types,
             state=state,
             store=store,
-            reducer=Reducer(state.layout, device, config.bucket_bytes),
+            reducer=Reducer(
+                state.layout, device, config.bucket_bytes, compares_wire=checks.compares
+            ),
             type_results=results,
             interpreter=interpreter,
             statistics=workload.statistics(mine),
             inner=inner,
+            checks=checks,
         )
 
     def computes(self, stage: int, num_stages: int, inner: int) -> bool:
@@ -257,7 +271,14 @@ class Engine:
             if self._begun is None:
                 self._gradient.begin()
                 self._begun = BegunReduction(
-                    early, self.state.layout, self.store, self.reducer, self._worker, self._take
+                    early,
+                    self.state.layout,
+                    self.store,
+                    self.reducer,
+                    self._worker,
+                    self._take,
+                    within=self.checks.over(Phase.REDUCE),
+                    arrived=self.checks.arrive,
                 )
             self._begun.deliver(block)
 
@@ -285,18 +306,27 @@ class Engine:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        partials = self.store.partials
+        partials, self._members = self.store.partials, tuple(members)
         own = [supply.partial for supply in table if supply.index == index]
 
         def describe() -> None:
-            self._sums = tuple((partial, self._gradient.sums(partials[partial])) for partial in own)
+            with self.checks.over(Phase.VOTE):
+                self._sums = tuple((p, self._gradient.sums(partials[p])) for p in own)
 
         begun = self._begun
         if begun is None or not begun.is_for(group, table, members):
             self._give_up()
             self._gradient.begin()
             self.reducer.reduce(
-                group, table, members, index, partials, meanwhile=describe, placed=self._take
+                group,
+                table,
+                members,
+                index,
+                partials,
+                meanwhile=describe,
+                placed=self._take,
+                within=self.checks.over(Phase.REDUCE),
+                arrived=self.checks.arrive,
             )
             return
         self._begun = None
@@ -327,7 +357,13 @@ class Engine:
             self._chain.judge()
 
     def ballot(
-        self, group: Group | None, table: Sequence[Supply], index: int, slot: Slot, masters: str
+        self,
+        group: Group | None,
+        table: Sequence[Supply],
+        index: int,
+        slot: Slot,
+        masters: str,
+        step: int = 0,
     ) -> Ballot:
         """Return the results that enter the vote on what was reduced last.
 
@@ -341,6 +377,7 @@ class Engine:
             index: this cell's member index.
             slot: of this rank.
             masters: digest of all its masters, as they are now.
+            step: that is voted on; it says which part of the state beside the masters is told.
 
         Raises:
             GroupEnded: a group ended before the device was done; partials are as before.
@@ -353,7 +390,11 @@ class Engine:
         }
         readout = Readout()
         gradient = self._gradient.read(readout)
-        copies = [readout.add(sums) for sums in self._copied_gradients()]
+        with self.checks.over(Phase.VOTE):
+            copies = [readout.add(sums) for sums in self._copied_gradients()]
+            rest = [readout.add(sums) for sums in self._rest_sums(step)]
+        differing = self.reducer.differing
+        arrived = None if differing is None else readout.add(differing)
         sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
@@ -378,6 +419,8 @@ class Engine:
             norms_sq=gradient.norms_sq(),
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
+            rest=_digest(rest).hex() if rest else "",
+            problem="" if arrived is None else self._tell_arrived(step, arrived().tolist()),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -400,8 +443,9 @@ class Engine:
     def apply(self, commit: Commit, learning_rate: float) -> str:
         """Apply the reduced gradient; returns the digest of the masters after it."""
         counted = self._counted(commit)
-        self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
-        self._masters = self.state.masters_digest()
+        with self.checks.over(Phase.APPLY):
+            self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
+            self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
 
     def apply_again(self, commit: Commit, learning_rate: float, parameters: Sequence[str]) -> None:
@@ -413,7 +457,8 @@ class Engine:
             parameters: their model-wide names.
         """
         gradients, names = self._reduced_blocks(), frozenset(parameters)
-        self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
+        with self.checks.over(Phase.APPLY, commit.step):
+            self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""
@@ -436,6 +481,27 @@ class Engine:
             for param in block.params
             if param.copy and self.inner.size > 1
         ]
+
+    def _tell_arrived(self, step: int, differing: Sequence[int]) -> str:
+        """Tell of what came otherwise than it was sent; return the problem of the vote."""
+        senders = [m for m, num in zip(self._members, differing, strict=True) if num]
+        if not senders:
+            return ""
+        names = ", ".join(f"member {sender}" for sender in senders)
+        problem = f"what came from {names} into the reduction is not what was sent"
+        self.checks.tell(
+            Place(step, Phase.REDUCE),
+            ordinal=0,
+            operator=EXCHANGE,
+            output=0,
+            num_elements=0,
+            judgement=Judgement(verdict=Verdict.WIRE, remedy=Remedy.REDUCE_AGAIN, reason=problem),
+        )
+        return problem
+
+    def _rest_sums(self, step: int) -> list[torch.Tensor]:
+        """Sums of the digests of what cells compare beside their masters in a step."""
+        return self.state.rest_sums(step % REST_PARTS) if self.checks.compares else []
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:
         """Digest of the gradient and masters that all inner ranks hold; empty with one rank."""

@@ -8,14 +8,18 @@ delivered its weight gradients, so an interruption leaves whole types only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
+from mainstay_train.checks.checker import UNCHECKED, Checks, Scope
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
@@ -68,6 +72,8 @@ class Recomputed(Protocol):
         """
 
 
+BATCH = "batch"
+"""Stands in findings for a kernel: the fetch of a batch."""
 FORWARD_TAG = 0
 BACKWARD_TAG = 1
 
@@ -118,6 +124,7 @@ class Interpreter:
         recompute: run forwards again in the backward instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
+        checks: of what is computed; None: nothing is checked.
     """
 
     def __init__(
@@ -136,7 +143,11 @@ class Interpreter:
         recompute: bool,
         hook: Hook,
         inner: InnerMesh = SINGLE,
+        checks: Checks | None = None,
     ) -> None:
+        self._checks = checks or Checks()
+        self._scope: Scope = UNCHECKED
+        """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
@@ -243,6 +254,15 @@ class Interpreter:
         assert wanted.address == address, "forwards run in the program's order"
         loaded = self._loader.take(wanted)
         self._load_ahead()
+        if loaded.judgement is not None:
+            self._checks.tell(
+                Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch),
+                ordinal=0,
+                operator=BATCH,
+                output=0,
+                num_elements=loaded.num_differing,
+                judgement=loaded.judgement,
+            )
         return loaded
 
     @property
@@ -360,12 +380,33 @@ class Interpreter:
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
-        if self._stage == 0:
-            assert flow.loaded is not None
-            x = devices.sent(flow.loaded.batch.tokens, self._device)
-        assert x is not None
+        with self._over(action):
+            if self._stage == 0:
+                assert flow.loaded is not None
+                x = devices.sent(flow.loaded.batch.tokens, self._device)
+            assert x is not None
+            flow.output = self._enter_blocks(flow, x)
+        if not self._computed:
+            self._computed = True
+            self._load_ahead()
+
+    @contextmanager
+    def _over(self, action: Action) -> Iterator[Scope]:
+        """Have what an action computes checked."""
+        phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
+        scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
+        self._scope = scope
+        try:
+            with scope:
+                yield scope
+        finally:
+            self._scope = UNCHECKED
+
+    def _enter_blocks(self, flow: _Flow, x: torch.Tensor) -> torch.Tensor:
+        """Take a micro-batch forward through the blocks."""
         lowest = self._lowest
         for number, block in enumerate(self._blocks):
+            self._scope.enter(Pass.FORWARD, number, block.name)
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
@@ -378,10 +419,7 @@ class Interpreter:
                 flow.tapes.append(tape)
                 assert tape.output is not None
                 x = _as_received(tape.output.detach())
-        flow.output = x
-        if not self._computed:
-            self._computed = True
-            self._load_ahead()
+        return x
 
     def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
         """The last block: its backward comes next, so its tape is always kept."""
@@ -397,12 +435,21 @@ class Interpreter:
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
+        with self._over(action):
+            flow.gradient = self._leave_blocks(action, flow, gradient)
+
+    def _leave_blocks(
+        self, action: Action, flow: _Flow, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Take a gradient back through the blocks."""
         at_once = self._recompute or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
             again = self._recompute and not block.spec.is_last
+            self._scope.enter(Pass.FORWARD, number, block.name)
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:
                 self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
+            self._scope.enter(Pass.BACKWARD, number, block.name)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else _as_received(gradient)
             if at_once and number > 0:
@@ -410,23 +457,30 @@ class Interpreter:
                 self._add_weights(action, block, tape)
             else:
                 flow.deferred.insert(0, (block, tape))
-        flow.gradient = gradient
+        return gradient
 
     def _backward_weight(self, action: Action) -> None:
         flow = self._flows.pop((action.type, action.micro_batch))
         if action in self._closing:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
-        for block, tape in flow.deferred:
-            self._add_weights(action, block, tape)
-        if action.micro_batch == self._micro_batches - 1:
-            self._complete(action)
+        completes = action.micro_batch == self._micro_batches - 1
+        with self._over(action) as scope:
+            for block, tape in flow.deferred:
+                self._add_weights(action, block, tape)
+            if completes:
+                scope.enter(Pass.STEP)
+                self._complete(action)
+        if completes and self._log is not None:
+            self._log.completed(action.type, self._results[action.type].mark)
 
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views
         number = self._blocks.index(block)
         skipped = () if self._again is None else self._again.skipped(number)
+        self._scope.enter(Pass.WEIGHT, number, block.name)
         block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=skipped)
         if self._deliver is not None and action in self._closing:
+            self._scope.enter(Pass.STEP)
             self._deliver(number)
 
     def _complete(self, action: Action) -> None:
@@ -445,5 +499,3 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
-        if self._log is not None:
-            self._log.completed(shard_type, mark)

@@ -8,6 +8,9 @@ loaded for a step that was interrupted, or that a newer plan computes otherwise,
 of the user's cannot be interrupted: the next one begins when it has returned.
 
 The thread waits when nothing is asked for. It ends with its loader, and with the process.
+
+Where a job checks what it computes, each batch is fetched twice, and a third time if the two
+differ: a wrong sample is a wrong gradient.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.dmr.verdicts import Judgement, Verdict, judge
 from mainstay_train.base import device as devices
+from mainstay_train.checks import bits
 from mainstay_train.exact.draws import Address
 from mainstay_train.model import data
 from mainstay_train.model.data import Batch, Dataset
+from mainstay_train.model.workload import WorkloadError
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,10 @@ class Loaded:
     num_tokens: int
     consumed: Digest
     """Digest of its samples; zero where none is wanted."""
+    judgement: Judgement | None = None
+    """On three fetches of it, where the first two differed."""
+    num_differing: int = 0
+    """Numbers in which they did."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,12 +92,19 @@ class Loader:
         dataset: of the workload.
         device: where batches will be copied to.
         ahead: whether to load on a thread; else :meth:`take` does, on its caller's.
+        twice: whether each batch is fetched twice and compared.
     """
 
     def __init__(
-        self, dataset: Dataset, device: str | torch.device = "cpu", *, ahead: bool = True
+        self,
+        dataset: Dataset,
+        device: str | torch.device = "cpu",
+        *,
+        ahead: bool = True,
+        twice: bool = False,
     ) -> None:
-        self._load = partial(_load, dataset, torch.device(device))
+        load = partial(_load, dataset, torch.device(device))
+        self._load = partial(_load_twice, load) if twice else load
         self._ahead, self._desk = ahead, _Desk()
         self._thread: threading.Thread | None = None
 
@@ -153,6 +170,38 @@ def _serve(desk: _Desk, load: Callable[[Wanted], Loaded]) -> None:
                 logger.info("a batch that is not needed did not load", exc_info=order.error)
             desk.changed.notify_all()
         del order  # what waits here keeps no batch
+
+
+def _load_twice(load: Callable[[Wanted], Loaded], wanted: Wanted) -> Loaded:
+    """Return a batch of which two fetches were equal.
+
+    Raises:
+        WorkloadError: three fetches gave three batches, so the data set is no function of the
+            address: it would do so on any device.
+    """
+    first, second = load(wanted), load(wanted)
+    told = _told(first), _told(second)
+    if told[0] == told[1]:
+        return first
+    judgement = judge(*told, _told(load(wanted)), used=False)
+    if judgement.verdict is Verdict.UNRELIABLE:
+        address = wanted.address
+        raise WorkloadError(
+            f"the data set gave three different batches for micro-batch {address.micro_batch} of "
+            f"type {address.type} in step {address.step}; `batch` must be a function of its address"
+        )
+    pairs = [(first.batch.tokens, second.batch.tokens), (first.batch.targets, second.batch.targets)]
+    return replace(
+        first if judgement.verdict is Verdict.CHECKER_HIT else second,
+        judgement=judgement,
+        num_differing=sum(bits.count_differing(*pair) for pair in pairs),
+    )
+
+
+def _told(loaded: Loaded) -> str:
+    """Return a digest of a batch and of what is known of it."""
+    batch = bits.digest_of([loaded.batch.tokens, loaded.batch.targets])
+    return f"{batch} {loaded.num_tokens} {loaded.consumed.hex()}"
 
 
 def _load(dataset: Dataset, device: torch.device, wanted: Wanted) -> Loaded:

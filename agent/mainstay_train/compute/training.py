@@ -10,6 +10,7 @@ import torch
 
 from mainstay_core.job.config import JobConfig
 from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_train.checks.checker import Checks
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
@@ -35,7 +36,14 @@ class Training(Protocol):
         """Return the units of all positions, for snapshots: the same on every rank."""
         ...
 
-    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+    def build_engine(
+        self,
+        stage: int,
+        num_stages: int,
+        inner: int,
+        hook: Hook,
+        checks: Checks | None = None,
+    ) -> Engine:
         """Allocate what computes a stage; its state is void until initialized, healed or loaded.
 
         Args:
@@ -43,6 +51,7 @@ class Training(Protocol):
             num_stages: stages of a chain.
             inner: which of the stage's ranks this is.
             hook: called before each action of the program.
+            checks: of what is computed; None: nothing is checked.
         """
         ...
 
@@ -76,7 +85,14 @@ class BlockTraining:
                 self.workload, self.config.shape, inner, torch.device(self.device)
             )
 
-    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+    def build_engine(
+        self,
+        stage: int,
+        num_stages: int,
+        inner: int,
+        hook: Hook,
+        checks: Checks | None = None,
+    ) -> Engine:
         """Build the blocks of one stage, and what computes them."""
         engine = Engine.build(
             self.workload,
@@ -87,6 +103,7 @@ class BlockTraining:
             device=self.device,
             hook=hook,
             inner=inner_mesh(self.config, self.device, inner),
+            checks=checks,
         )
         for block in engine.state.blocks:
             assert isinstance(block, Block), "only a user's own loop has others"

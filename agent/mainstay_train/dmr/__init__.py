@@ -1,6 +1,5 @@
 """Records the operators of a stage from its own passes, for the planners of checks.
 
-- ``regions``: the bytes of memory that a view of a tensor covers
 - ``contents``: the names of what lies in memory, as operators write it
 - ``timers``: how long operators take on a device
 - ``recorder``: sees each operator of a passage, and what it reads and writes
@@ -8,5 +7,5 @@
 - ``profiler``: makes a profile of several recorded passages
 - ``answer``: profiles a stage of a job in a process of its own
 
-Nothing here changes a bit of what is recorded, and no trainer executes checks yet.
+Nothing here changes a bit of what is recorded, and no trainer executes a plan of checks yet.
 """

@@ -1,7 +1,7 @@
 """Profiles a stage of a job in a process of its own.
 
 ``python -m mainstay_train.dmr.answer`` reads a question as JSON and prints the answer
-(:mod:`mainstay_core.dmr.questions`). It waits for nobody: there are no other stages and replicas,
+(:mod:`mainstay_core.wire.profiling`). It waits for nobody: there are no other stages and replicas,
 so the lengths of waits are told to it.
 """
 
@@ -16,8 +16,8 @@ import torch
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.dmr.profiles import Profile
-from mainstay_core.dmr.questions import ProfileAnswer, ProfileQuestion
 from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_backend, choose_device
 from mainstay_train.comm.mesh import SINGLE

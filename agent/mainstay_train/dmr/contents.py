@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mainstay_train.dmr.regions import Region
+from mainstay_train.checks.kernels import key_of
+from mainstay_train.checks.regions import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,3 @@ class Contents:
             if grown == region:
                 return region, replaced
             region = grown
-
-
-def key_of(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's memory, while that exists."""
-    return int(tensor.untyped_storage()._cdata)

@@ -11,33 +11,23 @@ not stay unseen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Origin, Pass
-from mainstay_train.dmr.contents import Contents, key_of
-from mainstay_train.dmr.regions import Region
+from mainstay_train.checks import kernels
+from mainstay_train.checks.kernels import Effects, kernel_of, name_of
+from mainstay_train.checks.regions import Region
+from mainstay_train.dmr.contents import Contents
 from mainstay_train.dmr.timers import Timer
 
 FIELD = "spec.workload.entrypoint"
-ALLOCATING = frozenset(
-    {
-        "aten.empty",
-        "aten.empty_like",
-        "aten.empty_permuted",
-        "aten.empty_strided",
-        "aten.new_empty",
-        "aten.new_empty_strided",
-    }
-)
-"""Calls that take memory and write nothing."""
 HOST_READS = frozenset({"tolist", "numpy", "__array__"})
 """Methods by which the host reads a tensor without a call of the dispatcher."""
 
@@ -192,14 +182,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         return result
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
-        if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, kwargs):
+        if kernel_of(func).is_seeded and kernels.draws(func, args, kwargs):
             self._fail(
-                f"calls {_name_of(func)}, which draws random numbers: executed again it would draw "
+                f"calls {name_of(func)}, which draws random numbers: executed again it would draw "
                 "others. A block that draws cannot be profiled; leave out what draws (dropout: 0)"
             )
-        if func.namespace in ("c10d", "_c10d_functional"):
+        if kernel_of(func).communicates:
             self._fail(
-                f"calls the collective {_name_of(func)}, and a single process waits for nobody; "
+                f"calls the collective {name_of(func)}, and a single process waits for nobody; "
                 "such a block cannot be profiled"
             )
 
@@ -210,34 +200,36 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
 
     def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Record a call that was just made, if it made something."""
-        operands = list(_operands(func, args, kwargs))
-        given = {key_of(tensor) for tensor, _ in operands}
-        returned = _tensors(result)
-        made = {key_of(t): t for t in returned if key_of(t) not in given}
-        written = [tensor for tensor, is_written in operands if is_written]
-        if _name_of(func) in ALLOCATING:
-            for tensor in made.values():
+        kernel = kernel_of(func)
+        operands = kernel.operands(args, kwargs)
+        effects = Effects.of(operands, result)
+        if kernel.allocates:
+            for tensor in effects.made:
                 self._contents.allocate(tensor)
-        elif made or written:
-            self._add(func, args, kwargs, list(made.values()), returned)
-        elif not returned:
+        elif effects.made or effects.written:
+            self._add(func, args, kwargs, operands, effects)
+        elif not effects.returned:
             for tensor, _ in operands:
                 self.add_result(tensor)
 
     def _add(
-        self, func: Any, args: Any, kwargs: Any, made: list[torch.Tensor], returned: list[Any]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        operands: list[tuple[torch.Tensor, bool]],
+        effects: Effects,
     ) -> None:
         place = self._place
         assert place is not None
-        operands = list(_operands(func, args, kwargs))
         inputs, overwrites = self._read(func, operands)
-        what = repr((_name_of(func, full=True), self._describe((args, kwargs))))
+        what = repr((name_of(func, full=True), self._describe((args, kwargs))))
         call = self._find_first(place.block, what) if place.again else None
         if call is None:
             # What a recompute computes beyond the forward is done once, in the backward.
             in_pass = Pass.BACKWARD if place.again else place.in_pass
             call = self._new_call(func, place.block, in_pass, inputs, overwrites)
-        written = [tensor for tensor, is_written in operands if is_written]
+        made, written = effects.made, effects.written
         names = call.outputs
         is_new = not names
         if is_new:
@@ -249,7 +241,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return
         for name, size in zip(names, sizes, strict=True):
             self._note(name, size, Origin.MADE)
-        shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *returned])
+        shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *effects.returned])
         self._keep(call, names, shapes, what)
 
     def _new_call(
@@ -262,7 +254,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             block=block,
             in_pass=in_pass,
             ordinal=ordinal,
-            name=_name_of(func),
+            name=name_of(func),
             inputs=tuple(dict.fromkeys(inputs)),
             outputs=(),
             overwrites=tuple(dict.fromkeys(overwrites)),
@@ -312,7 +304,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             covered = self._contents.covered(tensor)
             if not covered and Region.of(tensor) is not None:
                 self._fail(
-                    f"calls {_name_of(func)}, which reads memory that no operator has written: "
+                    f"calls {name_of(func)}, which reads memory that no operator has written: "
                     "something computes in it past torch's dispatcher, and cannot be profiled"
                 )
             inputs += [content.name for content in covered]
@@ -348,33 +340,5 @@ class _HostReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _name_of(func: Any, *, full: bool = False) -> str:
-    """Return the name of a kernel, e.g. ``aten.mm``; in full with its overload."""
-    name = str(func)
-    return name if full else ".".join(name.split(".")[:2])
-
-
-def _draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether a call that can draw random numbers does: attention draws for dropout only."""
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            return bool(argument.default_value if value is None else value)
-    return True
-
-
-def _operands(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[torch.Tensor, bool]]:
-    """Yield each tensor that a call is given, and whether the call writes it."""
-    for number, argument in enumerate(func._schema.arguments):
-        value = args[number] if number < len(args) else kwargs.get(argument.name)
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in _tensors(value):
-            yield tensor, is_written
-
-
 def _output_names(call: str, number: int) -> tuple[str, ...]:
     return (call,) if number == 1 else tuple(f"{call}#{index}" for index in range(number))
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -4,6 +4,7 @@
 - ``slices``: the part of a tensor that an inner rank holds
 - ``reduction``: the sum of gradients over the cells of a stage
 - ``early``: the same, while the last type is still computed
+- ``wire_sums``: digests of what cells send each other in a reduction
 - ``readout``: fetches small results from a device with one wait
 - ``rows``: the chunks of a flat buffer, read in batches
 - ``norms``: squared norms of gradients

@@ -10,6 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import torch
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
@@ -36,6 +39,8 @@ class BegunReduction:
         reducer: reduces; nobody else uses it until the reduction has ended.
         worker: where it runs.
         placed: called there, with the first element of each bucket whose sum is complete.
+        within: entered there for all that is computed; None: nothing is.
+        arrived: called there with all that comes from others; None: nobody looks at it.
     """
 
     def __init__(
@@ -46,7 +51,10 @@ class BegunReduction:
         reducer: Reducer,
         worker: Background,
         placed: Callable[[int], None],
+        within: AbstractContextManager[object] | None = None,
+        arrived: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
+        self._within, self._arrived = within, arrived
         self._early, self._layout, self._store, self._reducer = early, layout, store, reducer
         self._placed = placed
         own = [s.partial for s in early.table if s.index == early.index]
@@ -105,6 +113,8 @@ class BegunReduction:
                 self._partials,
                 await_piece=self._await_piece,
                 placed=self._placed,
+                within=self._within,
+                arrived=self._arrived,
             )
         except BaseException as error:
             self._error = error

@@ -218,6 +218,9 @@ class StatePart(Protocol):
         ...
 
 
+REST_PARTS = 16
+"""Parts of a state beside its masters, one of which cells compare in each step: its digest costs
+less than a sixth of the masters' then."""
 StateLayout = tuple[bool, torch.dtype, torch.device]
 """Of one kind of optimizer state: whether it has the parameter's shape, its type, its place."""
 
@@ -277,6 +280,28 @@ class StageState:
                 (copies if tensor.copy else own).append(readout.add(tensor.sums()))
         readout.fetch()
         return Shared(*(digests.added([sums() for sums in of]) for of in (own, copies)))
+
+    def rest_sums(self, part: int) -> list[torch.Tensor]:
+        """Digests of one of :data:`REST_PARTS` parts of all that is not masters, [mixers] each.
+
+        That is the optimizer's own state, and what is computed with where that is a copy. They add
+        up: see :func:`digests.added`.
+
+        Args:
+            part: its number.
+        """
+        rest = [(flat.id, flat.tensor) for flat in self._flats if flat.kind != "master"]
+        rest += [
+            (f"compute:{block.name}", block.compute)
+            for block in self.blocks
+            if block.compute is not block.masters
+        ]
+        bounds = [(part + more) * flat.numel() // REST_PARTS for _, flat in rest for more in (0, 1)]
+        starts, stops = bounds[::2], bounds[1::2]
+        return [
+            digests.tensor_sums(f"rest:{name}", flat[start:stop])
+            for (name, flat), start, stop in zip(rest, starts, stops, strict=True)
+        ]
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""

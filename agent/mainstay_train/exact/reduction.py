@@ -18,6 +18,7 @@ interrupted reduction's buffers are never used again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
@@ -31,6 +32,7 @@ from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
 from mainstay_train.exact.layout import StageLayout
+from mainstay_train.exact.wire_sums import WireSums
 
 
 class PartialStore:
@@ -169,6 +171,10 @@ def bounds(lengths: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, int], 
     return tuple(pairwise([*starts[: -1 : chunks_in(bucket_bytes)], starts[-1]]))
 
 
+def _untouched(_: torch.Tensor) -> None:
+    """What comes stays as it is."""
+
+
 def _unheard(_: int) -> None:
     """Nobody wants to know of complete buckets."""
 
@@ -223,6 +229,7 @@ class Reducer:
         layout: the stage's flat layout.
         device: where gradients live.
         bucket_bytes: what is packed, exchanged and summed at a time; equal on all cells.
+        compares_wire: whether senders state digests of what they send; equal on all cells.
     """
 
     def __init__(
@@ -230,6 +237,8 @@ class Reducer:
         layout: StageLayout,
         device: torch.device | str = "cpu",
         bucket_bytes: int = BUCKET_BYTES,
+        *,
+        compares_wire: bool = False,
     ) -> None:
         self._device, self._bucket_bytes = device, bucket_bytes
         self._layout = layout
@@ -241,6 +250,12 @@ class Reducer:
         self._buffers: dict[tuple[str, int, int], torch.Tensor] = {}
         self._started: list[Exchange] = []
         self._placed: Callable[[int], None] = _unheard
+        self._within: AbstractContextManager[object] = nullcontext()
+        self._wire = WireSums(device) if compares_wire else None
+        self._arrived: Callable[[torch.Tensor], None] = _untouched
+        self.differing: torch.Tensor | None = None
+        """Of the last reduction, by cell: in how many turns what came from it is not what it says
+        it sent, int64; None if nobody compared."""
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
@@ -254,6 +269,8 @@ class Reducer:
         meanwhile: Callable[[], None] | None = None,
         await_piece: Callable[[int], None] | None = None,
         placed: Callable[[int], None] | None = None,
+        within: AbstractContextManager[object] | None = None,
+        arrived: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
 
@@ -267,10 +284,14 @@ class Reducer:
             await_piece: called before something is sent, with the first element of it: returns
                 once the partials are there from this element on.
             placed: called with the first element of each bucket whose sum is complete.
+            within: entered for all that is computed, never for an exchange.
+            arrived: called with all that comes from others, before it is looked at.
 
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
+        self._within, self._arrived = within or nullcontext(), arrived or _untouched
+        self.differing = None
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
         buckets = self._buckets(len(members))
@@ -295,8 +316,9 @@ class Reducer:
     def _sum_alone(self, buckets: Iterable[Bucket], turns: _Turns) -> None:
         for bucket in buckets:
             terms = [(lane, turns.own[turn][bucket.within]) for lane, _, turn in turns.terms]
-            self._sum(terms, self.reduced[bucket.within])
-            self._placed(bucket.start)
+            with self._within:
+                self._sum(terms, self.reduced[bucket.within])
+                self._placed(bucket.start)
 
     def _reduce_together(
         self,
@@ -312,6 +334,8 @@ class Reducer:
         The last bucket comes first, on all cells: a backward pass yields its gradients so.
         """
         order = buckets[::-1]
+        if self._wire is not None:
+            self._wire.begin(len(turns.counts), max(turns.counts, default=1))
         scattered: dict[int, list[Exchange]] = {}
         gathered: dict[int, Exchange] = {}
         for number in range(len(buckets) + IN_FLIGHT):
@@ -323,13 +347,36 @@ class Reducer:
                 meanwhile()
             summed, over = number - 1, number - 2
             if 0 <= summed < len(order):
-                for exchange in scattered.pop(summed):
+                for turn, exchange in enumerate(scattered.pop(summed)):
                     self._finish(group, exchange)
-                self._sum_own(order[summed], turns, rank)
+                    self._look_at(order[summed], turns, turn, rank)
+                with self._within:
+                    self._sum_own(order[summed], turns, rank)
                 gathered[summed] = self._gather(group, order[summed], rank)
             if over >= 0:
                 self._finish(group, gathered.pop(over))
-                self._placed(order[over].start)
+                with self._within:
+                    self._placed(order[over].start)
+        if self._wire is not None:
+            self._compare(group, self._wire)
+
+    def _look_at(self, bucket: Bucket, turns: _Turns, turn: int, rank: int) -> None:
+        """Take the digests of what came for a bucket in one turn."""
+        comes = self._received_from(bucket, turns, turn, rank)
+        sizes = [bucket.sizes[rank] * peer for peer in comes]
+        received = self._buffer("received", bucket, turn, sum(sizes))
+        self._arrived(received)
+        if self._wire is not None:
+            with self._within:
+                self._wire.receive(bucket.number, turn, received, sizes, rank)
+
+    def _compare(self, group: Group, wire: WireSums) -> None:
+        """Exchange the digests of what was sent, and compare them with those of what came."""
+        stated = wire.stated()
+        theirs = torch.empty_like(stated)
+        sizes = [wire.words] * (stated.numel() // wire.words)
+        self._finish(group, self._start(group, theirs, stated, sizes, sizes))
+        self.differing = wire.differing(theirs)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""
@@ -341,6 +388,9 @@ class Reducer:
             received = self._buffer("received", bucket, turn, sum(received_sizes))
             sent_sizes = [size * sends for size in bucket.exchanged_sizes(rank)]
             exchanges.append(self._start(group, received, sent, received_sizes, sent_sizes))
+            if self._wire is not None:
+                with self._within:
+                    self._wire.send(bucket.number, turn, sent, sent_sizes)
         return exchanges
 
     @staticmethod
@@ -389,7 +439,8 @@ class Reducer:
         sent, copies = self.reduced[bucket.share(rank)], num_cells - keeps
         if copies != 1:  # to one other cell it is sent from where it belongs
             sums = self._buffer("sums", bucket, 0, own * copies)
-            sums.view(copies, own).copy_(sent)
+            with self._within:
+                sums.view(copies, own).copy_(sent)
             sent = sums
         received = self.reduced[bucket.exchanged(rank)]
         sent_sizes = [0 if keeps and cell == rank else own for cell in range(num_cells)]

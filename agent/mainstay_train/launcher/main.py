@@ -11,6 +11,7 @@ from collections.abc import Collection
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, brief
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig, LogKind
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
@@ -124,7 +125,8 @@ def _load_blocks(
         "pid": os.getpid(),
         "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
     }
-    loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead)
+    twice = config.dmr is not Mode.OFF
+    loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead, twice=twice)
     training = BlockTraining(
         workload=loaded, config=config, device=device, loader=loader, unskippable=unskippable
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
@@ -26,6 +27,7 @@ from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.checks.checker import Checks
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.exact import draws, fingerprint
@@ -67,7 +69,14 @@ class LoopTraining:
         with user_code("laying out the model"):
             return units_of_parts(self.model.parts, self.optimizer, self.model.device)
 
-    def build_engine(self, stage: int, num_stages: int, inner: int, hook: Hook) -> Engine:
+    def build_engine(
+        self,
+        stage: int,
+        num_stages: int,
+        inner: int,
+        hook: Hook,
+        checks: Checks | None = None,
+    ) -> Engine:
         """Allocate optimizer state, partials and the reducer."""
         assert inner == 0, "an own loop's stage has one rank"
         with user_code("building the optimizer"):
@@ -81,6 +90,7 @@ class LoopTraining:
             state=state,
             store=PartialStore(state.layout, shards_per_lane, device),
             reducer=Reducer(state.layout, device, self.config.bucket_bytes),
+            checks=checks or Checks(),
         )
         return self.engine
 
@@ -198,6 +208,12 @@ def check_job(config: JobConfig) -> None:
         raise InvalidSpecError(
             "spec.runtime.recompute",
             "is for models of blocks; in an own loop use torch.utils.checkpoint",
+        )
+    if config.dmr is not Mode.OFF:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            f"is {config.dmr.value}, but the passes of an own loop are not known; use Off, or "
+            "bring the model as blocks (mainstay_train.workload)",
         )
     if config.snapshots is not None and config.snapshots.boundary:
         raise InvalidSpecError(

@@ -2,7 +2,7 @@
 
 The trainer halts there and tells its supervisor, which records the fault and
 then carries it out; so the place is exact, whatever the machine's load (design
-13.8). Only slowness is the trainer's own to carry out.
+13.8). Slowness and flips are the trainer's own to carry out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from mainstay_core.faults.points import COMPUTE, STEPS_TO_BE_OVER, FaultAction, FaultPoint, View
+from mainstay_core.faults.points import (
+    COMPUTE,
+    OWN_ACTIONS,
+    STEPS_TO_BE_OVER,
+    FaultAction,
+    FaultPoint,
+    View,
+)
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.wire.plan import Plan
 from mainstay_train.session.uplink import Uplink
@@ -27,9 +34,17 @@ class FaultPoints:
         faults: all faults of the job that are known now; :meth:`add` takes later ones.
         num_replicas: that the job wants, unless the plan says it: with so many chains it is whole.
         uplink: where reaching one is told.
+        flip: called with a flip that fires, and with its step.
     """
 
-    def __init__(self, faults: Iterable[FaultPoint], num_replicas: int, uplink: Uplink) -> None:
+    def __init__(
+        self,
+        faults: Iterable[FaultPoint],
+        num_replicas: int,
+        uplink: Uplink,
+        flip: Callable[[FaultPoint, int], None] = lambda *_: None,
+    ) -> None:
+        self._flip = flip
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._waiting: list[FaultPoint] = []
@@ -103,7 +118,6 @@ class FaultPoints:
 
     def _fire(self, fault: FaultPoint, rank: str, step: int) -> None:
         logger.warning("injected fault %s: %s of %s at step %d", fault.id, fault.action, rank, step)
-        slow = fault.action is FaultAction.SLOW
         head = {
             "fault": fault.id,
             "action": fault.action.value,
@@ -112,9 +126,12 @@ class FaultPoints:
             "step": step,
             "rank": rank,
         }
-        if slow:
+        if fault.action is FaultAction.SLOW:
             self._slow.append((fault, step + fault.num_steps))
-        self._uplink.reach_fault(head, halt=not slow and fault.delay_ms == 0)
+        if fault.action is FaultAction.FLIP:
+            self._flip(fault, step)
+        own = fault.action in OWN_ACTIONS
+        self._uplink.reach_fault(head, halt=not own and fault.delay_ms == 0)
 
     def _drag(self, step: int, action: Action) -> None:
         """Make the action that has just ended take as long as on a slow rank."""

@@ -20,6 +20,8 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
@@ -39,11 +41,14 @@ from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
+from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Uplink
@@ -94,7 +99,12 @@ class Session(RankSession[Connections]):
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._faults = FaultPoints(config.faults, config.shape.replicas, self._uplink)
+        self._checks = Checks(
+            config.dmr, state.slot, self._tell_finding, can_flip=config.compile == compilation.OFF
+        )
+        self._faults = FaultPoints(
+            config.faults, config.shape.replicas, self._uplink, self._order_flip
+        )
         self._engine: Engine | None = None
         self._ballot: Ballot | None = None
         """Of the last reduction."""
@@ -286,14 +296,35 @@ class Session(RankSession[Connections]):
             if self._segments is not None:
                 self._segments.forget_state()
             self._engine = None
-            self._engine = self._training.build_engine(*place, self._begin_computing)
+            self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
 
     def _begin_computing(self, action: Action) -> None:
         run_blocking(self.begin(action))
 
     async def reach(self, action: Action) -> None:
         """Fire the injected faults of an action that is about to run."""
+        self._checks.begin_step(self.state.step_at_hand)
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
+
+    def _order_flip(self, fault: FaultPoint, step: int) -> None:
+        """Have the wrong bit of a fault put in (also other threads)."""
+        phase = None if fault.phase is None else Phase.of(fault.phase)
+        if fault.flip is None or phase is None:
+            logger.warning("flip %s names no phase of a step that computes", fault.id)
+        elif not self._checks.order(fault.id, step, phase, fault.flip):
+            logger.warning(
+                "flip %s is not put in: calls of compiled code are no operators; use "
+                "runtime.compile: Off",
+                fault.id,
+            )
+
+    def _tell_finding(self, finding: Finding) -> None:
+        """Tell what a check has found (also other threads)."""
+        state = self.state
+        if state.plan is not None and state.index >= 0:
+            finding = replace(finding, rank=state.plan.members[state.index].rank)
+        logger.warning("%s", finding.describe())
+        self._uplink.send_finding(self._settings.incarnation, finding)
 
     async def compute_types(
         self,
@@ -326,7 +357,9 @@ class Session(RankSession[Connections]):
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.
-        self._ballot = engine.ballot(group, table, state.index, state.slot, state.digest)
+        self._ballot = engine.ballot(
+            group, table, state.index, state.slot, state.digest, state.version
+        )
 
     def gradient_digest(self) -> str:
         """Return the digest of the reduced gradient."""
@@ -358,6 +391,7 @@ class Session(RankSession[Connections]):
 
     def final_digests(self, data: str) -> FinalDigests:
         """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
+        self._checks.begin_step(self.state.version)  # no step is at hand any more
         return self.engine.final_digests(self.state.version, self.state.digest, data)
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:

@@ -19,6 +19,7 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.frames import Frame, FrameParser, pack
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.rank.reports import Status
 from mainstay_core.wire.crashes import Crash
@@ -102,6 +103,11 @@ class Uplink:
         """Send the exception that ends this program."""
         head = {"slot": slot, "incarnation": incarnation, "crash": codec.encode(crash)}
         self.send({"kind": "crash", **head})
+
+    def send_finding(self, incarnation: str, finding: Finding) -> None:
+        """Send what a check has found."""
+        head = {"incarnation": incarnation, "finding": codec.encode(finding)}
+        self.send({"kind": "finding", **head})
 
     def pass_plan(self, plan: dict[str, Any]) -> None:
         """Give a plan that another supervisor holds to ours, which passes it back if it is new."""

@@ -37,6 +37,7 @@ from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.state import is_gone
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration
+from mainstay_core.wire.findings import MAX_BATCH, ToldFinding
 from mainstay_core.wire.stores import StoreStatus
 
 router = APIRouter(
@@ -59,6 +60,13 @@ class Facts:
     facts: Annotated[tuple[ToldFact, ...], Longest(MAX_TOLD)]
     supervisor: Name = ""
     """Name of the supervisor's process that tells them, as in its registration."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """Findings of checks by re-execution, of each trainer in their order."""
+
+    findings: Annotated[tuple[ToldFinding, ...], Longest(MAX_BATCH)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +130,15 @@ async def add_to_ledger(
     """Mirror entries of the ledger. Telling one twice changes nothing."""
     await transactions.job(uid).add_to_ledger(body.entries, held)
     return {"entries": len(body.entries)}
+
+
+@router.post("/findings")
+async def add_findings(
+    uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Findings
+) -> dict[str, int]:
+    """Tell what checks by re-execution have found. Telling one twice changes nothing."""
+    await transactions.add_findings(uid, body.findings, held)
+    return {"findings": len(body.findings)}
 
 
 @router.post("/store", responses=examples.STORE_REPLY)

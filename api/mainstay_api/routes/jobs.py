@@ -28,6 +28,7 @@ from mainstay_api.deps import (
     require_person,
 )
 from mainstay_api.facts import ToldFact
+from mainstay_api.findings import fetch_newest
 from mainstay_api.limits import person_of
 from mainstay_api.long_work import PIECE, in_pieces, long_json
 from mainstay_api.problems import ProblemError
@@ -211,11 +212,13 @@ async def show_summary(uid: UidDep, transactions: TransactionsDep) -> JSONRespon
         transactions.load(uid), transactions.store.fetch_recoveries(uid)
     )
     keys = [(state.step - 1, *p) for p in state.shape.positions] if state.step else []
-    entries, stores = await asyncio.gather(
-        transactions.store.fetch_ledger(uid, keys), fetch_summary(transactions.store, state)
+    entries, stores, found = await asyncio.gather(
+        transactions.store.fetch_ledger(uid, keys),
+        fetch_summary(transactions.store, state),
+        fetch_newest(transactions.store, state),
     )
     newest = [entries[key] for key in keys if key in entries]
-    page = show_page(state, recoveries, newest, transactions.now_s(), stores)
+    page = show_page(state, recoveries, newest, transactions.now_s(), stores, found)
     return JSONResponse(codec.encode(page))
 
 
@@ -258,6 +261,18 @@ async def show_ledger(
         return await long_json(lambda: [codec.encode(e) for e in entries.values()])
 
 
+@router.get("/{job}/findings", responses=examples.FINDINGS)
+async def show_findings(
+    uid: UidDep, transactions: TransactionsDep, since: Annotated[int, Query(ge=0)] = 0
+) -> Response:
+    """What checks by re-execution have found: how many by verdict, and the newest that are kept.
+
+    Those from the place ``since`` on, oldest first; places count from 1 in the order of telling.
+    """
+    page = await transactions.store.fetch_findings(uid, since)
+    return await long_json(codec.encode, page)
+
+
 @router.get("/{job}/events")
 async def show_events(
     uid: UidDep, transactions: TransactionsDep, caller: PersonDep, long_answers: LongAnswersDep
@@ -278,7 +293,8 @@ async def show_report(
         steps = await _report_steps(transactions, state)
         recoveries = await transactions.store.fetch_recoveries(uid)
         events = await _events(transactions, uid)
-        return await long_json(make_report, state, steps, recoveries, events)
+        findings = await transactions.store.fetch_findings(uid)
+        return await long_json(make_report, state, steps, recoveries, events, findings)
 
 
 @router.post("/{job}/stop")

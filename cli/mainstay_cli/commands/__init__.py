@@ -13,6 +13,7 @@
 - ``checkpoints``: ``mainstay checkpoints``
 - ``snapshot_copies``: ``mainstay snapshots ls`` and ``verify``
 - ``snapshots``: ``mainstay snapshots``
+- ``findings``: ``mainstay findings``
 - ``dmr``: ``mainstay dmr``
 - ``chaos``: ``mainstay chaos``
 - ``simulate``: ``mainstay sim``

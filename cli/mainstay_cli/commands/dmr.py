@@ -18,9 +18,9 @@ from mainstay_core.base.words import quote
 from mainstay_core.dmr.coverage import UncoveredError, verify_plan
 from mainstay_core.dmr.plan import Plan, Policy, read_plan
 from mainstay_core.dmr.profiles import Profile, read_profile
-from mainstay_core.dmr.questions import DEFAULT_STEPS, MAX_STEPS
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.job.types import read_quantity
+from mainstay_core.wire.profiling import DEFAULT_STEPS, MAX_STEPS
 
 MAX_BUDGET_BYTES = 2**53
 DEFAULT_BUDGET = "1Gi"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from mainstay_cli.views.faults import at_text, fired_text, target_text
 app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
 
 NUMBERS = ("replica", "stage", "inner", "spare")
+FLIP_NUMBERS = ("type", "microBatch", "block", "operator", "output", "element", "bit")
 
 
 @app.command(
@@ -27,6 +29,8 @@ NUMBERS = ("replica", "stage", "inner", "spare")
     "  mainstay faults inject demo --target replica=1,stage=0 --action kill-trainer\n\n"
     "  mainstay faults inject demo --target replica=0,stage=1 --action stop --for 5 "
     "--at-step 40 --phase reduce\n\n"
+    "  mainstay faults inject demo --target replica=0,stage=0 --action flip --phase forward "
+    "--flip operator=aten.mm,element=5,bit=30\n\n"
     "  mainstay faults inject demo --target process=redis --action flush\n\n"
     "  mainstay faults inject demo -f faults.yaml",
 )
@@ -41,7 +45,8 @@ def inject(
     action: Annotated[
         str | None,
         typer.Option(
-            help="kill-trainer, kill-pod, stop, slow, disconnect; of a process kill, stop, flush."
+            help="kill-trainer, kill-pod, stop, slow, disconnect, flip; of a process kill, stop, "
+            "flush."
         ),
     ] = None,
     at_step: Annotated[
@@ -58,6 +63,13 @@ def inject(
     ] = None,
     factor: Annotated[float | None, typer.Option(help="How many times slower.")] = None,
     steps: Annotated[int | None, typer.Option(help="For how many steps slower.")] = None,
+    flip: Annotated[
+        str | None,
+        typer.Option(
+            help="The wrong bit: element=E,bit=B[,operator=aten.mm][,block=..][,pass=..] and more; "
+            "docs/faults.md."
+        ),
+    ] = None,
     file: Annotated[
         Path | None, typer.Option("-f", "--file", help="FAULTS.yaml, instead of all these.")
     ] = None,
@@ -82,6 +94,7 @@ def inject(
             "factor": factor,
             "steps": steps,
             "delayMs": delay_ms if slow else None,
+            "flip": None if flip is None else parse_pairs(flip, "--flip", FLIP_NUMBERS),
         }
         entries = [_given(entry)]
     listed = asyncio.run(_inject(runs.find_running(job), entries))
@@ -104,15 +117,24 @@ def parse_target(text: str) -> dict[str, Any]:
     Raises:
         UsageError: it is not ``key=value,...``, or a key is given twice.
     """
-    target: dict[str, Any] = {}
+    return parse_pairs(text, "--target", NUMBERS)
+
+
+def parse_pairs(text: str, option: str, numbers: Sequence[str]) -> dict[str, Any]:
+    """Return the fields that an option names; those of ``numbers`` are whole numbers if they can.
+
+    Raises:
+        UsageError: it is not ``key=value,...``, or a key is given twice.
+    """
+    found: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not key or not value:
-            raise UsageError(f"--target: {part!r} is not key=value, as in replica=1,stage=0")
-        if key in target:
-            raise UsageError(f"--target: {key} is given twice")
-        target[key] = int(value) if key in NUMBERS and value.isdecimal() else value
-    return target
+            raise UsageError(f"{option}: {part!r} is not key=value, as in {numbers[0]}=1")
+        if key in found:
+            raise UsageError(f"{option}: {key} is given twice")
+        found[key] = int(value) if key in numbers and value.isdecimal() else value
+    return found
 
 
 def render(listed: list[dict[str, Any]]) -> str:

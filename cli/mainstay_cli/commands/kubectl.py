@@ -21,6 +21,7 @@ from mainstay_cli.base.exits import CliError, UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import (
     faults,
+    findings,
     operations,
     run_report,
     snapshot_copies,
@@ -68,6 +69,7 @@ stores = typer.Typer(
 stores.command("ls", help=snapshot_copies.LS_HELP)(snapshot_copies.ls)
 stores.command("verify", help=snapshot_copies.VERIFY_HELP)(snapshot_copies.verify)
 app.add_typer(stores, name="snapshots")
+app.command("findings", help=findings.HELP)(findings.show)
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("report", help=run_report.HELP)(run_report.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)

@@ -15,6 +15,7 @@ import typer
 from mainstay_cli.base import state_dir
 from mainstay_cli.base.exits import CliError, ExitCode, UsageError
 from mainstay_cli.commands import demo
+from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.views.live import LiveProgress
@@ -201,6 +202,8 @@ def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgr
     )
     for recovery in result.recoveries:
         progress.say(f"  {describe_recovery(recovery)}")
+    for line in describe_checks(result.report, result.report.get("findings")):
+        progress.say(f"  {line}")
     for key, value in (result.report.get("digests", {}).get("final") or {}).items():
         progress.say(f"  {key:<9} {value}")
     crash = describe_crash(result.report.get("crash"))

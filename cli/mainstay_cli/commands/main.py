@@ -16,6 +16,7 @@ from mainstay_cli.commands import (
     checkpoints,
     dmr,
     faults,
+    findings,
     local,
     operations,
     snapshots,
@@ -53,6 +54,7 @@ app.add_typer(faults.app, name="faults")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(dmr.app, name="dmr")
+app.command("findings", help=findings.HELP)(findings.show)
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 app.command("chaos", help=chaos.HELP)(chaos.run)

@@ -7,6 +7,7 @@ import json
 import textwrap
 from typing import Any
 
+from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
 from mainstay_cli.views.progress import describe_crash, describe_recovery, one_line
@@ -47,6 +48,7 @@ def render(status: dict[str, Any]) -> str:
     lines += describe_protections(job)
     if status.get("snapshots"):
         lines += [f"  {line}" for line in describe_summary(status["snapshots"])]
+    lines += [f"  {line}" for line in describe_checks(job, status.get("findings"))]
     crash = describe_crash(job.get("crash"))
     lines += [textwrap.indent(crash, "  ")] if crash else []
     members = status.get("members") or []
@@ -88,12 +90,14 @@ async def fetch(run: runs.Run) -> dict[str, Any]:
         ApiError: it does not answer, or refuses.
     """
     async with run.connect() as api:
+        summary = await api.fetch(run.job, "summary")
         return {
             "running": True,
             "job": await api.fetch(run.job),
             "members": await api.fetch(run.job, "members"),
             "recoveries": await api.fetch(run.job, "recoveries"),
-            "snapshots": (await api.fetch(run.job, "summary")).get("stores"),
+            "snapshots": summary.get("stores"),
+            "findings": summary.get("findings"),
             **run.describe_place(),
         }
 
@@ -112,7 +116,9 @@ def _ended(run: runs.Run) -> dict[str, Any]:
             "crash": report.get("crash"),
             "entry": report.get("entry"),
             "protections": report.get("protections", []),
+            "dmr_coverage": report.get("dmr_coverage"),
         },
+        "findings": report.get("findings"),
         "members": [],
         "recoveries": report.get("recoveries", []),
         **run.describe_place(),

@@ -10,7 +10,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.dmr.profiles import Profile
-from mainstay_core.dmr.questions import ProfileAnswer, ProfileQuestion
+from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

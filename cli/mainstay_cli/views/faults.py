@@ -36,4 +36,16 @@ def at_text(fault: dict[str, Any]) -> str:
         parts.append(str(fault["phase"]))
     if fault.get("delay_ms"):
         parts.append(f"+{fault['delay_ms']:g} ms")
+    if fault.get("flip"):
+        parts.append(_flip_text(fault["flip"]))
     return " ".join(parts)
+
+
+def _flip_text(flip: Mapping[str, Any]) -> str:
+    """Return which bit is wrong, in few words."""
+    operator = flip["operator"]
+    if operator is None:
+        operator = "the first operator"
+    elif isinstance(operator, int):
+        operator = f"operator {operator}"
+    return f"{operator}, element {flip['element']}, bit {flip['bit']}, {flip['execution']}"

@@ -32,6 +32,7 @@ from mainstay_core.coordinator.state import (
     slot_name,
     uid_of,
 )
+from mainstay_core.faults.points import OWN_ACTIONS
 from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.recoveries import Recovery, StageTimes, describe_replays
 
@@ -171,13 +172,16 @@ def _injected(
 ) -> int | None:
     """Return the index of the newest injected fault that explains the loss and is not used yet.
 
-    A fault that lasts a while explains what was noted before it was over.
+    A fault that lasts a while explains what was noted before it was over. One that a trainer
+    carries out itself, and lives on, explains none.
     """
     lasts_s = {fault.id: fault.for_s for fault in state.config.faults}
+    harmless = {fault.id for fault in state.config.faults if fault.action in OWN_ACTIONS}
     for index in reversed(range(len(fired))):
         fault = fired[index]
         here = fault.pod == member.slot.pod and fault.slot in (None, member.slot.index)
         for_s = lasts_s.get(fault.fault)
+        here = here and fault.fault not in harmless
         if here and not fault.matched and (for_s is None or learnt_s <= fault.at_s + for_s):
             return index
     return None

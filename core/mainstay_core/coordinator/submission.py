@@ -54,6 +54,7 @@ _PATHS = {
     "device": "spec.runtime.device",
     "backend": "spec.runtime.backend",
     "compile": "spec.runtime.compile",
+    "dmr": "spec.detection.dmr.mode",
     "recompute": "spec.runtime.recompute",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
     "redundancy": "spec.redundancy",

@@ -25,6 +25,8 @@ class Verdict(enum.StrEnum):
     """The third equals the checker."""
     UNRELIABLE = "unreliable"
     """All three differ: the device computes wrongly again and again."""
+    WIRE = "wire"
+    """Nothing was executed: what came from another cell is not what that says it sent."""
 
 
 class Remedy(enum.StrEnum):
@@ -38,6 +40,8 @@ class Remedy(enum.StrEnum):
     again."""
     VOID_TYPE_ELSEWHERE = "void-type-elsewhere"
     """The same, and another chain computes it."""
+    REDUCE_AGAIN = "reduce-again"
+    """The gradient is reduced once more, by all cells."""
     HAND_OVER = "hand-over"
     """All that the device holds of the step is void, and its work is handed over."""
 

@@ -8,14 +8,14 @@ reason.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mainstay_core.base.bounds import is_utf8
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import quote
+from mainstay_core.faults.fields import choice, fields, integer, number, text
+from mainstay_core.faults.flips import FLIP_PHASES, parse_flip
 from mainstay_core.faults.points import (
     OF_SNAPSHOTS,
     PHASES,
@@ -36,15 +36,11 @@ PHASE_NAMES = (
     *SENDS_BACK,
 )
 """Names of phases: the aliases, then the program actions for which they stand."""
-ENTRY = ("at", "target", "action", "id", "forSeconds", "factor", "delayMs", "steps")
+ENTRY = ("at", "target", "action", "id", "forSeconds", "factor", "delayMs", "steps", "flip")
 AT = ("step", "phase", "delayMs", "during", "of", "after", "with")
 TARGET = ("replica", "stage", "inner", "spare", "process")
 RELATIONS = ("of", "after", "with")
 NO_SNAPSHOTS = "the job keeps no snapshots (spec.snapshots.enabled)"
-MAX_NUMBER = 1e10
-"""Bound on durations and factors, as messages have it."""
-MAX_ID_CHARS = 512
-"""Bound on the id of a fault, as messages have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,13 +169,37 @@ def _parse_fault(
             f"{path}.at.delayMs",
             "a rank is slow from the action on; how slow is delayMs beside action",
         )
+    if action is FaultAction.FLIP:
+        _check_place_of_flip(at, f"{path}.at")
+        flip = parse_flip(entry.get("flip"), f"{path}.flip", at.phase, job.shape)
+    elif "flip" in entry:
+        raise InvalidSpecError(f"{path}.flip", f"means nothing to {action}, only to flip")
+    else:
+        flip = None
     return FaultPoint(
+        flip=flip,
         id=text(entry.get("id", default_id), f"{path}.id", "that names the fault"),
         action=action,
         **{name: getattr(at, name) for name in _At.__slots__},
         **{name: getattr(target, name) for name in _Target.__slots__},
         **{name: getattr(effect, name) for name in _Effect.__slots__},
     )
+
+
+def _check_place_of_flip(at: _At, path: str) -> None:
+    if at.during is not None:
+        raise InvalidSpecError(
+            f"{path}.during", "a wrong bit is put into a step; say when by step, after or with"
+        )
+    if at.phase not in FLIP_PHASES:
+        found = "is missing" if at.phase is None else f"is {quote(at.phase)}"
+        raise InvalidSpecError(
+            f"{path}.phase", f"{found}, must be one of {', '.join(FLIP_PHASES)}, for a flip"
+        )
+    if at.delay_ms:
+        raise InvalidSpecError(
+            f"{path}.delayMs", "means nothing to flip: the operator says when; leave it out"
+        )
 
 
 def _parse_target(data: object, path: str, job: Job) -> _Target:
@@ -350,82 +370,3 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
     if phase and not job.has_snapshots and PHASES.get(phase, (phase,))[0] in OF_SNAPSHOTS:
         raise InvalidSpecError(path, NO_SNAPSHOTS)
     return phase
-
-
-def fields(data: object, path: str, valid: Sequence[str]) -> Mapping[str, object]:
-    """Return a mapping with no other fields than ``valid``.
-
-    Raises:
-        InvalidSpecError: it is none, or has another field.
-    """
-    if not isinstance(data, Mapping):
-        raise InvalidSpecError(
-            path, f"expected fields ({', '.join(valid)}), found {type(data).__name__}"
-        )
-    for key in data:
-        if key not in valid:
-            close = difflib.get_close_matches(str(key), valid, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise InvalidSpecError(
-                f"{path}.{key}", f"unknown field; {hint}valid here: {', '.join(valid)}"
-            )
-    return data
-
-
-def choice(value: object, path: str, valid: Sequence[str], of_what: str = "") -> str:
-    """Return a value that is one of ``valid``.
-
-    Raises:
-        InvalidSpecError: it is none of them.
-    """
-    if isinstance(value, str) and value in valid:
-        return value
-    close = difflib.get_close_matches(quote(value), valid, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
-    whose = f", for {of_what}" if of_what else ""
-    raise InvalidSpecError(
-        path, f"is {quote(value)}, must be one of {', '.join(valid)}{whose}{hint}"
-    )
-
-
-def integer(value: object, path: str, end: int, of_what: str, *, start: int = 0) -> int:
-    """Return a whole number in ``start``..``end`` - 1.
-
-    Raises:
-        InvalidSpecError: it is none.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not start <= value < end:
-        raise InvalidSpecError(
-            path,
-            f"is {quote(value)}, must be a whole number from {start} to {end - 1}, as {of_what}",
-        )
-    return value
-
-
-def number(value: object, path: str, least: float, unit: str, *, above: bool = False) -> float:
-    """Return a number from ``least``, or above it, to ``MAX_NUMBER``.
-
-    Raises:
-        InvalidSpecError: it is none.
-    """
-    wanted = f"must be {unit}, " + (f"more than {least:g}" if above else f"{least:g} or more")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidSpecError(path, f"is {quote(value)}, {wanted}")
-    if not least <= value <= MAX_NUMBER or (above and value == least):
-        raise InvalidSpecError(path, f"is {quote(value)}, {wanted}, at most {MAX_NUMBER:g}")
-    return float(value)
-
-
-def text(value: object, path: str, which: str) -> str:
-    """Return a text that is not empty, nor longer than ``MAX_ID_CHARS``.
-
-    Raises:
-        InvalidSpecError: it is none.
-    """
-    if not isinstance(value, str) or not value:
-        raise InvalidSpecError(path, f"is {quote(value)}, must be a text {which}")
-    if len(value) > MAX_ID_CHARS or not is_utf8(value):
-        raise InvalidSpecError(
-            path, f"is {quote(value)}, must be UTF-8 of at most {MAX_ID_CHARS} characters"
-        )
-    return value

@@ -8,10 +8,12 @@ of the program, and what the plan in force says of the faults before it (:class:
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mainstay_core.base.bounds import Count, Finite, Index, Name, Seconds
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import RankId
+from mainstay_core.dmr.flips import Flip
 
 
 class FaultAction(enum.StrEnum):
@@ -28,6 +30,8 @@ class FaultAction(enum.StrEnum):
     """End a process of the control plane, which is then started again."""
     FLUSH = "flush"
     """Empty Redis."""
+    FLIP = "flip"
+    """Put a wrong bit into what an operator has computed. No process is harmed."""
 
 
 RANK_ACTIONS = (
@@ -36,8 +40,11 @@ RANK_ACTIONS = (
     FaultAction.STOP,
     FaultAction.SLOW,
     FaultAction.DISCONNECT,
+    FaultAction.FLIP,
 )
-SPARE_ACTIONS = tuple(action for action in RANK_ACTIONS if action is not FaultAction.SLOW)
+OWN_ACTIONS = (FaultAction.SLOW, FaultAction.FLIP)
+"""Faults that a trainer carries out itself: it goes on, and its process is harmed by nobody."""
+SPARE_ACTIONS = tuple(action for action in RANK_ACTIONS if action not in OWN_ACTIONS)
 PROCESS_ACTIONS: dict[str, tuple[FaultAction, ...]] = {
     "api": (FaultAction.KILL, FaultAction.STOP),
     "redis": (FaultAction.KILL, FaultAction.STOP, FaultAction.FLUSH),
@@ -167,6 +174,8 @@ class FaultPoint:
     """How many times as long each computing action of a slow rank takes."""
     num_steps: Count = 1
     """Number of steps for which a rank is slow."""
+    flip: Flip | None = field(default=None, metadata=OMITTED)
+    """The wrong bit; of the action ``flip`` alone."""
 
     def matches(self, step: int, rank: RankId, op: str, view: View = ORDINARY) -> bool:
         """Return whether the fault fires at this action of this rank."""
@@ -191,6 +200,10 @@ class FaultPoint:
         return step == self.step or (later_will_do and step > self.step)
 
     def _is_place(self, op: str) -> bool:
+        if self.action is FaultAction.FLIP:
+            # It is put in later, by its phase. That may begin before its action does: the sums of
+            # a reduction are under way while the last type is computed.
+            return op not in OUTSIDE_STEPS
         if self.phase is not None:
             return op in PHASES.get(self.phase, (self.phase,))
         if self.during is None or self.during is During.MASK:

@@ -28,6 +28,7 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.faults.points import FaultPoint
 
 BUCKET_BYTES = 4 * 1024 * 1024
@@ -123,6 +124,8 @@ class JobConfig:
     """``gloo``, ``nccl`` or ``auto`` (nccl on cuda with a device per rank, else gloo)."""
     compile: Name = "off"
     """``blocks`` runs each block as compiled code; ``off`` does not."""
+    dmr: Mode = field(default=Mode.OFF, metadata=OMITTED)
+    """Which operators are executed twice and compared."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
     bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES

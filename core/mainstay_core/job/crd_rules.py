@@ -127,6 +127,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "Off with parallelism.ranksPerStage above 1",
     ),
     Rule(
+        section=SPEC,
+        field=".detection.dmr.mode",
+        rule="self.runtime.compile == 'Off' || self.detection.dmr.mode == 'Off'",
+        message="is not Off, but of compiled blocks the operators are not seen; use "
+        "runtime.compile Off, or mode Off",
+    ),
+    Rule(
         section="spec.snapshots",
         field=".window",
         rule=f"type(self.window) != int || self.window <= {MAX_SNAPSHOT_WINDOW}",

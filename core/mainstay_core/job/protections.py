@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import SnapshotConfig
 
 BLOCKS, LOOP = "blocks", "loop"
 ENTRY_KEY = "entry"
 """Entry of the fingerprint that names the kind of entry."""
-
-_NOT_BUILT = "not in this version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,10 @@ def entry_of(fingerprints: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def protections_of(
-    shape: JobShape, entry: str, snapshots: SnapshotConfig | None = None
+    shape: JobShape,
+    entry: str,
+    snapshots: SnapshotConfig | None = None,
+    dmr: Mode = Mode.OFF,
 ) -> tuple[Protection, ...]:
     """Return the protections of a job, in the order in which they are shown.
 
@@ -45,6 +47,7 @@ def protections_of(
         shape: the job's degrees.
         entry: ``blocks`` or ``loop``; empty if it is not known yet: then there are none.
         snapshots: how the state is kept in the memory of pods; None if it is not.
+        dmr: which operators are executed twice and compared.
     """
     if not entry:
         return ()
@@ -97,11 +100,16 @@ def protections_of(
             if snapshots is not None
             else "snapshots.enabled is false",
         ),
-        Protection(
-            "op-level checks",
-            False,
-            "needs blocks, whose passes can be compared; what an own loop runs is not seen"
-            if loop
-            else _NOT_BUILT,
-        ),
+        _checks(loop=loop, dmr=dmr),
     )
+
+
+def _checks(*, loop: bool, dmr: Mode) -> Protection:
+    """Return whether operators are executed twice and compared."""
+    if loop:
+        why = "needs blocks, whose passes can be compared; what an own loop runs is not seen"
+    elif dmr is Mode.FULL:
+        why = "every operator is executed twice at once, and a wrong result is repaired"
+    else:
+        why = "detection.dmr.mode is Off"
+    return Protection("op-level checks", dmr is Mode.FULL and not loop, why)

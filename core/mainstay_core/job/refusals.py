@@ -13,14 +13,18 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.detection.dmr": "checks by re-execution are not in this version",
-    "spec.detection.witness": "checks by re-execution are not in this version",
+    "spec.detection.dmr.memory": "checks run at once in this version and keep nothing for later",
+    "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
+    "spec.detection.witness": "no second device computes the same in this version",
+    "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
     "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
+    "spec.detection.dmr.mode": "this mode is not in this version; use Full, or Off",
+    "spec.detection.dmr.plan": "checks run at once in this version; use Naive",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
@@ -72,6 +76,10 @@ def _message(
         valid = f" ({', '.join(fields_at(loc))})" if kind != "dict_type" else ""
         return f"expected fields{valid}, found {found}"
     if kind == "literal_error":
+        if value is False and "'Off'" in detail["ctx"]["expected"]:
+            return (
+                f"is false, must be {detail['ctx']['expected']}; YAML reads Off without quotes so"
+            )
         only = NOT_YET_VALUES.get(join_path(loc))
         return (
             f"is {quote(value)}, but {only}"

@@ -195,8 +195,25 @@ class Spares(Section):
     """What a standby pod has ready. Warm: it is registered, with torch imported."""
 
 
+class Dmr(Section):
+    """Checks by re-execution (dual modular redundancy): operators are executed twice and their bits
+    compared, so that a device that computes a wrong number is found. It never changes the bits of
+    the result.
+    """
+
+    mode: Literal["Off", "Full"] = "Off"
+    """Off: nothing is executed twice. Full: each operator whose result can reach a gradient or the
+    state is. A wrong value is repaired before anybody reads it. Needs runtime.compile Off, and a
+    model that comes as blocks."""
+    plan: Literal["Naive"] = "Naive"
+    """When the second execution runs. Naive: at once, after the first one; it doubles the
+    computation."""
+
+
 class Detection(Section):
-    """When silence counts as a fault. Failures that are noticed do not wait for any of these."""
+    """When silence counts as a fault, and how wrong results are found. Failures that are noticed do
+    not wait for any of these times.
+    """
 
     hang_seconds: Seconds = 300
     """A rank that runs (does not wait for others) without any progress this long is killed."""
@@ -205,6 +222,7 @@ class Detection(Section):
     heartbeat_timeout_seconds: Seconds = 15
     """A pod this far behind the job's newest heartbeat counts as gone. At least three times
     heartbeatSeconds."""
+    dmr: Dmr = Dmr()
 
 
 class Checkpoint(Section):

@@ -20,6 +20,7 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import JobConfig, SnapshotConfig
@@ -198,6 +199,7 @@ class TrainingJob(Section):
             backend=spec.runtime.backend.lower(),
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
+            dmr=Mode(spec.detection.dmr.mode),
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
@@ -325,6 +327,12 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         model_sizes.check_config(spec.workload.entrypoint, spec.workload.config)
         model_sizes.check_ranks(spec.workload.entrypoint, spec.parallelism.ranks_per_stage)
     detection = spec.detection
+    if spec.runtime.compile == "Blocks" and detection.dmr.mode != "Off":
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            f"is {detection.dmr.mode}, but of compiled blocks the operators are not seen; use "
+            "runtime.compile Off, or mode Off",
+        )
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:
         raise InvalidSpecError(

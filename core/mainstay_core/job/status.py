@@ -247,7 +247,7 @@ class ProtectionStatus(Section):
     """Steps since the newest complete snapshot."""
     snapshots: SnapshotsStatus | None = None
     dmr_coverage: Short | None = None
-    """Share of the work that is computed twice."""
+    """Share of operator time that is executed twice, by method, e.g. naive 100 %. Absent: none."""
     items: Annotated[
         tuple[ProtectionItem, ...], pydantic.Field(max_length=32, json_schema_extra=_map_by("name"))
     ] = ()

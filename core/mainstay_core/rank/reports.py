@@ -90,6 +90,10 @@ class Ballot:
     """Digest of what inner ranks hold in copies."""
     stats: tuple[TypeStat, ...]
     """Of the types that the table credits to this rank."""
+    rest: str = ""
+    """Digest of the part of its state beside the masters that is due in this step."""
+    problem: str = ""
+    """Why what it has reduced does not count, in one sentence."""
 
 
 def vote_of(
@@ -107,11 +111,13 @@ def vote_of(
     return Vote(
         step=action.step,
         attempt=action.attempt,
-        ok=True,
+        ok=not ballot.problem,
+        problem=ballot.problem,
         norms_sq=ballot.norms_sq,
         gradient=ballot.gradient,
         state=state.digest,
         copies=ballot.copies,
+        rest=ballot.rest,
         stats=ballot.stats,
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,

@@ -51,7 +51,8 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         clip_norm: global L2 norm to clip to; None does not clip.
         data_total: digest of all samples before this step ("" for none).
     """
-    states = {i: v.state for i, v in enumerate(votes)}
+    # Joined, as both are of one state: whoever differs in either of them has a bad one.
+    states = {i: f"{v.state} {v.rest}" for i, v in enumerate(votes)}
     state_bad = _state_bad(plan, states)
     problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
     problems += _disagreements(plan, votes)

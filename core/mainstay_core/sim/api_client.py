@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.sim.api import Reply, Request
@@ -19,6 +20,7 @@ from mainstay_core.wire.api import (
     Registration,
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, PodRegistration
+from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -75,6 +77,9 @@ class ApiClient:
 
     async def post_ledger(self, entries: tuple[LedgerEntry, ...]) -> None:
         await self._ask("ledger", entries)
+
+    async def post_findings(self, findings: tuple[ToldFinding, ...]) -> None:
+        raise LocalProtocolError(f"no simulated trainer finds anything, and there are {findings}")
 
     async def fetch_plan(self) -> Plan | None:
         return (await self._ask("plan", None)).plan

@@ -7,6 +7,7 @@
 - ``machine``: the supervisor's state machine
 - ``outbox``: facts and ledger entries that wait to be heard
 - ``held_job``: what is told to a store that has lost the job
+- ``findings``: what trainers have found wrong, and waits to be heard
 - ``conversation``: registration, facts, ledger, heartbeats and plans: what is said to the api
 - ``gossip``: plans from supervisor to supervisor
 - ``pod``: one pod without its sockets: all of the above, for a shell

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.words import count
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.events import (
     Ended,
@@ -22,6 +26,7 @@ from mainstay_core.supervisor.events import (
     PlanReceived,
     Registered,
 )
+from mainstay_core.supervisor.findings import FindingOutbox
 from mainstay_core.supervisor.outbox import (
     Answer,
     Away,
@@ -43,6 +48,7 @@ from mainstay_core.wire.api import (
     Registration,
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Leaving, PodRegistration
+from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
 
@@ -72,6 +78,7 @@ class ApiPort(Protocol):
     async def post_heartbeat(self, heartbeat: Heartbeat) -> HeartbeatReply: ...
     async def post_facts(self, facts: tuple[Fact, ...]) -> Plan | None: ...
     async def post_ledger(self, entries: tuple[LedgerEntry, ...]) -> None: ...
+    async def post_findings(self, findings: tuple[ToldFinding, ...]) -> None: ...
     async def fetch_plan(self) -> Plan | None: ...
 
     async def follow(
@@ -126,6 +133,9 @@ class Conversation:
         self._ledger = LedgerOutbox()
         self._ledger_changed, self._ledger_told = port.flag(), port.flag()
         self._ledger_told.set()
+        self._findings = FindingOutbox()
+        self._findings_changed, self._findings_told = port.flag(), port.flag()
+        self._findings_told.set()
         self._registering = port.lock()
         self._cursor = ""
         self._away = False
@@ -152,6 +162,8 @@ class Conversation:
         if before is not None and before.restored_at_s != answer.restored_at_s:
             self._ledger = self._ledger.repeat()
             self._ring_ledger()
+            self._findings = self._findings.repeat()
+            self._ring_findings()
         self._pod.welcomed(answer)
         self._pod.feed(Registered(settings_of(answer.config)))
         return answer.config
@@ -204,15 +216,33 @@ class Conversation:
             self._ledger_told.clear()
             self._ledger_changed.set()
 
+    def find(self, finding: Finding, incarnation: Incarnation, at_s: float) -> None:
+        """Tell what a trainer has found, or count it if too many wait.
+
+        Args:
+            finding: what was found.
+            incarnation: of the trainer.
+            at_s: wall clock.
+        """
+        self._findings = self._findings.put(finding, incarnation, at_s)
+        self._ring_findings()
+
+    def _ring_findings(self) -> None:
+        if self._findings.waiting:
+            self._findings_told.clear()
+            self._findings_changed.set()
+
     @property
     def has_mirrored(self) -> bool:
         """Whether every ledger entry that the api is to have was answered."""
         return self._ledger_told.is_set()
 
     async def wait_told(self) -> None:
-        """Wait until every fact was heard and every entry mirrored."""
+        """Wait until every fact and finding was heard and every entry mirrored."""
         await self._facts_told.wait()
         await self._ledger_told.wait()
+        if not self._findings_told.is_set():
+            await self._findings_told.wait()
 
     async def tell_facts(self) -> None:
         """Tell what waits, for ever: what comes during a request is in the next one."""
@@ -271,18 +301,29 @@ class Conversation:
             self._ledger_changed.clear()
             while self._ledger.waiting:
                 self._ledger, batch = self._ledger.take()
-                await self._mirror(batch)
+                told = count(len(batch), "ledger entry", "ledger entries")
+                await self._mirror(partial(self._port.post_ledger, batch), "ledger", told)
             self._ledger_told.set()
 
-    async def _mirror(self, batch: tuple[LedgerEntry, ...]) -> None:
+    async def mirror_findings(self) -> None:
+        """Tell the findings that wait, for ever: what comes meanwhile is the next batch."""
+        while True:
+            await self._findings_changed.wait()
+            self._findings_changed.clear()
+            while self._findings.waiting:
+                self._findings, batch = self._findings.take()
+                told = count(len(batch), "finding")
+                await self._mirror(partial(self._port.post_findings, batch), "findings", told)
+            self._findings_told.set()
+
+    async def _mirror(self, post: Callable[[], Awaitable[None]], what: str, told: str) -> None:
         backoff = Backoff()
         while True:
             try:
-                return await self.until_answered(lambda: self._port.post_ledger(batch), "ledger")
+                return await self.until_answered(post, what)
             except ApiRefused as refusal:
                 if not refusal.is_unknown:
-                    why = f"{len(batch)} ledger entries refused: {refusal}"
-                    return self._port.say("error", why)
+                    return self._port.say("error", f"{told} refused: {refusal}")
             await self.register_again()
             backoff = await self._wait(backoff)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError, RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.supervisor.conversation import ApiPort, Conversation
 from mainstay_core.supervisor.events import (
     Action,
@@ -58,6 +59,7 @@ class Pod(ABC):
         self.launcher: Any = None
         """The connection of the launcher; None without one."""
         self._works = False
+        self._has_findings = False
 
     # What the shell does ---------------------------------------------------------
 
@@ -229,6 +231,20 @@ class Pod(ABC):
         expected = self.state.slots[slot]
         if expected.incarnation != incarnation or expected.phase is not SlotPhase.FORKING:
             raise RemoteProtocolError(f"{incarnation} is not the trainer that slot {slot} awaits")
+
+    def note_finding(self, finding: Finding, incarnation: Incarnation, at_s: float) -> None:
+        """Take what a trainer has found; it is told to the api.
+
+        Args:
+            finding: what was found.
+            incarnation: of the trainer.
+            at_s: wall clock.
+        """
+        if not self._has_findings:
+            # Few jobs have any: the others have no task for them.
+            self._has_findings = True
+            self.spawn(self.conversation.mirror_findings())
+        self.conversation.find(finding, incarnation, at_s)
 
     def record(self, slot: int, incarnation: Incarnation, entry: LedgerEntry, post: bool) -> None:
         """Take a trainer's ledger entry: it has committed a step."""

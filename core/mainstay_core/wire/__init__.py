@@ -7,10 +7,12 @@
 - ``stores``: what a pod's store of segments tells the api, and what losses a job survives by it
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
+- ``findings``: what checks by re-execution have found
 - ``crashes``: the exception that ended a trainer's program
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
 - ``page``: what the api tells the operator: a job on one page, and the pods that it wants
+- ``profiling``: a stage of a job that a process with torch is to profile, and its answer
 - ``api``: what a supervisor asks of the api, what it is answered, and what a failed request means
 - ``routes``: the api's routes as programs call them
 - ``sealed``: small files that carry their own digests

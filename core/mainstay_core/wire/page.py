@@ -23,6 +23,7 @@ from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire.crashes import ToldCrash
+from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.formats import format_of
 from mainstay_core.wire.stores import SnapshotSummary
 
@@ -146,6 +147,10 @@ class JobPage:
     """Whether its state is kept in the memory of pods."""
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)
     """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
+    dmr_coverage: Sentence = field(default="", metadata=OMITTED)
+    """Which share of the work is executed twice, by method; empty: none is."""
+    findings: FindingsPage | None = field(default=None, metadata=OMITTED)
+    """What checks have found, with the newest; None where nothing is checked."""
     protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()
 
     @staticmethod

@@ -27,6 +27,7 @@ from mainstay_core.wire.api import (
     read_retry_after,
 )
 from mainstay_core.wire.facts import Fact, Heartbeat, Location, PodRegistration
+from mainstay_core.wire.findings import FindingsPage, ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.page import JobPage, KnownJob, PodsPage
 from mainstay_core.wire.plan import Plan
@@ -103,8 +104,8 @@ class JobApi(ABC):
 
         Args:
             job: uid or name.
-            what: plan, members, pods, summary, snapshots, recoveries, ledger, events, faults or
-                report.
+            what: plan, members, pods, summary, snapshots, recoveries, ledger, findings,
+                events, faults or report.
         """
         path = f"/v1/jobs/{job}/{what}" if what else f"/v1/jobs/{job}"
         return await self.send(Request(method="GET", path=path))
@@ -120,6 +121,10 @@ class JobApi(ABC):
     async def fetch_recoveries(self, job: str) -> RecoveryList:
         """Return what was done about each fault of the job."""
         return await self._read(job, "recoveries", read_recoveries)
+
+    async def fetch_findings(self, job: str) -> FindingsPage:
+        """Return what checks have found in the job."""
+        return await self._read(job, "findings", partial(codec.decode, FindingsPage))
 
     async def _read(self, job: str, what: str, read: Callable[[Any], T]) -> T:
         reply = await self.fetch(job, what)
@@ -216,6 +221,10 @@ class SupervisorApi(ABC):
     async def post_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         """Mirror ledger entries."""
         await self._post("ledger", {"entries": [codec.encode(entry) for entry in entries]})
+
+    async def post_findings(self, findings: Iterable[ToldFinding]) -> None:
+        """Tell what trainers have found wrong. Repeating it is harmless."""
+        await self._post("findings", {"findings": [codec.encode(told) for told in findings]})
 
     async def post_store(self, status: StoreStatus) -> StoreReply:
         """Tell what the pod's store of segments holds."""

@@ -110,6 +110,9 @@ class Vote(SaveStatus):
     equal on all of them."""
     snapshots: SnapshotStatus | None = field(default=None, metadata=codec.OMITTED)
     """None in a job without snapshots."""
+    rest: Digest = field(default="", metadata=codec.OMITTED)
+    """Digest of a part of the position's state beside the masters, at version = step: which part is
+    a function of the step. Empty in a job whose trainers do not check what they compute."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")

@@ -16,7 +16,7 @@ from mainstay_cli.commands import dmr
 from mainstay_cli.local import torch_process
 from mainstay_core.base import codec
 from mainstay_core.dmr.plan import Policy, read_plan
-from mainstay_core.dmr.questions import ProfileQuestion
+from mainstay_core.wire.profiling import ProfileQuestion
 from mainstay_train.dmr import answer
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "dmr-profile.json"

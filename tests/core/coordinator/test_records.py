@@ -19,6 +19,8 @@ from mainstay_core.coordinator.events import (
     Tick,
 )
 from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
@@ -151,6 +153,28 @@ def test_an_injected_fault_dates_the_death(start: Start) -> None:
     world.tell(world.down_fact(victim), after_s=0.25)
     assert world.recoveries()[2].times.detect_s == pytest.approx(0.26)
     assert world.plan.faults_fired == ("f0",)
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"action": FaultAction.SLOW, "slow_ms": 5.0},
+        {"action": FaultAction.FLIP, "flip": Flip(in_pass=Pass.FORWARD, element=0, bit=0)},
+    ],
+)
+def test_a_fault_that_harms_no_process_explains_no_death(
+    start: Start, harmless: dict[str, Any]
+) -> None:
+    fault = FaultPoint(id="f0", step=1, replica=1, stage=0, **harmless)
+    world = start(faults=(fault,))
+    victim = world.member(1, 0)
+    pod = PodUid(victim.slot.pod)
+    long_ago_s = world.now_s - 100.0
+    world.send(FaultFired(fault="f0", pod=pod, slot=0, rank="r1.s0.i0", at_s=long_ago_s))
+    world.tell(world.down_fact(victim))
+
+    (recovery,) = world.recoveries().values()
+    assert recovery.times.detect_s < 1.0
 
 
 def test_a_fault_fires_once_but_the_one_allowed_may_ask_again(start: Start) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.coordinator.events import JobSubmitted
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import SnapshotConfig
 
 Start = Callable[..., Any]
@@ -26,6 +27,13 @@ def test_another_version_may_choose_another_kind_of_log_and_the_job_keeps_its_ow
     kept = world.state.config
     assert kept.spares == 2
     assert kept.snapshots == replace(stored, auto_log=True)
+
+
+def test_checks_are_switched_on_or_off_in_another_job_only(start: Start) -> None:
+    world = start()
+    asked = replace(world.state.config, dmr=Mode.FULL)
+    with pytest.raises(InvalidSpecError, match=r"spec\.detection\.dmr\.mode: .*Full.*cannot"):
+        world.send(JobSubmitted(config=asked))
 
 
 def test_who_asks_for_another_kind_of_log_is_refused(start: Start) -> None:

@@ -47,4 +47,5 @@ def test_no_single_flip_has_a_used_value_kept() -> None:
             remedy = judge(*digests, used=used).remedy
             assert (remedy is Remedy.NOTHING) == (digests[0] == right)
     differing = [p for p in itertools.product("abc", repeat=3) if p[0] != p[1]]
-    assert {judge(*digests, used=True).verdict for digests in differing} == set(Verdict)
+    judged = {judge(*digests, used=True).verdict for digests in differing}
+    assert judged == set(Verdict) - {Verdict.WIRE}

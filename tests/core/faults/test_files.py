@@ -10,6 +10,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import RankId
 from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults import files
 from mainstay_core.faults.points import During, FaultAction, FaultPoint, View
 
@@ -128,10 +130,44 @@ def test_faults_survive_the_wire() -> None:
         entry(id="a"),
         entry(at={"during": "mask", "of": "a"}, action="slow", factor=2),
         entry(at={"step": 3}, target={"process": "api"}, action="kill"),
+        flip(operator=5, execution="both"),
     )
     assert codec.loads(tuple[FaultPoint, ...], codec.dumps(faults)) == faults
 
 
+def flip(at: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    place = {"element": 7, "bit": 30} | changes
+    place = {key: value for key, value in place.items() if value is not None}
+    return entry(action="flip", at=at or {"step": 4, "phase": "forward"}, flip=place)
+
+
+def test_a_flip_needs_no_more_than_its_bit_and_is_of_the_first_operator_then() -> None:
+    (fault,) = parse(flip())
+    assert fault.flip == Flip(in_pass=Pass.FORWARD, element=7, bit=30)
+
+
+def test_a_flip_names_pass_type_micro_batch_block_operator_output_and_execution() -> None:
+    at = {"step": 4, "phase": "backward"}
+    place: dict[str, Any] = {"pass": "weight", "type": 2, "microBatch": 0, "block": 1, "output": 1}
+    (fault,) = parse(flip(at, **place, operator="aten.mm", execution="checker"))
+    assert fault.flip == Flip(
+        in_pass=Pass.WEIGHT,
+        shard_type=2,
+        micro_batch=0,
+        block=1,
+        operator="aten.mm",
+        output=1,
+        element=7,
+        bit=30,
+        execution=Execution.CHECKER,
+    )
+    assert fault.matches(4, RankId(replica=1, stage=0), "BACKWARD_WEIGHT")
+    (of_step,) = parse(flip({"step": 4, "phase": "apply"}, operator=3))
+    assert of_step.flip is not None
+    assert (of_step.flip.in_pass, of_step.flip.operator) == (Pass.STEP, 3)
+
+
+PHASES_OF_FLIPS = "must be one of forward, backward, reduce, vote, apply, for a flip"
 A = entry(id="a")
 
 
@@ -199,6 +235,43 @@ A = entry(id="a")
         ([entry(action="stop", forSeconds=1e11)], "forSeconds: is 100000000000.0, must be seconds"),
         ([entry(action="stop", forSeconds=10**400)], "is an integer of 1329 bits, must be seconds"),
         ([entry(action="stop", forSeconds=float("nan"))], "faults[0].forSeconds: is nan, must be"),
+        (
+            [entry(action="flip")],
+            "faults[0].flip: is missing: which bit is wrong (type, microBatch",
+        ),
+        ([entry(flip={})], "faults[0].flip: means nothing to kill-trainer, only to flip"),
+        ([flip(bit=None)], "faults[0].flip.bit: is missing"),
+        ([flip(element=None)], "faults[0].flip.element: is missing"),
+        ([flip(bit=128)], "faults[0].flip.bit: is 128, must be a whole number from 0 to 127"),
+        ([flip(element=-1)], "faults[0].flip.element: is -1, must be a whole number from 0"),
+        ([flip(type=3)], "faults[0].flip.type: is 3, must be a whole number from 0 to 2, as the"),
+        ([flip(microBatch=1)], "faults[0].flip.microBatch: is 1, must be a whole number from 0 to"),
+        ([flip(operators=1)], "faults[0].flip.operators: unknown field; did you mean operator?"),
+        ([flip(operator=True)], "faults[0].flip.operator: is True, must be a whole number from 0"),
+        ([flip(operator="")], "faults[0].flip.operator: is '', must be a text that names a kernel"),
+        ([flip(execution="third")], "execution: is 'third', must be one of primary, checker, both"),
+        ([flip(**{"pass": "weight"})], "flip.pass: is 'weight', must be one of forward, for phase"),
+        ([flip({"step": 1})], f"faults[0].at.phase: is missing, {PHASES_OF_FLIPS}"),
+        (
+            [flip({"step": 1, "phase": "settle"})],
+            f"faults[0].at.phase: is 'settle', {PHASES_OF_FLIPS}",
+        ),
+        (
+            [flip({"step": 1, "phase": "forward", "delayMs": 1})],
+            "faults[0].at.delayMs: means nothing to flip: the operator says when; leave it out",
+        ),
+        (
+            [A, flip({"during": "mask", "of": "a", "phase": "forward"})],
+            "faults[1].at.during: a wrong bit is put into a step; say when by step, after or with",
+        ),
+        (
+            [flip({"step": 1, "phase": "apply"}, block=0)],
+            "faults[0].flip.block: means nothing in phase apply, which is once a step",
+        ),
+        (
+            [entry(at={"step": 1}, target={"spare": 0}, action="flip")],
+            "faults[0].action: is 'flip', must be one of kill-trainer, kill-pod",
+        ),
         ([entry(id="x" * 513)], "must be UTF-8 of at most 512 characters"),
         ([entry(id="\ud800")], "must be UTF-8 of at most 512 characters"),
         ([entry(target={"replica": 16**5000, "stage": 0})], "replica: is an integer of 20001 bits"),

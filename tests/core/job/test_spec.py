@@ -6,6 +6,7 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job import model_sizes, spec
@@ -228,6 +229,16 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
     )
 
 
+def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_before() -> None:
+    plain = spec.parse_training_job(SMALLEST).to_job_config(JobUid("u"))
+    checked = spec.parse_training_job(job_with("spec.detection.dmr.mode", "Full"))
+    config = checked.to_job_config(JobUid("u"))
+
+    assert "dmr" not in codec.encode(plain)
+    assert codec.encode(config)["dmr"] == "Full"
+    assert codec.loads(JobConfig, codec.dumps(config)).dmr is Mode.FULL
+
+
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
@@ -255,7 +266,26 @@ def test_local_mode_chooses_the_checkpoint_directory_when_the_job_names_none() -
         ("spec.snapshots.memory", -1, "is -1, must be an amount as in a pod's resources"),
         ("spec.protection.domains", 0, "is 0, must be greater than or equal to 1"),
         ("spec.protection.domain", 2, "unknown field; did you mean domains?"),
-        ("spec.detection.dmr", {"mode": "Full"}, "is not available"),
+        ("spec.detection.dmr.mode", "Piggyback", "not in this version; use Full, or Off"),
+        (
+            "spec.detection.dmr.mode",
+            False,
+            "must be 'Off' or 'Full'; YAML reads Off without quotes",
+        ),
+        ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
+        ("spec.detection.dmr.plan", "Auto", "checks run at once in this version; use Naive"),
+        ("spec.detection.dmr.plan", "Dynamic", "checks run at once in this version; use Naive"),
+        ("spec.detection.dmr.plan", "plan.json", "is 'plan.json', but checks run at once"),
+        ("spec.detection.dmr.profileSteps", 3, "is not available: checks are not planned"),
+        ("spec.detection.dmr.memory", "1Gi", "is not available: checks run at once"),
+        ("spec.detection.witness", {"everySteps": 5}, "is not available: no second device"),
+        ("spec.recovery.onTaint", "Report", "is not available: no device is named"),
+        (
+            "spec",
+            SMALLEST["spec"]
+            | {"runtime": {"compile": "Blocks"}, "detection": {"dmr": {"mode": "Full"}}},
+            "is Full, but of compiled blocks the operators are not seen; use runtime.compile Off",
+        ),
         ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
         ("spec.checkpoint.copyMebibytes", 7, "is 7, must be greater than or equal to 8"),

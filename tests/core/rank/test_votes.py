@@ -367,3 +367,18 @@ def test_what_inner_ranks_hold_in_copies_must_be_equal_on_all_of_them() -> None:
 
     assert (verdict.commit, verdict.hopeless, verdict.state_bad) == (None, False, ())
     assert "inner ranks disagree on what they hold in copies" in verdict.reason
+
+
+def test_a_state_that_differs_beside_its_masters_is_as_bad_as_one_whose_masters_do() -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, quorum=3)
+    stat = TypeStat(type=0, loss_sum=6.0, tokens=5, data=digest(10))
+    votes = [
+        replace(vote, stats=(stat,), norms_sq=(1.0,), rest=digest(7)) for vote in votes_of(plan)
+    ]
+    assert judge(plan, votes, None, "").state_bad == ()
+
+    votes[1] = replace(votes[1], rest=digest(8))
+    verdict = judge(plan, votes, None, "")
+
+    assert (verdict.state_bad, verdict.commit, verdict.hopeless) == ((1,), None, False)
+    assert verdict.differing == (plan.members[1].slot,)

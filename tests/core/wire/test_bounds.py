@@ -29,6 +29,8 @@ MODULES = [
     *(f"mainstay_core.snapshots.{m.name}" for m in pkgutil.iter_modules(snapshots.__path__)),
     "mainstay_core.base.ids",
     "mainstay_core.base.shape",
+    "mainstay_core.dmr.findings",
+    "mainstay_core.dmr.flips",
     "mainstay_core.faults.points",
     "mainstay_core.job.config",
     "mainstay_api.routes.agents",

@@ -18,11 +18,15 @@ from tests.core.plans import make_plan
 from mainstay_core.base.codec import decode, dumps, encode
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire import (
     crashes,
     facts,
+    findings,
     ledger,
     page,
     plan,
@@ -153,7 +157,44 @@ SUMMARY = stores.SnapshotSummary(
     log_reason="spec.snapshots.replay says Gradients",
 )
 
+FOUND = findings.ToldFinding(
+    finding=Finding(
+        step=4,
+        slot=SLOT,
+        rank=RankId(replica=1, stage=0),
+        in_pass=Pass.WEIGHT,
+        shard_type=2,
+        micro_batch=0,
+        block="layers.3",
+        ordinal=4,
+        operator="aten.mm",
+        num_elements=1,
+        verdict=Verdict.PRIMARY_HIT,
+        remedy=Remedy.REPAIR,
+        reason="the third execution equals the checker",
+    ),
+    incarnation=LIFE,
+    number=3,
+    at_s=1700000000.5,
+    untold=2,
+)
+FINDINGS = findings.FindingsPage(
+    counts={"primary": 4},
+    untold=2,
+    findings=(findings.KeptFinding(place=4, told=FOUND),),
+)
 EXAMPLES: dict[str, Any] = {
+    "told-finding": FOUND,
+    "findings-page": FINDINGS,
+    "job-page-with-findings": page.JobPage(
+        state=JobPhase.RUNNING,
+        replicas=page.ReplicaCounts(whole=1, wanted=2, min=1, lanes=4, followers=1),
+        training=page.Training(step=4, steps=60),
+        recovery=page.RecoveryOverview(),
+        checkpoint=page.CheckpointState(),
+        dmr_coverage="naive 100 %",
+        findings=FINDINGS,
+    ),
     "job-page-with-snapshots": page.JobPage(
         state=JobPhase.RUNNING,
         replicas=page.ReplicaCounts(whole=1, wanted=2, min=1, lanes=4, followers=1),
@@ -737,6 +778,9 @@ def test_a_newer_peer_may_say_more_anywhere(name: str) -> None:
         del data["fingerprint"]["from_the_future"]  # free text, not fields
     if name.startswith("job-page"):
         del data["recovery"]["counts"]["from_the_future"]  # by method
+    for page_of in (data, data.get("findings")):
+        if isinstance(page_of, dict) and "untold" in page_of and "counts" in page_of:
+            del page_of["counts"]["from_the_future"]  # by verdict
 
     assert read(example, data) == example
 
@@ -757,7 +801,7 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, segments, stores, ledger, recoveries, crashes, page)
+        for room in (plan, votes, segments, stores, ledger, recoveries, crashes, page, findings)
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }

@@ -1,3 +1,4 @@
+import operator
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ from tests.train.operations import Operations
 from torch import nn
 
 from mainstay_core.base import digest
+from mainstay_train.checks import bits
 from mainstay_train.exact import digests, numerics, optimizer
 from mainstay_train.model import blocks
 
@@ -154,6 +156,32 @@ def test_the_masters_have_the_digest_of_their_tensors_one_by_one():
     assert state.masters_digest() == optimizer.Shared(expected, digest.Digest.zero())
     state.flats()[0].tensor[31] += 1.0
     assert state.masters_digest().own != expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_bit_beside_the_masters_is_in_one_of_the_parts_that_cells_compare(dtype):
+    state = _state(dtype=dtype)
+    state.initialize(3)
+    state.apply(_gradient(state, 1), 0.25, 1e-2)
+
+    def told():
+        return [digests.added(state.rest_sums(part)) for part in range(optimizer.REST_PARTS)]
+
+    before = told()
+    rest = [flat.tensor for flat in state.flats() if flat.kind != "master"]
+    if dtype != torch.float32:
+        rest += [block.compute for block in state.blocks]
+    assert len(rest) == (6 if dtype == torch.float32 else 8)
+    for tensor in rest:
+        size = tensor.numel()
+        borders = {size * part // optimizer.REST_PARTS for part in range(optimizer.REST_PARTS)}
+        for element in sorted({0, size // 2, size - 1, *borders, *(b - 1 for b in borders if b)}):
+            bits.flip_bit(tensor, element, 0)
+            assert sum(map(operator.ne, told(), before)) == 1, element
+            bits.flip_bit(tensor, element, 0)
+    for block in state.blocks:
+        bits.flip_bit(block.masters, 0, 0)  # these are compared in each step
+    assert told() == before
 
 
 def _operations(width, num_blocks):

@@ -1,5 +1,7 @@
+import functools
 import random
 import threading
+from itertools import count
 
 import numpy as np
 import pytest
@@ -145,8 +147,11 @@ class Cell:
         self._open -= 1
 
 
-def reduce_all(stores, table, reducers):
-    """Every cell reduces in its own thread; returns what each got."""
+def reduce_all(stores, table, reducers, arrived=None):
+    """Every cell reduces in its own thread; returns what each got.
+
+    ``arrived`` is called with the index of a cell and what came to it.
+    """
     members = list(range(len(stores)))
     if len(stores) == 1:
         return [reducers[0].reduce(None, table, members, 0, stores[0].partials)]
@@ -154,7 +159,12 @@ def reduce_all(stores, table, reducers):
 
     def run(index):
         results[index] = reducers[index].reduce(
-            hall.cell(index), table, members, index, stores[index].partials
+            hall.cell(index),
+            table,
+            members,
+            index,
+            stores[index].partials,
+            arrived=arrived and functools.partial(arrived, index),
         )
 
     threads = [threading.Thread(target=run, args=(i,)) for i in members]
@@ -417,3 +427,38 @@ def test_operations_are_counted_by_buckets_alone(num_cells):
         for buckets in (1, 2, 4):
             found = _operations(100_000_000, num_blocks, buckets, num_cells)
             assert found == small[0] + (buckets - 1) * per_bucket
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_arrives_otherwise_than_it_was_sent_is_known_with_its_sender(seed):
+    rng = random.Random(seed)
+    lanes, shards_per_lane, num_cells = 2, 3, rng.randint(2, 4)
+    flats = gradients(lanes * shards_per_lane, seed)
+    work = random_work(rng, len(flats), num_cells)
+    stores = [filled(flats, order, shards_per_lane) for order in work]
+    table = random_table(rng, stores, lanes, shards_per_lane)
+    bucket_bytes = rng.choice([1 << 16, 1 << 18, 1 << 30])
+    reducers = [Reducer(LAYOUT, "cpu", bucket_bytes, compares_wire=True) for _ in stores]
+    expected = sum_by_rule_3(flats, lanes, shards_per_lane)
+
+    came = [[] for _ in stores]
+    for result in reduce_all(stores, table, reducers, lambda i, tensor: came[i].append(tensor)):
+        assert torch.equal(bits(result), bits(expected))
+    assert [r.differing.tolist() for r in reducers] == [[0] * num_cells] * num_cells
+
+    receiver = rng.choice([i for i in range(num_cells) if sum(map(torch.numel, came[i]))])
+    sizes = [tensor.numel() for tensor in came[receiver]]
+    number = rng.choices(range(len(sizes)), sizes)[0]
+    element, bit = rng.randrange(sizes[number]), 1 << rng.randrange(31)
+    seen = count()
+
+    def flip(index, tensor):
+        if index == receiver and next(seen) == number:
+            bits(tensor)[element] ^= bit
+
+    reduce_all(stores, table, reducers, flip)
+    told = [reducer.differing.tolist() for reducer in reducers]
+    assert [sum(cells) for cells in told] == [int(i == receiver) for i in range(num_cells)]
+
+    for result in reduce_all(stores, table, reducers):
+        assert torch.equal(bits(result), bits(expected))

@@ -3,6 +3,8 @@ import socket
 
 from mainstay_core.base.frames import FrameParser, pack
 from mainstay_core.base.ids import QuorumId, RankId, Slot
+from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
@@ -132,6 +134,34 @@ def test_delayed_and_slowing_faults_do_not_halt(crew, tmp_path):
     heard = [supervisor.hear(), supervisor.hear()]
     assert [(h["fault"], h["delay_ms"]) for h in heard] == [("f2", 5), ("f3", 0)]
     assert [supervisor.trainer.hear() for _ in range(2)] == ["past 0", "past 1"]
+
+
+class Told:
+    """An uplink that keeps what is told of faults."""
+
+    def __init__(self):
+        self.heads = []
+
+    def reach_fault(self, head, *, halt):
+        self.heads.append((head["fault"], halt))
+
+
+def test_a_flip_is_ordered_when_its_step_begins_and_halts_nobody():
+    flip = FaultPoint(
+        id="f",
+        step=1,
+        action=FaultAction.FLIP,
+        phase="reduce",
+        replica=0,
+        stage=1,
+        flip=Flip(in_pass=Pass.STEP, element=0, bit=0),
+    )
+    told, ordered = Told(), []
+    points = FaultPoints([flip], 1, told, lambda fault, step: ordered.append((fault.id, step)))
+    for step, op in ((0, Op.REDUCE), (1, Op.SETTLE), (1, Op.FORWARD), (1, Op.REDUCE)):
+        points.reach(make_plan(), 1, step, Action(op, 1))
+        assert ordered == [("f", 1)] * (step == 1 and op is not Op.SETTLE)
+    assert told.heads == [("f", False)]
 
 
 def test_what_follows_a_fault_without_a_plan_waits_two_steps(crew, tmp_path):

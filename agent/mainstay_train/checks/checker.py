@@ -1,0 +1,417 @@
+"""Executes each kernel of a trainer's work a second time, and repairs what was computed wrongly.
+
+Both executions have the same inputs, and their outputs are compared as bits. If they differ, a
+third execution says which of them was wrong (:mod:`mainstay_core.dmr.verdicts`). Nobody has used
+the outputs yet, so a wrong primary execution is repaired in place. This is SpareTrain's naive dual
+modular redundancy (section 3) with a third execution in place of its rollback.
+
+A dispatch mode belongs to a thread. So whoever computes enters a scope of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
+from mainstay_train.checks import bits, kernels
+from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.kernels import UNSET, Effects, Kernel, kernel_of
+from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.twins import Overwritten, Twins
+
+FIELD = "spec.detection.dmr.mode"
+EXCHANGE = "exchange"
+"""Stands for a kernel: what comes from other cells in a reduction."""
+NOWHERE = Slot(pod=PodUid("none"), index=0)
+"""The slot of a checker that belongs to no trainer."""
+
+
+class UnreliableDeviceError(MainstayError):
+    """Three executions of one kernel had three results: the device cannot be relied on."""
+
+
+class Scope(Protocol):
+    """A part of the work, all of whose kernels are checked; a context manager of its thread.
+
+    It can be entered several times, one after the other: its kernels are counted on.
+    """
+
+    def __enter__(self) -> Self:
+        """Begin, or go on."""
+
+    def __exit__(self, *error: Any) -> None:
+        """End, or pause."""
+
+    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
+        """Say which pass comes next.
+
+        Args:
+            in_pass: of the block.
+            block: its number in the stage; None: what comes belongs to no block.
+            name: of the block.
+        """
+
+
+class _Unchecked:
+    """The scope of work that is not checked."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Nothing was begun."""
+
+    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
+        """Nobody needs it."""
+
+
+UNCHECKED: Scope = _Unchecked()
+
+
+class Checks:
+    """The checks of one trainer.
+
+    Args:
+        mode: which kernels are executed twice.
+        slot: of the trainer.
+        tell: called with each finding as soon as it is judged, by the thread that computes.
+        can_flip: whether flips can be put in: compiled code shows no kernels.
+    """
+
+    def __init__(
+        self,
+        mode: Mode = Mode.OFF,
+        slot: Slot = NOWHERE,
+        tell: Callable[[Finding], None] = lambda _: None,
+        *,
+        can_flip: bool = True,
+    ) -> None:
+        self._mode, self._slot, self._tell = mode, slot, tell
+        self._can_flip = can_flip
+        self._orders = FlipOrders()
+        self._broken: UnreliableDeviceError | None = None
+        self.step = 0
+        """The step at hand."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether kernels are executed twice."""
+        return self._mode is not Mode.OFF
+
+    def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
+        """Have a flip put in; return False if it cannot be.
+
+        Args:
+            fault: its id, for people.
+            step: the step in which it is.
+            phase: the phase of the step.
+            flip: which kernel and which bit.
+        """
+        if self._can_flip:
+            self._orders.add(fault, step, phase, flip)
+        return self._can_flip
+
+    def begin_step(self, step: int) -> None:
+        """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
+        if step != self.step:
+            self.step = step
+            if not self._orders.is_empty:
+                self._orders.drop_before(step)
+
+    def over(
+        self,
+        phase: Phase,
+        step: int | None = None,
+        shard_type: int | None = None,
+        micro_batch: int | None = None,
+    ) -> Scope:
+        """Return the scope of a part of the work.
+
+        Args:
+            phase: of the step.
+            step: whose work it is; None: of the step at hand.
+            shard_type: whose micro-batch is computed; None: none is.
+            micro_batch: its number in the type.
+
+        Raises:
+            UnreliableDeviceError: another thread has found that the device is unreliable.
+        """
+        if not self.compares and self._orders.is_empty:
+            return UNCHECKED
+        if self._broken is not None:
+            raise self._broken
+        step = self.step if step is None else step
+        place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
+        return _Checker(self, self._orders, place, compares=self.compares)
+
+    def arrive(self, received: torch.Tensor) -> None:
+        """Put the flips of what comes from other cells into it.
+
+        Args:
+            received: in an exchange of the reduction.
+        """
+        if self._orders.is_empty:
+            return
+        for flip in self._orders.take(Place(self.step, Phase.REDUCE), None, EXCHANGE):
+            bits.flip_bit(received, flip.element, flip.bit)
+
+    def tell(
+        self,
+        place: Place,
+        *,
+        ordinal: int,
+        operator: str,
+        output: int,
+        num_elements: int,
+        judgement: Judgement,
+    ) -> None:
+        """Tell what two executions that differed came to.
+
+        Args:
+            place: of the kernel.
+            ordinal: its number in its block and pass.
+            operator: its name.
+            output: the first one that differs.
+            num_elements: elements of it that differ.
+            judgement: on the three executions.
+
+        Raises:
+            UnreliableDeviceError: all three differ.
+        """
+        self._tell(
+            Finding(
+                step=place.step,
+                slot=self._slot,
+                in_pass=place.in_pass,
+                shard_type=place.shard_type,
+                micro_batch=place.micro_batch,
+                block=place.name,
+                ordinal=ordinal,
+                operator=operator,
+                output=output,
+                num_elements=num_elements,
+                verdict=judgement.verdict,
+                remedy=judgement.remedy,
+                reason=judgement.reason,
+            )
+        )
+        if judgement.verdict is Verdict.UNRELIABLE:
+            where = f"{place.in_pass.value} of {place.name or place.phase.value}"
+            self._broken = UnreliableDeviceError(
+                f"three executions of {operator} (#{ordinal}, {where}) had three results: this "
+                "device computes wrongly again and again"
+            )
+            raise self._broken
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of a kernel that computes something."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    kernel: Kernel
+    ordinal: int
+    overwritten: Overwritten | None
+    """None: it writes to no operand."""
+    generator: torch.Generator | None
+    """From which it draws; None: it does not."""
+    drawn_from: torch.Tensor | None
+    """The generator's state before the call."""
+
+    def again(self, twins: Twins | None) -> tuple[Any, list[torch.Tensor]]:
+        """Execute it again; return its result, and what it has made and written.
+
+        Args:
+            twins: of what it overwrites, used up; None if it overwrites nothing.
+        """
+        args, kwargs = self.args, self.kwargs
+        if self.generator is not None and self.drawn_from is not None:
+            twin = torch.Generator(self.generator.device)
+            twin.set_state(self.drawn_from)
+            args = [twin if value is self.generator else value for value in args]
+            kwargs = {k: twin if v is self.generator else v for k, v in kwargs.items()}
+        if twins is not None:
+            args = [twins.put(value) for value in args]
+            kwargs = {name: twins.put(value) for name, value in kwargs.items()}
+        result = self.func(*args, **kwargs)
+        made = Effects.of(self.kernel.operands(args, kwargs), result).made
+        return result, [*made, *(twins.written if twins is not None else ())]
+
+
+class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
+    """A scope in which kernels are counted, and executed twice if that is wanted.
+
+    Args:
+        checks: hears of what was found.
+        orders: flips that wait for a kernel.
+        place: of the first kernel.
+        compares: whether kernels are executed twice.
+    """
+
+    def __init__(self, checks: Checks, orders: FlipOrders, place: Place, *, compares: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._checks, self._orders, self._place = checks, orders, place
+        self._compares = compares
+        self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing compiles this mode, and to say so would import torch's compiler."""
+        return False
+
+    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
+        """Say which pass comes next."""
+        self._place = replace(self._place, in_pass=in_pass, block=block, name=name)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call, and check it if it computes something."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor of parts: what is done to the parts comes next
+        kwargs = kwargs or {}
+        kernel = kernel_of(func)
+        if kernel.is_view or kernel.allocates or kernel.communicates:
+            return func(*args, **kwargs)
+        operands = kernel.operands(args, kwargs)
+        writes = any(is_written for _, is_written in operands)
+        overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
+        compares = self._compares
+        generator = self._generator_of(func, args, kwargs) if kernel.is_seeded else None
+        drawn_from = generator.get_state() if generator is not None and compares else None
+        # What the call overwrites is kept: once for the checker, once for a third execution.
+        twins = kept = None
+        if overwritten is not None and compares:
+            twins = overwritten.copy()
+            kept = overwritten.copy() if overwritten.has_contents else None
+        result = func(*args, **kwargs)
+        effects = Effects.of(operands, result)
+        outputs = [*effects.made, *effects.written]
+        if not outputs:
+            return result
+        call = _Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
+        flips = self._orders.take(self._place, call.ordinal, kernel.name)
+        _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+        if not compares:
+            return result
+        second, found = call.again(twins)
+        _put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        differing = _differing(kernel, outputs, found)
+        if differing is None:
+            return result
+        if kept is None and overwritten is not None:
+            kept = overwritten.copy()  # whatever it holds is overwritten
+        _, third = call.again(kept)
+        return self._settle(call, differing, (result, outputs), (second, found), third)
+
+    def _count(self) -> int:
+        """Return the number of the next kernel of this place."""
+        key = self._place.in_pass, self._place.block
+        self._ordinals[key] += 1
+        return self._ordinals[key] - 1
+
+    def _generator_of(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Generator | None:
+        """Return the generator from which a call draws; None: it does not draw.
+
+        Raises:
+            InvalidSpecError: it draws from a running generator.
+        """
+        if not kernels.draws(func, args, kwargs):
+            return None
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                return value
+        if not self._compares:
+            return None
+        who = f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
+        raise InvalidSpecError(
+            FIELD,
+            f"is {Mode.FULL.value}, but {who} calls {kernels.name_of(func)}, which draws from a "
+            "running generator: executed again it would draw other numbers; use "
+            "address.uniform(shape, site)",
+        )
+
+    def _settle(
+        self,
+        call: _Call,
+        differing: int,
+        primary: tuple[Any, list[torch.Tensor]],
+        checker: tuple[Any, list[torch.Tensor]],
+        third: list[torch.Tensor],
+    ) -> Any:
+        """Judge three executions of a call, tell of it, and return the result that counts.
+
+        Args:
+            call: was executed three times.
+            differing: the first output in which the first two differ.
+            primary: result of the first execution, with what it made and wrote.
+            checker: the same of the second one.
+            third: what the third one made and wrote.
+
+        Raises:
+            UnreliableDeviceError: all three differ.
+        """
+        (result, outputs), (second, found) = primary, checker
+        judgement = judge(
+            *(_digest(call.kernel, tensors) for tensors in (outputs, found, third)), used=False
+        )
+        self._checks.tell(
+            self._place,
+            ordinal=call.ordinal,
+            operator=call.kernel.name,
+            output=differing,
+            num_elements=bits.count_differing(outputs[differing], found[differing]),
+            judgement=judgement,
+        )
+        if judgement.remedy is not Remedy.REPAIR:
+            return result
+        if call.overwritten is None:
+            return second  # all of it is new memory
+        for tensor, right in zip(outputs, found, strict=True):
+            bits.overwrite(tensor, right)
+            if not bits.are_equal(tensor, right):
+                raise UnreliableDeviceError(
+                    f"what {call.kernel.name} computed wrongly could not be repaired: this device "
+                    "does not even copy"
+                )
+        return result
+
+
+def _put(
+    flips: Sequence[Flip], executions: Sequence[Execution], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Put the flips of some executions into what an execution has made."""
+    for flip in flips:
+        if flip.execution in executions:
+            output = outputs[flip.output % len(outputs)]
+            bits.flip_bit(output, flip.element, flip.bit)
+
+
+def _differing(
+    kernel: Kernel, outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> int | None:
+    """Return the first output in which two executions differ; None: in none."""
+    unset = UNSET.get(kernel.name, frozenset())
+    for number, (one, other) in enumerate(zip(outputs, found, strict=True)):
+        if number not in unset and not bits.are_equal(one, other):
+            return number
+    return None
+
+
+def _digest(kernel: Kernel, outputs: Sequence[torch.Tensor]) -> str:
+    unset = UNSET.get(kernel.name, frozenset())
+    return bits.digest_of([t for number, t in enumerate(outputs) if number not in unset])

@@ -1,0 +1,84 @@
+"""Batches are fetched twice: a wrong one is not computed, and a data set that draws is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.train.checks.step import Step
+
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Verdict
+from mainstay_train.compute.interpreter import BATCH
+from mainstay_train.compute.loader import Loader, Wanted
+from mainstay_train.exact.draws import Address
+from mainstay_train.model.data import Batch
+from mainstay_train.model.workload import WorkloadError
+
+WANTED = Wanted(Address(1, 0, 0, 0), True)
+
+
+class Flaky:
+    """A data set some of whose fetches have a wrong token, and no two the same one."""
+
+    def __init__(self, dataset: Any, *wrong: int) -> None:
+        self._dataset, self._wrong, self.calls = dataset, wrong, 0
+
+    def batch(self, address: Address) -> Batch:
+        batch = self._dataset.batch(address)
+        tokens = batch.tokens.clone()
+        if self.calls in self._wrong:
+            tokens[0, 3] ^= 1 + self.calls
+        self.calls += 1
+        return Batch(tokens, batch.targets)
+
+
+class Rows:
+    def batch(self, address: Address) -> Batch:
+        del address
+        return Batch(torch.arange(6).view(1, 6), torch.arange(6).view(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict", "calls"),
+    [((), None, 2), ((0,), Verdict.PRIMARY_HIT, 3), ((1,), Verdict.CHECKER_HIT, 3)],
+)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_batch_of_which_two_fetches_were_equal_is_taken(
+    wrong: tuple[int, ...], verdict: Verdict | None, calls: int, ahead: bool
+) -> None:
+    flaky = Flaky(Rows(), *wrong)
+
+    loaded = Loader(flaky, ahead=ahead, twice=True).take(WANTED)
+
+    assert loaded.batch.tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert loaded.consumed == Loader(Rows(), ahead=False).take(WANTED).consumed
+    assert (loaded.judgement and loaded.judgement.verdict) == verdict
+    assert loaded.num_differing == (verdict is not None)
+    assert flaky.calls == calls
+
+
+def test_a_data_set_that_gives_three_batches_is_the_users_mistake() -> None:
+    flaky = Flaky(Rows(), 0, 1)
+
+    with pytest.raises(WorkloadError, match=r"three different batches for micro-batch 0 of type 0"):
+        Loader(flaky, ahead=False, twice=True).take(WANTED)
+
+
+def test_a_wrong_batch_is_told_like_any_finding() -> None:
+    step = Step("llama", recompute=False)
+    clean = step.run(Mode.OFF)
+    (engine,) = step._engines[Mode.FULL]
+    assert engine.interpreter is not None
+    flaky = Flaky(step._workload.dataset, 2)  # the first fetch of the second batch
+    engine.interpreter._loader = Loader(flaky, ahead=False, twice=True)
+
+    ended = step.run(Mode.FULL)
+
+    assert ended.digests == clean.digests
+    (finding,) = ended.findings
+    assert (finding.operator, finding.in_pass) == (BATCH, Pass.STEP)
+    assert (finding.shard_type, finding.micro_batch) == (0, 1)
+    assert finding.verdict is Verdict.PRIMARY_HIT

@@ -1,0 +1,252 @@
+"""Single calls: what is executed again, on which memory, and what comes of three executions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_train.checks import bits, checker
+from mainstay_train.checks.checker import UNCHECKED, Checks, UnreliableDeviceError
+from mainstay_train.checks.places import Phase
+from mainstay_train.checks.twins import Overwritten
+from mainstay_train.exact.draws import generator_of
+
+
+def run(
+    work: Callable[[], Any], flip: Flip | None = None, mode: Mode = Mode.FULL
+) -> tuple[Any, list[Finding]]:
+    """Do some work under checks, with a flip; return what it returns, and the findings."""
+    findings: list[Finding] = []
+    checks = Checks(mode, tell=findings.append)
+    if flip is not None:
+        checks.order("flip", 0, Phase.REDUCE, flip)
+    with checks.over(Phase.REDUCE), torch.no_grad():
+        result = work()
+    return result, findings
+
+
+def flip_of(operator: int | str | None = None, **fields: Any) -> Flip:
+    given = {"in_pass": Pass.STEP, "operator": operator, "element": 1, "bit": 4}
+    return Flip(**(given | fields))
+
+
+def halves() -> torch.Tensor:
+    """Columns of a larger tensor: strides, gaps, and no round address."""
+    return torch.arange(60, dtype=torch.float32).view(6, 10)[1:5, 3:7]
+
+
+WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add in place": lambda x: x.add_(1.5),
+    "with itself": lambda x: x.add_(x.t().contiguous().t()),
+    "out": lambda x: torch.mul(x.clone(), 3.0, out=x),
+    "out is an operand": lambda x: torch.add(x, x.clone(), out=x),
+    "copy": lambda x: x.copy_(x.clone() * 2),
+    "zero": lambda x: x.zero_(),
+    "rows": lambda x: x.index_add_(0, torch.tensor([1, 1, 3]), torch.ones(3, 4)),
+    "several": lambda x: torch._foreach_add_([x[:2], x[2:]], 2.0),
+    "made": lambda x: torch.mm(x, x.t()),
+    "sorted": lambda x: torch.sort(x, dim=1, descending=True),
+    "complex": lambda x: torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j,
+}
+
+
+@pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
+@pytest.mark.parametrize("name", WRITING)
+def test_each_kernel_is_repaired_wherever_it_writes(name: str, execution: Execution) -> None:
+    work = WRITING[name]
+    whole, right = halves(), halves()
+    expected = work(right)
+    last = len(count_kernels(work)) - 1
+
+    result, findings = run(lambda: work(whole), flip_of(last, execution=execution))
+
+    wrong = execution is Execution.PRIMARY
+    assert [finding.verdict for finding in findings] == [
+        Verdict.PRIMARY_HIT if wrong else Verdict.CHECKER_HIT
+    ]
+    assert findings[0].remedy is (Remedy.REPAIR if wrong else Remedy.NOTHING)
+    assert findings[0].num_elements == 1
+    assert bits.are_equal(whole._base, right._base)
+    for one, other in zip(tensors(result), tensors(expected), strict=True):
+        assert bits.are_equal(one, other)
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [] if value is None else list(value)
+
+
+def count_kernels(work: Callable[[torch.Tensor], Any]) -> list[str]:
+    """Names of the kernels that some work calls."""
+    checks = Checks(Mode.FULL)
+    seen: list[str] = []
+
+    def take(_: object, __: int, kernel: str) -> list[Flip]:
+        seen.append(kernel)
+        return []
+
+    checks._orders.take = take  # type: ignore[method-assign]
+    given = halves()
+    with checks.over(Phase.REDUCE):
+        work(given)
+    return seen
+
+
+def test_views_and_allocations_are_no_kernels() -> None:
+    seen = count_kernels(lambda x: torch.empty_like(x).view(2, 8)[1].fill_(1.0).view(2, 4).t())
+
+    assert seen == ["aten.fill_"]
+
+
+def test_a_twin_lies_as_its_tensor_does() -> None:
+    whole = torch.arange(40, dtype=torch.float64)
+    written, read = whole[3:19].view(4, 4).t(), whole[17:25]
+    overwritten = Overwritten([(written, True), (read, False)], replaces=True)
+
+    twins = overwritten.copy()
+
+    (twin,), other = twins.written, twins.put(read)
+    assert overwritten.has_contents  # what is read lies in what is overwritten
+    assert twin.stride() == written.stride()
+    assert twin.data_ptr() % 64 == written.data_ptr() % 64
+    assert twin.data_ptr() != written.data_ptr()
+    assert torch.equal(twin, written)
+    twin.fill_(-1.0)
+    assert other.tolist() == [-1.0, -1.0, *whole[19:25].tolist()]
+    assert whole.tolist() == list(range(40))
+
+
+def test_what_is_only_replaced_is_not_copied() -> None:
+    tensor = torch.ones(8)
+
+    assert not Overwritten([(tensor, True), (torch.ones(8), False)], replaces=True).has_contents
+    assert Overwritten([(tensor, True)], replaces=False).has_contents
+
+
+def test_bits_are_compared_as_integers() -> None:
+    nan, other = torch.tensor([float("nan")]), torch.tensor([float("nan")])
+    assert bits.are_equal(nan, other)
+    bits.flip_bit(other, 0, 0)
+    assert not bits.are_equal(nan, other)
+    assert not bits.are_equal(torch.tensor([0.0]), torch.tensor([-0.0]))
+    strided = torch.zeros(4, 6)[:, ::2]
+    assert bits.are_equal(strided, torch.zeros(4, 3))
+    assert not bits.are_equal(torch.zeros(2), torch.zeros(2, 1))
+    assert bits.count_differing(torch.zeros(3) * 1j, torch.tensor([0, 1, 1j])) == 2
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.uint8],
+)
+def test_every_bit_of_every_element_can_be_flipped_and_flipped_back(dtype: torch.dtype) -> None:
+    tensor = torch.arange(6).view(2, 3).to(dtype).t()
+    before = tensor.clone()
+    for element in range(6):
+        for bit in range(8 * tensor.element_size()):
+            assert bits.flip_bit(tensor, element, bit)
+            assert bits.count_differing(tensor, before) == 1
+            assert bits.flip_bit(tensor, element + 6, bit)
+            assert bits.are_equal(tensor, before)
+    assert not bits.flip_bit(tensor[:0], 0, 0)
+
+
+class Worn:
+    """A device of which each execution of a product adds another bit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        again, self.times = checker._Call.again, 0
+
+        def wrong(call: Any, twins: Any) -> Any:
+            result, made = again(call, twins)
+            self.times += 1
+            bits.flip_bit(made[0], 0, self.times)
+            return result, made
+
+        monkeypatch.setattr(checker._Call, "again", wrong)
+
+
+def test_three_results_of_three_executions_end_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    worn = Worn(monkeypatch)
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append)
+    x = torch.ones(2, 2)
+
+    said = r"three executions of aten\.mm \(#0, step of"
+    with pytest.raises(UnreliableDeviceError, match=said), checks.over(Phase.REDUCE):
+        torch.mm(x, x)
+
+    assert worn.times == 2
+    assert [(f.verdict, f.remedy) for f in findings] == [(Verdict.UNRELIABLE, Remedy.HAND_OVER)]
+    with pytest.raises(UnreliableDeviceError):  # whichever thread found it
+        checks.over(Phase.APPLY)
+
+
+def test_what_draws_from_a_generator_draws_the_same_again() -> None:
+    drawn, findings = run(lambda: torch.rand(5, generator=generator_of("a")))
+
+    assert findings == []
+    assert torch.equal(drawn, torch.rand(5, generator=generator_of("a")))
+
+
+def test_what_draws_from_a_running_generator_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSpecError, match=r"detection\.dmr\.mode.*aten\.rand, which draws"):
+        run(lambda: torch.rand(5))
+
+
+def test_without_checks_and_flips_nothing_is_installed() -> None:
+    checks = Checks()
+
+    assert checks.over(Phase.FORWARD) is UNCHECKED
+    checks.order("flip", 3, Phase.FORWARD, flip_of())
+    assert checks.over(Phase.FORWARD) is not UNCHECKED
+    checks.begin_step(4)
+    assert checks.over(Phase.FORWARD) is UNCHECKED
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ("aten.matmul", r"operator aten\.matmul; the nearest names there are aten\.mul"),
+        (7, r"operator 7; 2 operators were executed there"),
+    ],
+)
+def test_a_flip_that_finds_no_kernel_names_what_there_is(
+    caplog: pytest.LogCaptureFixture, operator: int | str, said: str
+) -> None:
+    checks = Checks()
+    checks.order("f1", 0, Phase.REDUCE, flip_of(operator))
+    with checks.over(Phase.REDUCE):
+        torch.ones(2).mul(2.0)
+
+    checks.begin_step(1)
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith("flip f1 was not put in: the step pass in phase reduce")
+    assert caplog.text.count("f1") == 1
+    assert re.search(said, record.getMessage())
+
+
+def test_flips_are_put_in_once_and_only_in_their_step() -> None:
+    checks = Checks()
+    checks.order("now", 0, Phase.REDUCE, flip_of("aten.ones", bit=0))
+    checks.order("later", 1, Phase.REDUCE, flip_of("aten.ones", bit=1))
+    with checks.over(Phase.REDUCE):
+        first, second = torch.ones(3), torch.ones(3)
+    checks.begin_step(1)
+    with checks.over(Phase.REDUCE):
+        third = torch.ones(3)
+
+    differing = [bits.count_differing(t, torch.ones(3)) for t in (first, second, third)]
+    assert differing == [1, 0, 1]
