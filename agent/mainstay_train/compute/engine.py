@@ -24,13 +24,7 @@ from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute.interpreter import (
-    Deliver,
-    Hook,
-    Interpreter,
-    Recomputed,
-    SentLog,
-)
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
@@ -265,14 +259,9 @@ class Engine:
         def deliver(block: int) -> None:
             if self._begun is None:
                 self._gradient.begin()
+                within, layout = self.checks.over(Phase.REDUCE), self.state.layout
                 self._begun = BegunReduction(
-                    early,
-                    self.state.layout,
-                    self.store,
-                    self.reducer,
-                    self._worker,
-                    self._take,
-                    within=self.checks.over(Phase.REDUCE),
+                    early, layout, self.store, self.reducer, self._worker, self._take, within
                 )
             self._begun.deliver(block)
 
@@ -311,15 +300,9 @@ class Engine:
         if begun is None or not begun.is_for(group, table, members):
             self._give_up()
             self._gradient.begin()
+            within = self.checks.over(Phase.REDUCE)
             self.reducer.reduce(
-                group,
-                table,
-                members,
-                index,
-                partials,
-                meanwhile=describe,
-                placed=self._take,
-                within=self.checks.over(Phase.REDUCE),
+                group, table, members, index, partials, describe, None, self._take, within
             )
             return
         self._begun = None
