@@ -27,6 +27,19 @@ def test_a_fault_without_a_step_is_for_the_next_one_and_reaches_the_supervisors(
     assert [f["id"] for f in job.register("late")["config"]["faults"]] == [fault["id"]]
 
 
+def test_a_flip_reaches_the_supervisors_with_its_bit_and_a_bad_one_is_refused(job: Any) -> None:
+    job.start()
+    at, bit = {"phase": "forward"}, {"operator": "aten.mm", "element": 5, "bit": 30}
+    (fault,) = ask(job, ENTRY | {"action": "flip", "at": at, "flip": bit})
+    (told,) = job.register("late")["config"]["faults"]
+    assert told["id"] == fault["id"]
+    assert told["flip"]["in_pass"] == "forward"
+    assert (told["flip"]["operator"], told["flip"]["bit"]) == ("aten.mm", 30)
+
+    bad = ask(job, ENTRY | {"action": "flip", "at": at, "flip": bit | {"bit": 128}}, status=422)
+    assert bad["field"] == "faults[0].flip.bit"
+
+
 def test_what_fired_is_told_to_all_and_listed(job: Any, listen: Any) -> None:
     job.start()
     ask(job, ENTRY | {"id": "a"})

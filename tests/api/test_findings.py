@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from tests.api.conftest import MANIFEST, Job
+from tests.api.test_store_bounds import UID, driven
 
 from mainstay_api import store as store_module
 from mainstay_api import transactions as transactions_module
+from mainstay_api.store import RedisStore
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, RankId, Slot
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.wire.findings import MAX_BATCH, ToldFinding
-
-from .conftest import MANIFEST, Job
 
 CHECKED = {
     **MANIFEST,
@@ -161,3 +165,40 @@ def test_nothing_is_left_of_a_deleted_job(checked: Job, shared_redis: Any) -> No
     with redis.Redis(unix_socket_path=str(shared_redis.path)) as client:
         left = {str(key, "utf-8").rpartition(":")[2] for key in client.keys(f"*{checked.uid}*")}
     assert left == {"forgotten"}
+
+
+def test_any_order_of_telling_leaves_what_a_plain_model_says(
+    own_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = 4
+    monkeypatch.setattr(store_module, "MAX_KEPT", kept)
+    rng = random.Random(7)
+    known: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    untold = total = 0
+
+    async def drive(store: RedisStore, state: CoordinatorState) -> None:
+        nonlocal known, total, untold
+        del state
+        for _ in range(300):
+            batch = []
+            for number in rng.sample(range(12), rng.randint(1, 3)):
+                one = codec.decode(ToldFinding, told(number, untold=rng.randint(0, 2)))
+                verdict = rng.choice(list(Verdict))
+                batch.append(replace(one, finding=replace(one.finding, verdict=verdict)))
+            outcome = await store.put_findings(UID, batch)
+            fresh = [one for one in batch if one.id not in known]
+            for one in fresh:
+                total += 1
+                untold += one.untold
+                counts[one.finding.verdict.value] = counts.get(one.finding.verdict.value, 0) + 1
+                known[one.id] = total
+            known = dict(list(known.items())[-kept:])
+            assert (outcome.fresh, outcome.total) == (tuple(fresh), total)
+            first = rng.randint(0, total)
+            page = await store.fetch_findings(UID, first, newest=kept)
+            assert (page.counts, page.untold) == (counts, untold)
+            places = {f.told.id: f.place for f in page.findings}
+            assert list(places.items()) == [i for i in known.items() if i[1] >= first]
+
+    driven(own_redis.url, drive)

@@ -22,9 +22,12 @@ READ = (
     "/members",
     "/recoveries",
     "/ledger",
+    "/findings",
     "/events",
     "/report",
 )
+
+UNCHANGED = ("/plan", "/events", "/ledger", "/findings")
 
 
 def post_text(job: Any, path: str, text: str) -> Any:
@@ -62,7 +65,27 @@ def entry(**change: Any) -> str:
     return json.dumps({"entries": [told | change]})
 
 
+def finding(**change: Any) -> str:
+    found = {
+        "step": 0,
+        "slot": {"pod": "pod-0", "index": 0},
+        "in_pass": "forward",
+        "ordinal": 0,
+        "operator": "aten.mm",
+        "num_elements": 1,
+        "verdict": "primary",
+        "remedy": "repair",
+        "reason": "",
+    }
+    told = {"finding": found | change, "incarnation": "life", "number": 0, "at_s": 1.0}
+    return json.dumps({"findings": [told]})
+
+
 BODIES = {
+    "a finding of a step after the last": ("findings", finding(step=10**9), "step"),
+    "an operator of 1,000 characters": ("findings", finding(operator="x" * 1000), "operator"),
+    "a verdict that there is not": ("findings", finding(verdict="guilty"), "verdict"),
+    "a finding in a pass of its own": ("findings", finding(in_pass="sideways"), "in_pass"),
     "a thousand million slots": ("pods", raw(num_slots=10**9), "num_slots"),
     "more slots than a pod of the job has": ("pods", raw(num_slots=2), "num_slots"),
     "no slot": ("pods", raw(num_slots=0), "num_slots"),
@@ -98,7 +121,7 @@ BODIES = {
 def test_what_no_pod_would_send_is_refused_by_its_field(job: Any, name: str) -> None:
     path, text, field = BODIES[name]
     job.start()
-    before = [job.api.get(f"{job.path}{route}") for route in ("/plan", "/events", "/ledger")]
+    before = [job.api.get(f"{job.path}{route}") for route in UNCHANGED]
 
     reply = post_text(job, path, text)
 
@@ -107,7 +130,7 @@ def test_what_no_pod_would_send_is_refused_by_its_field(job: Any, name: str) -> 
     assert told["error"]
     assert field in json.dumps(told)
     assert len(reply.content) < 5000
-    assert [job.api.get(f"{job.path}{r}") for r in ("/plan", "/events", "/ledger")] == before
+    assert [job.api.get(f"{job.path}{r}") for r in UNCHANGED] == before
     for route in READ:
         job.api.get(f"{job.path}{route}")
 

@@ -101,6 +101,13 @@ def test_a_ledger_counts_by_its_entries() -> None:
     assert counted.granted(replace(POD, route="ledger", num_bytes=512 * 100)) == 2
 
 
+def test_findings_count_by_themselves_and_take_nothing_from_facts() -> None:
+    counted = Counted()
+    assert counted.granted(replace(POD, route="findings", num_bytes=512 * 100)) == 2
+    assert counted.granted(POD) == 200
+    assert counted.granted(replace(POD, route="ledger")) == 200
+
+
 def test_people_have_a_share_each_and_all_readers_of_a_job_have_one() -> None:
     counted = Counted()
     assert counted.granted(PERSON) == 200

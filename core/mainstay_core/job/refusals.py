@@ -76,6 +76,10 @@ def _message(
         valid = f" ({', '.join(fields_at(loc))})" if kind != "dict_type" else ""
         return f"expected fields{valid}, found {found}"
     if kind == "literal_error":
+        if value is False and "'Off'" in detail["ctx"]["expected"]:
+            return (
+                f"is false, must be {detail['ctx']['expected']}; YAML reads Off without quotes so"
+            )
         only = NOT_YET_VALUES.get(join_path(loc))
         return (
             f"is {quote(value)}, but {only}"

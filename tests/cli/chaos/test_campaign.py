@@ -10,6 +10,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.chaos.runs import Outcome
 from mainstay_cli.chaos.verdicts import Judgement, Verdict, judge_run
 from mainstay_cli.commands import faults
+from mainstay_cli.views.faults import at_text
 
 ENTRY = {
     "id": "a",
@@ -95,6 +96,17 @@ def test_a_fault_that_never_fired_says_why() -> None:
 def test_targets_are_written_as_pairs() -> None:
     assert faults.parse_target("replica=1, stage=0") == {"replica": 1, "stage": 0}
     assert faults.parse_target("process=api") == {"process": "api"}
+
+
+def test_the_bit_of_a_flip_is_written_as_pairs_and_shown_in_few_words() -> None:
+    found = faults.parse_pairs("operator=aten.mm,element=5,bit=30", "--flip", faults.FLIP_NUMBERS)
+    assert found == {"operator": "aten.mm", "element": 5, "bit": 30}
+    by_place = faults.parse_pairs("operator=3,pass=weight", "--flip", faults.FLIP_NUMBERS)
+    assert by_place == {"operator": 3, "pass": "weight"}
+    fault = {"step": 4, "phase": "forward", "flip": found | {"execution": "both"}}
+    assert at_text(fault) == "step 4 forward aten.mm, element 5, bit 30, both"
+    with pytest.raises(UsageError, match="--flip: 'bit' is not key=value"):
+        faults.parse_pairs("bit", "--flip", faults.FLIP_NUMBERS)
 
 
 @pytest.mark.parametrize("text", ["", "replica", "replica=", "stage=1,stage=2"])

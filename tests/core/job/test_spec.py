@@ -267,6 +267,12 @@ def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_befor
         ("spec.protection.domains", 0, "is 0, must be greater than or equal to 1"),
         ("spec.protection.domain", 2, "unknown field; did you mean domains?"),
         ("spec.detection.dmr.mode", "Piggyback", "not in this version; use Full, or Off"),
+        (
+            "spec.detection.dmr.mode",
+            False,
+            "must be 'Off' or 'Full'; YAML reads Off without quotes",
+        ),
+        ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
         ("spec.detection.dmr.plan", "Auto", "checks run at once in this version; use Naive"),
         ("spec.detection.dmr.plan", "Dynamic", "checks run at once in this version; use Naive"),
         ("spec.detection.dmr.plan", "plan.json", "is 'plan.json', but checks run at once"),
