@@ -1,6 +1,7 @@
 """Runs the program of a step on one stage: forward, backward, reduce, apply.
 
 - ``engine``: state, partials and reducer of one cell, and what computes with them
+- ``comparisons``: what cells compare of their states and of what they send each other
 - ``statistics``: gathers what a vote says of a shard type
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``interpreter``: runs the compute part of a step's program

@@ -9,35 +9,30 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
-from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
+from mainstay_core.rank.session import types_of
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
-from mainstay_train.checks.checker import EXCHANGE, Checks
-from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute.interpreter import (
-    Deliver,
-    Hook,
-    Interpreter,
-    Recomputed,
-    SentLog,
-)
+from mainstay_train.compute import comparisons
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
-from mainstay_train.exact.optimizer import REST_PARTS, Shared, StageState, StateTensor
+from mainstay_train.exact.optimizer import Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
 from mainstay_train.model import compilation
@@ -81,8 +76,7 @@ class Engine:
     """Runs it."""
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
-    _members: tuple[int, ...] = ()
-    """That took part in the last reduction, in their order."""
+    _members: Sequence[int] = ()  # of the last reduction, in their order
     _masters: Shared | None = None
     """Of the masters as they were last applied."""
     _block_gradients: tuple[Digest, ...] = ()
@@ -270,15 +264,10 @@ class Engine:
         def deliver(block: int) -> None:
             if self._begun is None:
                 self._gradient.begin()
+                within, layout = self.checks.over(Phase.REDUCE), self.state.layout
+                into = (self.store, self.reducer, self._worker)
                 self._begun = BegunReduction(
-                    early,
-                    self.state.layout,
-                    self.store,
-                    self.reducer,
-                    self._worker,
-                    self._take,
-                    within=self.checks.over(Phase.REDUCE),
-                    arrived=self.checks.arrive,
+                    early, layout, *into, self._take, within, self.checks.arrive
                 )
             self._begun.deliver(block)
 
@@ -306,7 +295,7 @@ class Engine:
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
-        partials, self._members = self.store.partials, tuple(members)
+        partials, self._members = self.store.partials, members
         own = [supply.partial for supply in table if supply.index == index]
 
         def describe() -> None:
@@ -317,17 +306,9 @@ class Engine:
         if begun is None or not begun.is_for(group, table, members):
             self._give_up()
             self._gradient.begin()
-            self.reducer.reduce(
-                group,
-                table,
-                members,
-                index,
-                partials,
-                meanwhile=describe,
-                placed=self._take,
-                within=self.checks.over(Phase.REDUCE),
-                arrived=self.checks.arrive,
-            )
+            within = self.checks.over(Phase.REDUCE)
+            called = describe, None, self._take, within, self.checks.arrive
+            self.reducer.reduce(group, table, members, index, partials, *called)
             return
         self._begun = None
         describe()
@@ -382,20 +363,14 @@ class Engine:
         Raises:
             GroupEnded: a group ended before the device was done; partials are as before.
         """
-        supplied = {
-            shard_type: self.type_results[shard_type]
-            for supply in table
-            if supply.index == index
-            for shard_type in range(supply.partial.first, supply.partial.last + 1)
-        }
+        supplied = {t: self.type_results[t] for t in types_of(table, index)}
         readout = Readout()
         gradient = self._gradient.read(readout)
         with self.checks.over(Phase.VOTE):
-            copies = [readout.add(sums) for sums in self._copied_gradients()]
-            rest = [readout.add(sums) for sums in self._rest_sums(step)]
-        differing = self.reducer.differing
-        arrived = None if differing is None else readout.add(differing)
-        sent = [(partial, [readout.add(part) for part in sums]) for partial, sums in self._sums]
+            copies = readout.add_all(comparisons.copied(self.reducer, self.state, self.inner))
+            rest = readout.add_all(comparisons.due(self.state, self.checks, step))
+        arrived = readout.add_all(self.reducer.differing)
+        sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
         losses = {
             shard_type: readout.add(result.loss_sum)
             for shard_type, result in supplied.items()
@@ -420,7 +395,7 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
-            problem="" if arrived is None else self._tell_arrived(step, arrived().tolist()),
+            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -471,37 +446,6 @@ class Engine:
             masters: digest of all its masters, as they are now.
         """
         return self._shared(masters).counted(self.inner).hex()
-
-    def _copied_gradients(self) -> list[torch.Tensor]:
-        """Sums of the digests of the gradients that all inner ranks hold."""
-        gradients = self.state.layout.views(self.reducer.reduced)
-        return [
-            digests.tensor_sums(f"gradient:{param.name}", gradients[param.name])
-            for block in self.state.layout.blocks
-            for param in block.params
-            if param.copy and self.inner.size > 1
-        ]
-
-    def _tell_arrived(self, step: int, differing: Sequence[int]) -> str:
-        """Tell of what came otherwise than it was sent; return the problem of the vote."""
-        senders = [m for m, num in zip(self._members, differing, strict=True) if num]
-        if not senders:
-            return ""
-        names = ", ".join(f"member {sender}" for sender in senders)
-        problem = f"what came from {names} into the reduction is not what was sent"
-        self.checks.tell(
-            Place(step, Phase.REDUCE),
-            ordinal=0,
-            operator=EXCHANGE,
-            output=0,
-            num_elements=0,
-            judgement=Judgement(verdict=Verdict.WIRE, remedy=Remedy.REDUCE_AGAIN, reason=problem),
-        )
-        return problem
-
-    def _rest_sums(self, step: int) -> list[torch.Tensor]:
-        """Sums of the digests of what cells compare beside their masters in a step."""
-        return self.state.rest_sums(step % REST_PARTS) if self.checks.compares else []
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:
         """Digest of the gradient and masters that all inner ranks hold; empty with one rank."""

@@ -394,10 +394,9 @@ class Interpreter:
     def _over(self, action: Action) -> Iterator[Scope]:
         """Have what an action computes checked."""
         phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
-        scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
-        self._scope = scope
+        self._scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
         try:
-            with scope:
+            with self._scope as scope:
                 yield scope
         finally:
             self._scope = UNCHECKED

@@ -7,7 +7,7 @@ and are looked at together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -35,6 +35,10 @@ class Readout:
         number = len(self._wanted)
         self._wanted.append(tensor.detach())
         return lambda: self._read[number]
+
+    def add_all(self, tensors: Iterable[torch.Tensor]) -> list[Later]:
+        """Have several tensors fetched, as :meth:`add` does each of them."""
+        return [self.add(tensor) for tensor in tensors]
 
     def fetch(self, wait: Callable[[Moment], None] | None = None) -> None:
         """Copy everything to host memory; the only wait for the device.

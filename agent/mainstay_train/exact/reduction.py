@@ -253,9 +253,9 @@ class Reducer:
         self._within: AbstractContextManager[object] = nullcontext()
         self._wire = WireSums(device) if compares_wire else None
         self._arrived: Callable[[torch.Tensor], None] = _untouched
-        self.differing: torch.Tensor | None = None
-        """Of the last reduction, by cell: in how many turns what came from it is not what it says
-        it sent, int64; None if nobody compared."""
+        self.differing: tuple[torch.Tensor, ...] = ()
+        """Of the last reduction one tensor, [cells], int64: in how many turns what came from a cell
+        is not what it says it sent. Empty if nobody compared."""
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
@@ -291,7 +291,7 @@ class Reducer:
             GroupEnded: the group ended before it completed; partials are as before.
         """
         self._within, self._arrived = within or nullcontext(), arrived or _untouched
-        self.differing = None
+        self.differing = ()
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
         buckets = self._buckets(len(members))
@@ -376,7 +376,7 @@ class Reducer:
         theirs = torch.empty_like(stated)
         sizes = [wire.words] * (stated.numel() // wire.words)
         self._finish(group, self._start(group, theirs, stated, sizes, sizes))
-        self.differing = wire.differing(theirs)
+        self.differing = (wire.differing(theirs),)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""

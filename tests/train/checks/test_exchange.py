@@ -22,7 +22,7 @@ def test_a_vote_names_the_members_whose_partials_came_otherwise_and_a_finding_is
     step.run(Mode.FULL)
     (engine,) = step._engines[Mode.FULL]
     engine._members = (0, 3, 5)
-    engine.reducer.differing = torch.tensor([0, 2, 1])
+    engine.reducer.differing = (torch.tensor([0, 2, 1]),)
 
     ballot = engine.ballot(None, (), 0, SLOT, "", 4)
 
@@ -34,7 +34,7 @@ def test_a_vote_names_the_members_whose_partials_came_otherwise_and_a_finding_is
     assert finding.describe("pod-1/0") == (
         f"step 4 of pod-1/0: {ballot.problem}; all cells reduce the gradient again"
     )
-    engine.reducer.differing = torch.tensor([0, 0, 0])
+    engine.reducer.differing = (torch.tensor([0, 0, 0]),)
     assert engine.ballot(None, (), 0, SLOT, "", 4).problem == ""
     assert len(step._findings) == 1
 
