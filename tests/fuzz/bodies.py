@@ -180,6 +180,10 @@ class Bodies:
             f"{agent}/heartbeats": [_adapted(codec.encode(EXAMPLES["heartbeat"]), quorum)],
             f"{agent}/facts": [{"facts": [fact], "supervisor": ""} for fact in facts],
             f"{agent}/ledger": [{"entries": entries}, {"entries": entries[:1]}],
+            f"{agent}/findings": [
+                {"findings": [_finding(POD, 0), _finding(POD, 1)]},
+                {"findings": [_finding(POD, 1)]},
+            ],
             f"{agent}/restore": [{**held, "plan": self._plan}, {**held, "plan": newer}],
             f"{agent}/faults/a/fired": [{"pod": POD, "slot": 0, "rank": "r0.s0.i0", "at_s": 1.0}],
             "/v1/jobs": [{"manifest": MANIFEST, "uid": "new"}, {"manifest": SMALL, "uid": UID}],
@@ -193,6 +197,12 @@ class Bodies:
             f"{job}/scale": [{"replicas": 1}, {"replicas": 2, "spares": 3}],
             f"{job}/drain": [{"pod": "pod-2"}],
         }
+
+
+def _finding(pod: str, number: int) -> dict[str, Any]:
+    told = dict(codec.encode(EXAMPLES["told-finding"]))
+    found = {**told["finding"], "step": 0, "slot": {"pod": pod, "index": 0}}
+    return {**told, "finding": found, "number": number}
 
 
 async def _admit_any_pod(ask: AgentAsk) -> Caller:

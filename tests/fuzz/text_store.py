@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from mainstay_api.store_protocol import stream_items
+from mainstay_api.findings import read_findings
+from mainstay_api.store_protocol import NewFindings, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
@@ -22,6 +24,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
+from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreReply, StoreStatus
@@ -41,6 +44,7 @@ class _Record:
     stream: tuple[StreamItem, ...] = ()
     recoveries: dict[int, str] = field(default_factory=dict)
     ledger: dict[LedgerKey, str] = field(default_factory=dict)
+    findings: dict[str, str] = field(default_factory=dict)
     seen: dict[PodUid, int] = field(default_factory=dict)
     beats: dict[PodUid, str] = field(default_factory=dict)
     stores: dict[PodUid, str] = field(default_factory=dict)
@@ -50,7 +54,16 @@ class _Record:
 
     def fork(self) -> _Record:
         other = copy.copy(self)
-        for name in ("recoveries", "ledger", "seen", "beats", "stores", "checks", "doubts"):
+        for name in (
+            "recoveries",
+            "ledger",
+            "findings",
+            "seen",
+            "beats",
+            "stores",
+            "checks",
+            "doubts",
+        ):
             setattr(other, name, dict(getattr(self, name)))
         return other
 
@@ -201,6 +214,21 @@ class TextStore:
 
     async def put_ledger(self, uid: JobUid, entries: Sequence[LedgerEntry]) -> None:
         self._records[uid].ledger.update({e.key: _text(codec.dumps(e)) for e in entries})
+
+    async def put_findings(self, uid: JobUid, told: Sequence[ToldFinding]) -> NewFindings:
+        known = self._records[uid].findings
+        fresh = tuple({one.id: one for one in told if one.id not in known}.values())
+        known.update({one.id: _text(codec.dumps(one)) for one in fresh})
+        return NewFindings(fresh=fresh, total=len(known))
+
+    async def fetch_findings(
+        self, uid: JobUid, first: int = 0, newest: int = MAX_KEPT
+    ) -> FindingsPage:
+        texts = dict(enumerate(self._records[uid].findings.values(), 1))
+        read = [codec.loads(ToldFinding, text) for text in texts.values()]
+        counts = Counter(f"verdict:{one.finding.verdict.value}" for one in read)
+        shown = {place: text for place, text in list(texts.items())[-newest:] if place >= first}
+        return read_findings(shown, {name: str(number) for name, number in counts.items()})
 
     async def read_stream(
         self, uid: JobUid, after: str, block_s: float | None
