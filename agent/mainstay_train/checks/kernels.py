@@ -6,7 +6,7 @@ its operands is in its schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,19 +21,35 @@ ALLOCATING = frozenset(
         "aten.empty_strided",
         "aten.new_empty",
         "aten.new_empty_strided",
+        "aten.resize_",
+        "aten.resize_as_",
+        "aten.set_",
     }
 )
-"""Calls that take memory and write nothing."""
-COLLECTIVES = ("c10d", "_c10d_functional")
+"""Calls that take memory, or say which memory a tensor has, and write nothing."""
+COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_dtensor", "symm_mem")
 """Namespaces of calls that wait for other ranks."""
 REPLACING = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
 """Calls in place that read nothing of what they overwrite, as those that write to ``out=``."""
 UNSET: Mapping[str, frozenset[int]] = {
+    "aten._cudnn_attention_forward": frozenset({6, 7, 8}),
+    "aten._efficient_attention_forward": frozenset({2, 3}),
+    "aten._flash_attention_forward": frozenset({2, 3, 4}),
+    "aten._scaled_dot_product_cudnn_attention": frozenset({6, 7, 8}),
     "aten._scaled_dot_product_efficient_attention": frozenset({2, 3}),
     "aten._scaled_dot_product_flash_attention": frozenset({6, 7, 8}),
+    "aten._scaled_dot_product_fused_attention_overrideable": frozenset({6, 7, 8}),
 }
-"""Results that a kernel returns without having written them, by their place: the state of the
-generator of attention without dropout."""
+"""Results that a kernel returns without having written them, by their place in its schema: the
+state of the generator of attention without dropout. What is no tensor counts as well, and a tensor
+that is not there."""
+NUMBERS = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+"""The type of a tensor that holds a number as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +66,8 @@ class Kernel:
     """Whether it can draw random numbers."""
     replaces: bool
     """Whether it reads nothing of what it overwrites."""
+    unset: frozenset[int]
+    """See :data:`UNSET`."""
     arguments: tuple[tuple[str, bool], ...]
     """Name of each, and whether the call writes it."""
 
@@ -73,21 +91,31 @@ class Effects:
 
     returned: list[torch.Tensor]
     made: list[torch.Tensor]
-    """Those of them that lie in memory of their own."""
+    """Those of them that lie in memory of their own, and are set; or the number that it returned."""
     written: list[torch.Tensor]
     """Operands."""
 
     @classmethod
-    def of(cls, operands: Sequence[tuple[torch.Tensor, bool]], result: Any) -> Effects:
+    def of(
+        cls,
+        operands: Sequence[tuple[torch.Tensor, bool]],
+        result: Any,
+        unset: Collection[int] = (),
+    ) -> Effects:
         """Return what a call has done.
 
         Args:
             operands: of the call, see :meth:`Kernel.operands`.
             result: of the call.
+            unset: places of results that it does not write.
         """
         given = {key_of(tensor) for tensor, _ in operands}
+        if unset and isinstance(result, list | tuple):
+            result = [part for place, part in enumerate(result) if place not in unset]
         returned = tensors_in(result)
         made = {key_of(tensor): tensor for tensor in returned if key_of(tensor) not in given}
+        if is_number(result):
+            made[0] = torch.tensor(result, dtype=NUMBERS[type(result)])
         written = [tensor for tensor, is_written in operands if is_written]
         return cls(returned, [*made.values()], written)
 
@@ -106,6 +134,7 @@ def kernel_of(func: Any) -> Kernel:
         is_view=not writes and bool(aliases) and all(alias is not None for alias in aliases),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
+        unset=UNSET.get(name, frozenset()),
         arguments=arguments,
     )
 
@@ -136,6 +165,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a call's result is a number of the host, as ``tensor.item()`` gives it."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) in NUMBERS
 
 
 def key_of(tensor: torch.Tensor) -> int:
