@@ -81,6 +81,7 @@ class _Unchecked:
 
 UNCHECKED: Scope = _Unchecked()
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class Checks:
@@ -290,7 +291,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return func(*args, **kwargs)  # asks for shapes alone, as DTensor does: no memory is there
-        if types:
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
         if not isinstance(func, torch._ops.OpOverload):
             return self._pass_whole(func, args, kwargs)
