@@ -20,7 +20,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_core.wire.findings import MAX_BATCH, ToldFinding
+from mainstay_core.wire.findings import MAX_BATCH, MAX_UNTOLD, FindingsPage, ToldFinding
 
 CHECKED = {
     **MANIFEST,
@@ -156,6 +156,16 @@ def test_more_than_a_batch_is_refused(checked: Job) -> None:
     body = {"findings": [told(number) for number in range(MAX_BATCH + 1)]}
     reply = checked.agent("findings", body, status=422)
     assert "findings" in str(reply)
+
+
+def test_what_pods_have_only_counted_stays_readable_however_much_it_is(checked: Job) -> None:
+    most = MAX_UNTOLD
+    put(checked, *range(MAX_BATCH), untold=most)
+
+    page = codec.decode(FindingsPage, checked.api.get(f"{checked.path}/findings"))
+    assert page.untold == MAX_BATCH * most
+    reply = checked.agent("findings", {"findings": [told(64, untold=2**53)]}, status=422)
+    assert "untold" in str(reply)
 
 
 def test_nothing_is_left_of_a_deleted_job(checked: Job, shared_redis: Any) -> None:
