@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from starlette.requests import Request
 from tests.api.conftest import MANIFEST, Job
 from tests.api.test_store_bounds import UID, driven
 
+from mainstay_api import deps
 from mainstay_api import store as store_module
 from mainstay_api import transactions as transactions_module
 from mainstay_api.store import RedisStore
@@ -150,6 +154,21 @@ def test_a_finding_of_no_step_or_pod_of_the_job_is_refused_and_none_is_kept(
     assert reply.status_code in (404, 409)
     assert words in reply.text
     assert checked.api.get(f"{checked.path}/findings")["findings"] == []
+
+
+def test_a_finding_speaks_for_the_pod_of_its_slot() -> None:
+    async def pods_of(findings: Any) -> frozenset[str]:
+        text = json.dumps({"findings": findings}).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": text, "more_body": False}
+
+        return await deps._pods_named(Request({"type": "http", "method": "POST"}, receive))
+
+    theirs = [told(0), told(1, pod="pod-1")]
+    assert asyncio.run(pods_of(theirs)) == {"pod-0", "pod-1"}
+    for nonsense in (None, 7, [None, 7, {}, {"finding": 7}, {"finding": {"slot": []}}]):
+        assert asyncio.run(pods_of(nonsense)) == frozenset()
 
 
 def test_more_than_a_batch_is_refused(checked: Job) -> None:

@@ -29,7 +29,7 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits, kernels
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import Effects, Kernel, is_number, kernel_of
+from mainstay_train.checks.kernels import Effects, Kernel, kernel_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten, Twins
 
@@ -253,8 +253,8 @@ class _Call:
             kwargs = {name: twins.put(value) for name, value in kwargs.items()}
         result = self.func(*args, **kwargs)
         operands = self.kernel.operands(args, kwargs)
-        made = Effects.of(operands, result, self.kernel.unset).made
-        outputs = [*made, *(twins.written if twins is not None else ())]
+        new = Effects.of(self.kernel, operands, result).new
+        outputs = [*new, *(twins.written if twins is not None else ())]
         _await_copies(operands, outputs)
         return result, outputs
 
@@ -310,15 +310,15 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             twins = overwritten.copy()
             kept = overwritten.copy() if overwritten.has_contents else None
         result = func(*args, **kwargs)
-        effects = Effects.of(operands, result, kernel.unset)
-        outputs = [*effects.made, *effects.written]
+        effects = Effects.of(kernel, operands, result)
+        outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
         _await_copies(operands, outputs)
         call = _Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
         _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
-        if flips and is_number(result):
+        if flips and kernel.tells:
             result = outputs[0].item()
         if not compares:
             return result

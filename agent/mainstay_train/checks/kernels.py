@@ -6,7 +6,7 @@ its operands is in its schema.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,6 +43,8 @@ UNSET: Mapping[str, frozenset[int]] = {
 """Results that a kernel returns without having written them, by their place in its schema: the
 state of the generator of attention without dropout. What is no tensor counts as well, and a tensor
 that is not there."""
+TELLING = frozenset({"aten._local_scalar_dense", "aten.allclose", "aten.equal", "aten.is_nonzero"})
+"""Calls that tell the host a number which a tensor's elements say, as ``tensor.item()`` does."""
 NUMBERS = {
     bool: torch.bool,
     int: torch.int64,
@@ -66,6 +68,8 @@ class Kernel:
     """Whether it can draw random numbers."""
     replaces: bool
     """Whether it reads nothing of what it overwrites."""
+    tells: bool
+    """Whether it returns a number: see :data:`TELLING`."""
     unset: frozenset[int]
     """See :data:`UNSET`."""
     arguments: tuple[tuple[str, bool], ...]
@@ -91,33 +95,33 @@ class Effects:
 
     returned: list[torch.Tensor]
     made: list[torch.Tensor]
-    """Those of them that lie in memory of their own, and are set; or the number that it returned."""
+    """Those of them that lie in memory of their own, one for each memory."""
+    new: list[torch.Tensor]
+    """All that lie in such memory and are set; or one that holds the number which it returned.
+    Attention's backward may return three that share one memory."""
     written: list[torch.Tensor]
     """Operands."""
 
     @classmethod
     def of(
-        cls,
-        operands: Sequence[tuple[torch.Tensor, bool]],
-        result: Any,
-        unset: Collection[int] = (),
+        cls, kernel: Kernel, operands: Sequence[tuple[torch.Tensor, bool]], result: Any
     ) -> Effects:
         """Return what a call has done.
 
         Args:
+            kernel: that was called.
             operands: of the call, see :meth:`Kernel.operands`.
             result: of the call.
-            unset: places of results that it does not write.
         """
         given = {key_of(tensor) for tensor, _ in operands}
-        if unset and isinstance(result, list | tuple):
-            result = [part for place, part in enumerate(result) if place not in unset]
         returned = tensors_in(result)
         made = {key_of(tensor): tensor for tensor in returned if key_of(tensor) not in given}
-        if is_number(result):
-            made[0] = torch.tensor(result, dtype=NUMBERS[type(result)])
+        unset = {id(result[place]) for place in kernel.unset}
+        new = [t for t in returned if key_of(t) in made and id(t) not in unset]
+        if kernel.tells and is_number(result):
+            new = [torch.tensor(result, dtype=NUMBERS[type(result)])]
         written = [tensor for tensor, is_written in operands if is_written]
-        return cls(returned, [*made.values()], written)
+        return cls(returned, [*made.values()], new, written)
 
 
 @cache
@@ -134,6 +138,7 @@ def kernel_of(func: Any) -> Kernel:
         is_view=not writes and bool(aliases) and all(alias is not None for alias in aliases),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
+        tells=name in TELLING,
         unset=UNSET.get(name, frozenset()),
         arguments=arguments,
     )
@@ -168,7 +173,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a call's result is a number of the host, as ``tensor.item()`` gives it."""
+    """Return whether a value is a number that a tensor can hold as it is."""
     if type(value) is int:
         return -(2**63) <= value < 2**63
     return type(value) in NUMBERS

@@ -48,6 +48,12 @@ def halves() -> torch.Tensor:
     return torch.arange(60, dtype=torch.float32).view(6, 10)[1:5, 3:7]
 
 
+LIBRARY = torch.library.Library("mainstay_test", "DEF")
+LIBRARY.define("halves(Tensor x) -> Tensor[]")
+# They share one memory, as what attention's backward returns may do.
+LIBRARY.impl("halves", lambda x: [*(x * 2.0).chunk(2)], "CPU")
+
+
 WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "add in place": lambda x: x.add_(1.5),
     "with itself": lambda x: x.add_(x.t().contiguous().t()),
@@ -59,6 +65,7 @@ WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "several": lambda x: torch._foreach_add_([x[:2], x[2:]], 2.0),
     "made": lambda x: torch.mm(x, x.t()),
     "sorted": lambda x: torch.sort(x, dim=1, descending=True),
+    "halves": lambda x: torch.ops.mainstay_test.halves(x),
     "number": lambda x: x.sum().item(),
     "complex": lambda x: torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j,
 }
@@ -133,9 +140,9 @@ def test_results_that_attention_does_not_set_are_no_outputs_wherever_others_are_
     query, output, sums, seed = (torch.empty(2) for _ in range(4))
     result = (output, sums, None, None, 8, 8, seed, torch.empty(0), None)
 
-    effects = Effects.of([(query, False)], result, kernel.unset)
+    effects = Effects.of(kernel, [(query, False)], result)
 
-    assert [id(tensor) for tensor in effects.made] == [id(output), id(sums)]
+    assert [id(tensor) for tensor in effects.new] == [id(output), id(sums)]
 
 
 def test_shapes_that_are_asked_for_are_no_kernels_and_parts_of_a_tensor_are_checked() -> None:
