@@ -290,7 +290,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         """Run a call, and check it if it computes something."""
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # asks for shapes alone, as DTensor does: no memory is there
+            return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
         if not isinstance(func, torch._ops.OpOverload):
@@ -373,8 +373,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return None
         raise InvalidSpecError(
             FIELD,
-            f"is {Mode.FULL.value}, but {self._who()} calls {kernels.name_of(func)}, which draws from a "
-            "running generator: executed again it would draw other numbers; use "
+            f"is {Mode.FULL.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
+            "from a running generator: executed again it would draw other numbers; use "
             "address.uniform(shape, site)",
         )
 

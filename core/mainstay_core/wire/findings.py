@@ -28,7 +28,7 @@ others are counted."""
 MAX_BATCH = 64
 """Findings in one request: 64 KiB, about."""
 MAX_UNTOLD = 1_000_000
-"""Findings that one stands for which are not told. The sum over a job stays a :data:`Count`, then."""
+"""Findings before one that are not told. The sum over a job stays a :data:`Count`, then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
