@@ -146,7 +146,7 @@ class GuardedRoute(APIRoute):
                 except ClientDisconnect:
                     return Response(status_code=400)  # nobody is there to read it
             turns: Places = request.app.state.turns
-            async with turns.place(asked.job, asked.num_pods):
+            async with turns.place(_line_of(asked), asked.num_pods):
                 return await handle(admitted)
 
         return admit_first
@@ -167,6 +167,15 @@ async def _describe(request: Request, caller: Caller, *, by_agent: bool) -> Aske
         num_pods=await transactions.count_pods(uid) if by_agent and uid else 0,
         connection=request.client or ("", 0),
     )
+
+
+def _line_of(asked: Asked) -> str:
+    """Return the line in which a supervisor's request waits for its turn.
+
+    Heartbeats have one of their own: whatever else a pod asks, and however long it takes, no other
+    pod of its job becomes silent by it.
+    """
+    return f"{asked.job} heartbeats" if asked.route == "heartbeats" else asked.job
 
 
 async def _count(request: Request, asked: Asked) -> None:
@@ -269,7 +278,7 @@ def _token(request: Request) -> str:
 
 
 async def _pods_named(request: Request) -> frozenset[str]:
-    """Return the pods for which the body speaks: its own field ``pod``, and that of each fact."""
+    """Return the pods for which the body speaks: its own, that of each fact and each finding."""
     try:
         body = await request.json()
     except ValueError:
@@ -277,9 +286,16 @@ async def _pods_named(request: Request) -> frozenset[str]:
         return frozenset()
     if not isinstance(body, dict):
         return frozenset()
-    facts = body.get("facts")
-    told = [body, *(facts if isinstance(facts, list) else ())]
+    told = [body, *_items(body, "facts")]
+    for one in _items(body, "findings"):
+        finding = one.get("finding") if isinstance(one, dict) else None
+        told.append(finding.get("slot") if isinstance(finding, dict) else None)
     return frozenset(str(t["pod"]) for t in told if isinstance(t, dict) and "pod" in t)
+
+
+def _items(body: dict[str, Any], name: str) -> list[Any]:
+    items = body.get(name)
+    return items if isinstance(items, list) else []
 
 
 async def get_uid(

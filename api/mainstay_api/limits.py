@@ -58,7 +58,8 @@ OWN_BUCKETS = (*WEIGHED_BYTES, "restore")
 """Routes of supervisors that take nothing from the share of facts and heartbeats."""
 AT_ONCE_OF_JOB = 4
 """Requests of a job's pods that are answered at a time, and one more for each registered pod. The
-job's others wait in line. Other jobs and people do not wait for them."""
+job's others wait in line; its heartbeats have one of their own, as long. Other jobs and people do
+not wait for them."""
 KEEP_ALIVE_S = 75
 """A connection without requests is closed after this: later than a proxy in between gives it up."""
 MAX_CONNECTIONS = 32

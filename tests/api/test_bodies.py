@@ -263,6 +263,9 @@ def test_requests_of_one_jobs_pods_wait_in_line_and_nobody_else_does(
             assert await plan_of(quiet) == 200
             seen = await ask(app, "GET", f"/v1/jobs/{loud}", TOKEN, 0, announced=True)
             assert seen.status == 200
+            # What the job's pods ask makes none of them silent. The body is none, and is refused.
+            beat = f"/v1/jobs/{loud}/agent/heartbeats"
+            assert (await ask(app, "POST", beat, AGENT_TOKEN, 2, announced=True)).status == 422
             assert not waiting.done()
         assert await waiting == 200
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from starlette.requests import Request
 from tests.api.conftest import MANIFEST, Job
 from tests.api.test_store_bounds import UID, driven
 
+from mainstay_api import deps
 from mainstay_api import store as store_module
 from mainstay_api import transactions as transactions_module
 from mainstay_api.store import RedisStore
@@ -20,7 +24,7 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_core.wire.findings import MAX_BATCH, ToldFinding
+from mainstay_core.wire.findings import MAX_BATCH, MAX_UNTOLD, FindingsPage, ToldFinding
 
 CHECKED = {
     **MANIFEST,
@@ -152,10 +156,35 @@ def test_a_finding_of_no_step_or_pod_of_the_job_is_refused_and_none_is_kept(
     assert checked.api.get(f"{checked.path}/findings")["findings"] == []
 
 
+def test_a_finding_speaks_for_the_pod_of_its_slot() -> None:
+    async def pods_of(findings: Any) -> frozenset[str]:
+        text = json.dumps({"findings": findings}).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": text, "more_body": False}
+
+        return await deps._pods_named(Request({"type": "http", "method": "POST"}, receive))
+
+    theirs = [told(0), told(1, pod="pod-1")]
+    assert asyncio.run(pods_of(theirs)) == {"pod-0", "pod-1"}
+    for nonsense in (None, 7, [None, 7, {}, {"finding": 7}, {"finding": {"slot": []}}]):
+        assert asyncio.run(pods_of(nonsense)) == frozenset()
+
+
 def test_more_than_a_batch_is_refused(checked: Job) -> None:
     body = {"findings": [told(number) for number in range(MAX_BATCH + 1)]}
     reply = checked.agent("findings", body, status=422)
     assert "findings" in str(reply)
+
+
+def test_what_pods_have_only_counted_stays_readable_however_much_it_is(checked: Job) -> None:
+    most = MAX_UNTOLD
+    put(checked, *range(MAX_BATCH), untold=most)
+
+    page = codec.decode(FindingsPage, checked.api.get(f"{checked.path}/findings"))
+    assert page.untold == MAX_BATCH * most
+    reply = checked.agent("findings", {"findings": [told(64, untold=2**53)]}, status=422)
+    assert "untold" in str(reply)
 
 
 def test_nothing_is_left_of_a_deleted_job(checked: Job, shared_redis: Any) -> None:

@@ -65,7 +65,9 @@ class Town:
         with self.client(token, pod) as client:
             for method, path in paths:
                 url = path.replace("{job}", job).replace("{fault}", "f")
-                body = {"pod": told, "facts": [{"pod": told}]} if told else {}
+                body: dict[str, Any] = {"pod": told, "facts": [{"pod": told}]} if told else {}
+                if told and path.endswith("/findings"):
+                    body = {"findings": [{"finding": {"slot": {"pod": told, "index": 0}}}]}
                 content = {} if method in ("GET", "HEAD") else {"json": body}
                 # A stream that is let in would never end: its first line is enough.
                 with client.stream(method, url, **content) as reply:

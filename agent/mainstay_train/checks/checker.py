@@ -18,16 +18,18 @@ from typing import Any, Protocol, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mainstay_core.base.bounds import MAX_NAME, cut
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip
-from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
+from mainstay_train.base import device as devices
 from mainstay_train.checks import bits, kernels
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import UNSET, Effects, Kernel, kernel_of
+from mainstay_train.checks.kernels import Effects, Kernel, kernel_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten, Twins
 
@@ -78,6 +80,8 @@ class _Unchecked:
 
 
 UNCHECKED: Scope = _Unchecked()
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class Checks:
@@ -197,10 +201,10 @@ class Checks:
                 in_pass=place.in_pass,
                 shard_type=place.shard_type,
                 micro_batch=place.micro_batch,
-                block=place.name,
-                ordinal=ordinal,
-                operator=operator,
-                output=output,
+                block=None if place.name is None else cut(place.name, MAX_NAME),
+                ordinal=min(ordinal, MAX_OPERATORS),
+                operator=cut(operator, MAX_NAME),
+                output=min(output, MAX_OPERANDS),
                 num_elements=num_elements,
                 verdict=judgement.verdict,
                 remedy=judgement.remedy,
@@ -248,8 +252,11 @@ class _Call:
             args = [twins.put(value) for value in args]
             kwargs = {name: twins.put(value) for name, value in kwargs.items()}
         result = self.func(*args, **kwargs)
-        made = Effects.of(self.kernel.operands(args, kwargs), result).made
-        return result, [*made, *(twins.written if twins is not None else ())]
+        operands = self.kernel.operands(args, kwargs)
+        new = Effects.of(self.kernel, operands, result).new
+        outputs = [*new, *(twins.written if twins is not None else ())]
+        _await_copies(operands, outputs)
+        return result, outputs
 
 
 class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
@@ -268,6 +275,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self._compares = compares
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
 
+    supports_higher_order_operators = True  # so that they are refused by name
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Return False: nothing compiles this mode, and to say so would import torch's compiler."""
@@ -279,9 +288,13 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and check it if it computes something."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a tensor of parts: what is done to the parts comes next
         kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            return NotImplemented  # a tensor of parts: what is done to the parts comes next
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._pass_whole(func, args, kwargs)
         kernel = kernel_of(func)
         if kernel.is_view or kernel.allocates or kernel.communicates:
             return func(*args, **kwargs)
@@ -297,24 +310,45 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             twins = overwritten.copy()
             kept = overwritten.copy() if overwritten.has_contents else None
         result = func(*args, **kwargs)
-        effects = Effects.of(operands, result)
-        outputs = [*effects.made, *effects.written]
+        effects = Effects.of(kernel, operands, result)
+        outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
+        _await_copies(operands, outputs)
         call = _Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
         _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+        if flips and kernel.tells:
+            result = outputs[0].item()
         if not compares:
             return result
         second, found = call.again(twins)
         _put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        differing = _differing(kernel, outputs, found)
+        differing = _differing(outputs, found)
         if differing is None:
             return result
         if kept is None and overwritten is not None:
             kept = overwritten.copy()  # whatever it holds is overwritten
         _, third = call.again(kept)
         return self._settle(call, differing, (result, outputs), (second, found), third)
+
+    def _pass_whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call what is no kernel but calls some out of sight, as flexible attention does.
+
+        Raises:
+            InvalidSpecError: kernels are to be executed twice.
+        """
+        if not self._compares:
+            return func(*args, **kwargs)
+        raise InvalidSpecError(
+            FIELD,
+            f"is {Mode.FULL.value}, but {self._who()} calls {func}, whose kernels cannot be "
+            "executed one by one; write it with plain operators, or use Off",
+        )
+
+    def _who(self) -> str:
+        """Return who calls, for people."""
+        return f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
 
     def _count(self) -> int:
         """Return the number of the next kernel of this place."""
@@ -337,11 +371,10 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
                 return value
         if not self._compares:
             return None
-        who = f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
         raise InvalidSpecError(
             FIELD,
-            f"is {Mode.FULL.value}, but {who} calls {kernels.name_of(func)}, which draws from a "
-            "running generator: executed again it would draw other numbers; use "
+            f"is {Mode.FULL.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
+            "from a running generator: executed again it would draw other numbers; use "
             "address.uniform(shape, site)",
         )
 
@@ -367,7 +400,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         """
         (result, outputs), (second, found) = primary, checker
         judgement = judge(
-            *(_digest(call.kernel, tensors) for tensors in (outputs, found, third)), used=False
+            *(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False
         )
         self._checks.tell(
             self._place,
@@ -401,17 +434,19 @@ def _put(
             bits.flip_bit(output, flip.element, flip.bit)
 
 
-def _differing(
-    kernel: Kernel, outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
-) -> int | None:
+def _await_copies(
+    operands: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Wait for what a device copies to the host: it may come after its call has returned."""
+    far = {tensor.device for tensor, _ in operands if tensor.device.type != "cpu"}
+    if far and any(tensor.device.type == "cpu" for tensor in outputs):
+        for device in far:
+            devices.moment(device).wait()
+
+
+def _differing(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> int | None:
     """Return the first output in which two executions differ; None: in none."""
-    unset = UNSET.get(kernel.name, frozenset())
     for number, (one, other) in enumerate(zip(outputs, found, strict=True)):
-        if number not in unset and not bits.are_equal(one, other):
+        if not bits.are_equal(one, other):
             return number
     return None
-
-
-def _digest(kernel: Kernel, outputs: Sequence[torch.Tensor]) -> str:
-    unset = UNSET.get(kernel.name, frozenset())
-    return bits.digest_of([t for number, t in enumerate(outputs) if number not in unset])

@@ -21,19 +21,37 @@ ALLOCATING = frozenset(
         "aten.empty_strided",
         "aten.new_empty",
         "aten.new_empty_strided",
+        "aten.resize_",
+        "aten.resize_as_",
+        "aten.set_",
     }
 )
-"""Calls that take memory and write nothing."""
-COLLECTIVES = ("c10d", "_c10d_functional")
+"""Calls that take memory, or say which memory a tensor has, and write nothing."""
+COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_dtensor", "symm_mem")
 """Namespaces of calls that wait for other ranks."""
 REPLACING = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
 """Calls in place that read nothing of what they overwrite, as those that write to ``out=``."""
 UNSET: Mapping[str, frozenset[int]] = {
+    "aten._cudnn_attention_forward": frozenset({6, 7, 8}),
+    "aten._efficient_attention_forward": frozenset({2, 3}),
+    "aten._flash_attention_forward": frozenset({2, 3, 4}),
+    "aten._scaled_dot_product_cudnn_attention": frozenset({6, 7, 8}),
     "aten._scaled_dot_product_efficient_attention": frozenset({2, 3}),
     "aten._scaled_dot_product_flash_attention": frozenset({6, 7, 8}),
+    "aten._scaled_dot_product_fused_attention_overrideable": frozenset({6, 7, 8}),
 }
-"""Results that a kernel returns without having written them, by their place: the state of the
-generator of attention without dropout."""
+"""Results that a kernel returns without having written them, by their place in its schema: the
+state of the generator of attention without dropout. What is no tensor counts as well, and a tensor
+that is not there."""
+TELLING = frozenset({"aten._local_scalar_dense", "aten.allclose", "aten.equal", "aten.is_nonzero"})
+"""Calls that tell the host a number which a tensor's elements say, as ``tensor.item()`` does."""
+NUMBERS = {
+    bool: torch.bool,
+    int: torch.int64,
+    float: torch.float64,
+    complex: torch.complex128,
+}
+"""The type of a tensor that holds a number as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,10 @@ class Kernel:
     """Whether it can draw random numbers."""
     replaces: bool
     """Whether it reads nothing of what it overwrites."""
+    tells: bool
+    """Whether it returns a number: see :data:`TELLING`."""
+    unset: frozenset[int]
+    """See :data:`UNSET`."""
     arguments: tuple[tuple[str, bool], ...]
     """Name of each, and whether the call writes it."""
 
@@ -73,23 +95,33 @@ class Effects:
 
     returned: list[torch.Tensor]
     made: list[torch.Tensor]
-    """Those of them that lie in memory of their own."""
+    """Those of them that lie in memory of their own, one for each memory."""
+    new: list[torch.Tensor]
+    """All that lie in such memory and are set; or one that holds the number which it returned.
+    Attention's backward may return three that share one memory."""
     written: list[torch.Tensor]
     """Operands."""
 
     @classmethod
-    def of(cls, operands: Sequence[tuple[torch.Tensor, bool]], result: Any) -> Effects:
+    def of(
+        cls, kernel: Kernel, operands: Sequence[tuple[torch.Tensor, bool]], result: Any
+    ) -> Effects:
         """Return what a call has done.
 
         Args:
+            kernel: that was called.
             operands: of the call, see :meth:`Kernel.operands`.
             result: of the call.
         """
         given = {key_of(tensor) for tensor, _ in operands}
         returned = tensors_in(result)
         made = {key_of(tensor): tensor for tensor in returned if key_of(tensor) not in given}
+        unset = {id(result[place]) for place in kernel.unset}
+        new = [t for t in returned if key_of(t) in made and id(t) not in unset]
+        if kernel.tells and is_number(result):
+            new = [torch.tensor(result, dtype=NUMBERS[type(result)])]
         written = [tensor for tensor, is_written in operands if is_written]
-        return cls(returned, [*made.values()], written)
+        return cls(returned, [*made.values()], new, written)
 
 
 @cache
@@ -106,6 +138,8 @@ def kernel_of(func: Any) -> Kernel:
         is_view=not writes and bool(aliases) and all(alias is not None for alias in aliases),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
+        tells=name in TELLING,
+        unset=UNSET.get(name, frozenset()),
         arguments=arguments,
     )
 
@@ -136,6 +170,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number that a tensor can hold as it is."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) in NUMBERS
 
 
 def key_of(tensor: torch.Tensor) -> int:

@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         """Record a call that was just made, if it made something."""
         kernel = kernel_of(func)
         operands = kernel.operands(args, kwargs)
-        effects = Effects.of(operands, result)
+        effects = Effects.of(kernel, operands, result)
         if kernel.allocates:
             for tensor in effects.made:
                 self._contents.allocate(tensor)

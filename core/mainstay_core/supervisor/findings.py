@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.wire.findings import MAX_BATCH, MAX_WAITING, ToldFinding
+from mainstay_core.wire.findings import MAX_BATCH, MAX_UNTOLD, MAX_WAITING, ToldFinding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class FindingOutbox:
         if before is None or before.incarnation != incarnation:
             before = _Numbers(incarnation=incarnation)
         full = len(self.waiting) >= MAX_WAITING
-        untold = before.untold + 1 if full else 0
+        untold = min(before.untold + 1, MAX_UNTOLD) if full else 0
         after = replace(before, known=before.known + 1, untold=untold)
         numbers = {**self.numbers, slot: after}
         if full:

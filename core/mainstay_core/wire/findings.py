@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from mainstay_core.base.bounds import Count, Instant, Longest, Name
+from mainstay_core.base.bounds import Count, Instant, Longest, Name, Range
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.base.words import count
@@ -27,6 +27,8 @@ lost them. A device that computes wrongly all the time finds more each step than
 others are counted."""
 MAX_BATCH = 64
 """Findings in one request: 64 KiB, about."""
+MAX_UNTOLD = 1_000_000
+"""Findings before one that are not told. The sum over a job stays a :data:`Count`, then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ class ToldFinding:
     """Place among that trainer's findings, counted from 0."""
     at_s: Instant
     """When the supervisor heard of it, by its wall clock."""
-    untold: Count = field(default=0, metadata=OMITTED)
+    untold: Annotated[int, Range(0, MAX_UNTOLD)] = field(default=0, metadata=OMITTED)
     """Findings of that trainer before this one that are not told: too many came at once."""
 
     trainer: Name = field(default="", metadata=OMITTED)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
-from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
 from mainstay_train.checks import bits, checker
 from mainstay_train.checks.checker import UNCHECKED, Checks, UnreliableDeviceError
-from mainstay_train.checks.places import Phase
+from mainstay_train.checks.kernels import Effects, kernel_of
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten
 from mainstay_train.exact.draws import generator_of
 
@@ -45,6 +48,12 @@ def halves() -> torch.Tensor:
     return torch.arange(60, dtype=torch.float32).view(6, 10)[1:5, 3:7]
 
 
+LIBRARY = torch.library.Library("mainstay_test", "DEF")
+LIBRARY.define("halves(Tensor x) -> Tensor[]")
+# They share one memory, as what attention's backward returns may do.
+LIBRARY.impl("halves", lambda x: [*(x * 2.0).chunk(2)], "CPU")
+
+
 WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "add in place": lambda x: x.add_(1.5),
     "with itself": lambda x: x.add_(x.t().contiguous().t()),
@@ -56,6 +65,8 @@ WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "several": lambda x: torch._foreach_add_([x[:2], x[2:]], 2.0),
     "made": lambda x: torch.mm(x, x.t()),
     "sorted": lambda x: torch.sort(x, dim=1, descending=True),
+    "halves": lambda x: torch.ops.mainstay_test.halves(x),
+    "number": lambda x: x.sum().item(),
     "complex": lambda x: torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j,
 }
 
@@ -82,6 +93,8 @@ def test_each_kernel_is_repaired_wherever_it_writes(name: str, execution: Execut
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, float):
+        return [torch.tensor(value, dtype=torch.float64)]
     if isinstance(value, torch.Tensor):
         return [value]
     return [] if value is None else list(value)
@@ -107,6 +120,82 @@ def test_views_and_allocations_are_no_kernels() -> None:
     seen = count_kernels(lambda x: torch.empty_like(x).view(2, 8)[1].fill_(1.0).view(2, 4).t())
 
     assert seen == ["aten.fill_"]
+
+
+def test_memory_that_a_call_only_takes_is_not_compared() -> None:
+    def work(x: torch.Tensor) -> None:
+        for _ in range(20):
+            x.clone().resize_(40).add_(1.0)  # the next ones get what this one leaves
+            torch.empty(0).resize_(40)
+            torch.empty(0).set_(x.untyped_storage())
+
+    _, findings = run(lambda: work(halves()))
+
+    assert not findings
+    assert count_kernels(work) == ["aten.clone", "aten.add_"] * 20
+
+
+def test_results_that_attention_does_not_set_are_no_outputs_wherever_others_are_missing() -> None:
+    kernel = kernel_of(torch.ops.aten._scaled_dot_product_flash_attention.default)
+    query, output, sums, seed = (torch.empty(2) for _ in range(4))
+    result = (output, sums, None, None, 8, 8, seed, torch.empty(0), None)
+
+    effects = Effects.of(kernel, [(query, False)], result)
+
+    assert [id(tensor) for tensor in effects.new] == [id(output), id(sums)]
+
+
+def test_shapes_that_are_asked_for_are_no_kernels_and_parts_of_a_tensor_are_checked() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def imagine() -> torch.Size:
+        with FakeTensorMode():  # as DTensor does, to know what a call will give
+            return torch.mm(torch.ones(4, 3), torch.ones(3, 2)).shape
+
+    shape, findings = run(imagine)
+    assert shape == (4, 2)
+    assert not findings
+
+    with single_rank_mesh() as mesh:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        left = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)])
+        product, findings = run(lambda: (left @ left.t()).full_tensor(), flip_of("aten.mm"))
+    assert torch.equal(product, torch.full((4, 4), 3.0))
+    assert [finding.verdict for finding in findings] == [Verdict.PRIMARY_HIT]
+
+
+@contextmanager
+def single_rank_mesh() -> Iterator[Any]:
+    """Yield a device mesh of this process alone."""
+    from torch import distributed
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield distributed.device_mesh.init_device_mesh("cpu", (1,))
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_a_call_whose_kernels_nobody_sees_is_refused_by_name() -> None:
+    x = torch.ones(3)
+
+    with pytest.raises(InvalidSpecError, match=r"dmr\.mode: is Full, but phase reduce calls cond"):
+        run(lambda: torch.ops.higher_order.cond(torch.tensor(True), torch.neg, torch.abs, (x,)))
+
+
+def test_a_finding_whose_kernel_has_a_long_name_can_be_told() -> None:
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append)
+    place = Place(0, Phase.FORWARD, Pass.FORWARD, block=0, name="b" * 2000)
+    judgement = Judgement(verdict=Verdict.PRIMARY_HIT, remedy=Remedy.REPAIR, reason="")
+
+    checks.tell(
+        place, ordinal=1 << 20, operator="o" * 2000, output=1 << 20, num_elements=1,
+        judgement=judgement,
+    )  # fmt: skip
+
+    assert codec.decode(Finding, codec.encode(findings[0])) == findings[0]
 
 
 def test_a_twin_lies_as_its_tensor_does() -> None:
