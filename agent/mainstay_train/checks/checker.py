@@ -10,6 +10,7 @@ A dispatch mode belongs to a thread. So whoever computes enters a scope of its o
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,9 +34,14 @@ from mainstay_train.checks.kernels import Effects, Kernel, kernel_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten, Twins
 
+logger = logging.getLogger(__name__)
+
 FIELD = "spec.detection.dmr.mode"
 EXCHANGE = "exchange"
 """Stands for a kernel: what comes from other cells in a reduction."""
+MAX_TOLD = 64
+"""Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
+its supervisor from anything else. All are repaired."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
 
@@ -104,6 +110,7 @@ class Checks:
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip = can_flip
+        self._told_in, self._num_told = -1, 0
         self._orders = FlipOrders()
         self._broken: UnreliableDeviceError | None = None
         self.step = 0
@@ -181,7 +188,7 @@ class Checks:
         num_elements: int,
         judgement: Judgement,
     ) -> None:
-        """Tell what two executions that differed came to.
+        """Tell what two executions that differed came to; of a step at most :data:`MAX_TOLD`.
 
         Args:
             place: of the kernel.
@@ -194,6 +201,13 @@ class Checks:
         Raises:
             UnreliableDeviceError: all three differ.
         """
+        if self._told_in != place.step:
+            self._told_in, self._num_told = place.step, 0
+        self._num_told += 1
+        if self._num_told == MAX_TOLD + 1:
+            logger.warning("step %d: its further findings are not told", place.step)
+        if self._num_told > MAX_TOLD and judgement.verdict is not Verdict.UNRELIABLE:
+            return
         self._tell(
             Finding(
                 step=place.step,

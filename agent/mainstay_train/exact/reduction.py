@@ -335,7 +335,7 @@ class Reducer:
         """
         order = buckets[::-1]
         if self._wire is not None:
-            self._wire.begin(len(turns.counts), max(turns.counts, default=1))
+            self._wire.begin(turns.counts)
         scattered: dict[int, list[Exchange]] = {}
         gathered: dict[int, Exchange] = {}
         for number in range(len(buckets) + IN_FLIGHT):
@@ -376,7 +376,8 @@ class Reducer:
         theirs = torch.empty_like(stated)
         sizes = [wire.words] * (stated.numel() // wire.words)
         self._finish(group, self._start(group, theirs, stated, sizes, sizes))
-        self.differing = (wire.differing(theirs),)
+        with self._within:
+            self.differing = (wire.differing(theirs),)
 
     def _scatter(self, group: Group, bucket: Bucket, turns: _Turns, rank: int) -> list[Exchange]:
         """Start to send every cell its share of what this one supplies."""

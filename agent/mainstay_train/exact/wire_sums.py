@@ -28,13 +28,19 @@ class WireSums:
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._digests: dict[tuple[int, int | None, tuple[int, ...]], FlatDigest] = {}
+        self._counts: tuple[int, ...] = ()
         self._stated = self._received = torch.zeros(0, dtype=torch.int64, device=self._device)
 
-    def begin(self, num_cells: int, num_turns: int) -> None:
-        """Begin with a reduction."""
-        shape = (num_cells, num_turns, 2)
-        if self._stated.shape[:1] != shape[:1]:
-            self._digests.clear()  # shares have other sizes
+    def begin(self, counts: Sequence[int]) -> None:
+        """Begin with a reduction.
+
+        Args:
+            counts: partials that each cell sends.
+        """
+        if self._counts != tuple(counts):
+            self._digests.clear()  # shares have other sizes, or come from others
+            self._counts = tuple(counts)
+        shape = (len(counts), max(counts, default=0), 2)
         self._stated, self._received = (
             torch.zeros(shape, dtype=torch.int64, device=self._device) for _ in range(2)
         )

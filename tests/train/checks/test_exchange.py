@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from tests.train.checks.step import Step
 
@@ -10,9 +11,9 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
-from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks.checker import EXCHANGE, Checks
-from mainstay_train.checks.places import Phase
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
+from mainstay_train.checks.checker import EXCHANGE, MAX_TOLD, Checks, UnreliableDeviceError
+from mainstay_train.checks.places import Phase, Place
 
 SLOT = Slot(pod=PodUid("a"), index=0)
 
@@ -52,3 +53,28 @@ def test_a_flip_of_an_exchange_is_put_into_what_comes_and_into_no_kernel() -> No
     checks.arrive(received)
 
     assert received.view(torch.int32).tolist() == [0, 0, 1, 0]
+
+
+def test_a_device_that_is_wrong_everywhere_tells_so_many_findings_of_a_step() -> None:
+    found: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=found.append)
+
+    def tell(step: int, verdict: Verdict) -> None:
+        judgement = Judgement(verdict=verdict, remedy=Remedy.REPAIR, reason="r")
+        checks.tell(
+            Place(step, Phase.REDUCE),
+            ordinal=0,
+            operator="aten.mm",
+            output=0,
+            num_elements=1,
+            judgement=judgement,
+        )
+
+    for step in (3, 4):
+        for _ in range(MAX_TOLD + 20):
+            tell(step, Verdict.PRIMARY_HIT)
+    assert [finding.step for finding in found] == [3] * MAX_TOLD + [4] * MAX_TOLD
+
+    with pytest.raises(UnreliableDeviceError):
+        tell(4, Verdict.UNRELIABLE)
+    assert found[-1].verdict is Verdict.UNRELIABLE
