@@ -73,8 +73,7 @@ class FlipOrders:
                 if not place.fits(order.flip):
                     continue
                 wanted = order.flip.operator
-                by_name = ordinal is None
-                if wanted == kernel or (not by_name and wanted in (None, ordinal)):
+                if wanted == kernel or (ordinal is not None and wanted in (None, ordinal)):
                     self._orders.remove(order)
                     found.append(order.flip)
                     continue

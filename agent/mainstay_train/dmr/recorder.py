@@ -11,7 +11,7 @@ not stay unseen.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -263,17 +263,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         )
 
     def _keep(self, call: Call, names: tuple[str, ...], shapes: Shapes, what: str) -> None:
-        whole = Call(
-            block=call.block,
-            in_pass=call.in_pass,
-            ordinal=call.ordinal,
-            name=call.name,
-            inputs=call.inputs,
-            outputs=names,
-            overwrites=call.overwrites,
-            shapes=shapes,
-            timed=call.timed,
-        )
+        whole = replace(call, outputs=names, shapes=shapes)
         self.passage.calls.append(whole)
         if call.in_pass is Pass.FORWARD:
             self._first.setdefault((call.block, what), []).append(whole)

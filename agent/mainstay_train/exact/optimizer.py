@@ -296,12 +296,7 @@ class StageState:
             for block in self.blocks
             if block.compute is not block.masters
         ]
-        bounds = [(part + more) * flat.numel() // REST_PARTS for _, flat in rest for more in (0, 1)]
-        starts, stops = bounds[::2], bounds[1::2]
-        return [
-            digests.tensor_sums(f"rest:{name}", flat[start:stop])
-            for (name, flat), start, stop in zip(rest, starts, stops, strict=True)
-        ]
+        return [digests.tensor_sums(f"rest:{name}", _part_of(flat, part)) for name, flat in rest]
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
@@ -419,6 +414,12 @@ def _only(trained: Mapping[str, torch.Tensor], names: Collection[str] | None) ->
     finally:
         for name, gradient in hidden.items():
             trained[name].grad = gradient
+
+
+def _part_of(flat: torch.Tensor, part: int) -> torch.Tensor:
+    """Return one of :data:`REST_PARTS` parts of a flat tensor."""
+    start, stop = (number * flat.numel() // REST_PARTS for number in (part, part + 1))
+    return flat[start:stop]
 
 
 def _whole_masters(

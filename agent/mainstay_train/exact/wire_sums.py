@@ -102,10 +102,9 @@ class WireSums:
             return
         key = bucket, receiver, tuple(sizes)
         if key not in self._digests:
-            starts = accumulate(sizes, initial=0)
             pieces = [
-                Piece(f"{bucket}/{cell if receiver is None else receiver}", start, size)
-                for cell, (start, size) in enumerate(zip(starts, sizes, strict=False))
+                Piece(f"{bucket}/{cell if receiver is None else receiver}", stop - size, size)
+                for cell, (stop, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
             ]
             self._digests[key] = FlatDigest(pieces, self._device)
         sums[:, turn] += self._digests[key].sums_of_pieces(flat).t()

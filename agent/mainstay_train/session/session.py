@@ -324,7 +324,7 @@ class Session(RankSession[Connections]):
         if state.plan is not None and state.index >= 0:
             finding = replace(finding, rank=state.plan.members[state.index].rank)
         logger.warning("%s", finding.describe())
-        self._uplink.send_finding(self._settings.incarnation, finding)
+        self._uplink.send_finding(finding)
 
     async def compute_types(
         self,

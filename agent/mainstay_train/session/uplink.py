@@ -104,10 +104,9 @@ class Uplink:
         head = {"slot": slot, "incarnation": incarnation, "crash": codec.encode(crash)}
         self.send({"kind": "crash", **head})
 
-    def send_finding(self, incarnation: str, finding: Finding) -> None:
+    def send_finding(self, finding: Finding) -> None:
         """Send what a check has found."""
-        head = {"incarnation": incarnation, "finding": codec.encode(finding)}
-        self.send({"kind": "finding", **head})
+        self.send({"kind": "finding", "finding": codec.encode(finding)})
 
     def pass_plan(self, plan: dict[str, Any]) -> None:
         """Give a plan that another supervisor holds to ours, which passes it back if it is new."""

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
-from mainstay_core.base import codec
-from mainstay_core.base.errors import MalformedError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
@@ -39,14 +37,14 @@ def record(file: manifests.JobFile, wanted: Wanted) -> Profile:
         window_s=wanted.window_s,
         budget_bytes=wanted.budget_bytes,
     )
-    reply = torch_process.ask("mainstay_train.dmr.answer", codec.dumps(question), search)
-    try:
-        found = codec.loads(ProfileAnswer, reply.answer)
-    except MalformedError as error:
-        raise MachineError(
-            f"the stage cannot be profiled here: {reply.last_words} (it takes a Python with torch, "
-            "extra `train`, and the memory of one stage)"
-        ) from error
+    found = torch_process.ask(
+        "mainstay_train.dmr.answer",
+        question,
+        search,
+        ProfileAnswer,
+        problem="the stage cannot be profiled here",
+        takes="one stage",
+    )
     if found.profile is None:
         raise UsageError(f"{file.path}: {found.problem}")
     return found.profile

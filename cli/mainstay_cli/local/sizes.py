@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_cli.base.exits import MachineError, UsageError
+from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
-from mainstay_core.base import codec
-from mainstay_core.base.errors import InvalidSpecError, MalformedError
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.built_in_sizes import built_in_sizes
@@ -133,16 +132,14 @@ def _measure(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
         accumulates=job.shape.micro_batches > 1,
         seed=job.shape.seed,
     )
-    text = torch_process.ask(
-        "mainstay_train.compute.measure", codec.dumps(question), manifests.search_path(file.path)
+    measured = torch_process.ask(
+        "mainstay_train.compute.measure",
+        question,
+        manifests.search_path(file.path),
+        Measurement,
+        problem="the blocks cannot be measured here",
+        takes="one block",
     )
-    try:
-        measured = codec.loads(Measurement, text.answer)
-    except MalformedError as error:
-        raise MachineError(
-            f"the blocks cannot be measured here: {text.last_words} (it takes a Python with torch, "
-            "extra `train`, and the memory of one block)"
-        ) from error
     if measured.problem:
         raise UsageError(f"{file.path}: {measured.problem}")
     return measured.models

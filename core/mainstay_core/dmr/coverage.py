@@ -15,7 +15,7 @@ second execution; so they differ in a tensor that leaves the piece, or nothing w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.dmr.operators import Graph, Origin, Pass
@@ -196,27 +196,10 @@ def complete(profile: Profile, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def _with_copies(profile: Profile, piece: Piece, comparisons: tuple[Comparison, ...]) -> Piece:
-    compared = Piece(
-        name=piece.name,
-        method=piece.method,
-        operators=piece.operators,
-        helpers=piece.helpers,
-        window=piece.window,
-        comparisons=comparisons,
-    )
+    compared = replace(piece, comparisons=comparisons, copies=())
     until = runs_after(profile, piece)
     copies = () if until is None else find_copies(profile.graph, compared, until)
-    if not copies:
-        return compared
-    return Piece(
-        name=piece.name,
-        method=piece.method,
-        operators=piece.operators,
-        helpers=piece.helpers,
-        window=piece.window,
-        comparisons=comparisons,
-        copies=copies,
-    )
+    return replace(compared, copies=copies)
 
 
 def verify_plan(profile: Profile, plan: Plan) -> None:

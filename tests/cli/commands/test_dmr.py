@@ -16,7 +16,7 @@ from mainstay_cli.commands import dmr
 from mainstay_cli.local import torch_process
 from mainstay_core.base import codec
 from mainstay_core.dmr.plan import Policy, read_plan
-from mainstay_core.wire.profiling import ProfileQuestion
+from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
 from mainstay_train.dmr import answer
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "dmr-profile.json"
@@ -140,12 +140,18 @@ def test_what_cannot_be_profiled_is_refused_by_the_field(
     spec: tuple[str, str, object] | None,
     message: str,
 ) -> None:
-    def ask(module: str, question: str, search_path: tuple[Path, ...]) -> torch_process.Reply:
+    def ask(
+        module: str,
+        question: ProfileQuestion,
+        search_path: tuple[Path, ...],
+        kind: type[ProfileAnswer],
+        **_words: str,
+    ) -> ProfileAnswer:
         """What the process answers, in this one."""
         assert module == answer.__name__
         monkeypatch.syspath_prepend(str(search_path[0]))
-        found = answer.answer(codec.loads(ProfileQuestion, question), time.perf_counter)
-        return torch_process.Reply(answer=codec.dumps(found), last_words="")
+        read = codec.loads(ProfileQuestion, codec.dumps(question))
+        return codec.loads(kind, codec.dumps(answer.answer(read, time.perf_counter)))
 
     monkeypatch.setattr(torch_process, "ask", ask)
     manifest = yaml.safe_load((EXAMPLE.parent / example).read_text())
