@@ -23,20 +23,15 @@ import json
 import os
 import re
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from support.local_run import make_job
+from support.served_api import ServedApi, served_api
 
-from mainstay_cli.local.preflight import find_redis_server
-from mainstay_cli.local.redis_server import answers, redis_command
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.wire.facts import (
@@ -163,19 +158,15 @@ class Supervisor:
 
 
 class Api:
-    """The api's process, and its store's.
+    """The api, as a person asks it.
 
     Args:
-        process: of the api.
-        redis: of its store.
-        port: where the api serves.
+        served: its processes.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], redis: subprocess.Popen[bytes], port: int
-    ) -> None:
-        self.process, self.redis = process, redis
-        self.address = ("127.0.0.1", port)
+    def __init__(self, served: ServedApi) -> None:
+        self._served = served
+        self.address = ("127.0.0.1", served.port)
         self.counters = Counters()
         self.job = ""
         """Path of the job."""
@@ -224,45 +215,12 @@ class Api:
 
     def used_s(self) -> tuple[float, float]:
         """Return the processor seconds of api and Redis so far."""
-        return _processor_s(self.process.pid), _processor_s(self.redis.pid)
+        return _processor_s(self._served.process.pid), _processor_s(self._served.redis.pid)
 
 
 def _processor_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
-
-
-@asynccontextmanager
-async def served() -> AsyncIterator[Api]:
-    """Run a Redis and an api until the block ends."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        directory = Path(name)
-        socket, port_file = directory / "redis.sock", directory / "port"
-        with (directory / "log").open("wb") as log:
-            redis = subprocess.Popen(
-                redis_command(find_redis_server(), directory, socket), stdout=log, stderr=log
-            )
-            environment = os.environ | {
-                "MAINSTAY_REDIS_URL": f"unix://{socket}",
-                "MAINSTAY_TOKEN": TOKEN,
-                "MAINSTAY_LOG_LEVEL": "error",
-            }
-            command = [sys.executable, "-m", "mainstay_api", "--port-file", str(port_file)]
-            api = None
-            try:
-                while not await answers(socket):
-                    await asyncio.sleep(0.05)
-                api = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-                while not port_file.exists():
-                    if api.poll() is not None:
-                        raise RuntimeError((directory / "log").read_text())
-                    await asyncio.sleep(0.05)
-                yield Api(api, redis, int(port_file.read_text()))
-            finally:
-                for process in (api, redis):
-                    if process is not None:
-                        process.terminate()
-                        process.wait()
 
 
 class Played:
@@ -424,7 +382,8 @@ def show(label: str, costs: Sequence[Cost]) -> None:
 
 async def measure(num_pods: int, kills: int) -> None:
     """Print the rows of a job."""
-    async with served() as api:
+    with served_api({"MAINSTAY_TOKEN": TOKEN}) as served:
+        api = Api(served)
         job = Played(api, num_pods // STAGES)
         await job.start()
         losses, joins, beats = [], [], []

@@ -15,8 +15,9 @@ from mainstay_api.connections import AdmissionMiddleware, Connections
 from mainstay_api.heartbeats import HeartbeatWatch
 from mainstay_api.kube import KubeClient
 from mainstay_api.kube_auth import KubernetesAuth
-from mainstay_api.limits import AT_ONCE_OF_JOB, Limits
-from mainstay_api.long_work import Places, long_answers
+from mainstay_api.limits import Limits
+from mainstay_api.lines import Lines
+from mainstay_api.long_work import long_answers
 from mainstay_api.metrics import LatencyMiddleware, Metrics
 from mainstay_api.plan_texts import PlanTexts
 from mainstay_api.routes import agents, faults, health, jobs, operator, snapshots
@@ -65,7 +66,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.state.metrics = metrics
     app.state.limits = Limits(settings)
     app.state.long_answers = long_answers()
-    app.state.turns = Places(AT_ONCE_OF_JOB)
+    app.state.lines = Lines()
     app.state.plan_texts = PlanTexts()
     app.state.connections = Connections()
     app.add_middleware(BodyLimitMiddleware, limit_mib=settings.max_body_mib)

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
 from mainstay_api.bodies import MIB, BodyTooLargeError, LongRequest, length_of
 from mainstay_api.limits import Asked, Limits, TooManyError
+from mainstay_api.lines import Lines
 from mainstay_api.long_work import Places
 from mainstay_api.metrics import Metrics
 from mainstay_api.plan_texts import PlanTexts
@@ -138,15 +139,17 @@ class GuardedRoute(APIRoute):
             # Of several guards the last one lets in fewer.
             asked = await _describe(request, callers[-1], by_agent=_admit_agent in guards)
             await _count(request, asked)
+            lines: Lines = request.app.state.lines
             if not asked.by_agent:
-                return await handle(admitted)
+                with lines.ahead():
+                    return await handle(admitted)
             if request.method not in _READS:
                 try:
                     await admitted.body()  # whoever sends one slowly takes nobody's place
                 except ClientDisconnect:
                     return Response(status_code=400)  # nobody is there to read it
-            turns: Places = request.app.state.turns
-            async with turns.place(_line_of(asked), asked.num_pods):
+            limits: Limits = request.app.state.limits
+            async with lines.wait(asked, eager=limits.is_eager(asked)):
                 return await handle(admitted)
 
         return admit_first
@@ -167,15 +170,6 @@ async def _describe(request: Request, caller: Caller, *, by_agent: bool) -> Aske
         num_pods=await transactions.count_pods(uid) if by_agent and uid else 0,
         connection=request.client or ("", 0),
     )
-
-
-def _line_of(asked: Asked) -> str:
-    """Return the line in which a supervisor's request waits for its turn.
-
-    Heartbeats have one of their own: whatever else a pod asks, and however long it takes, no other
-    pod of its job becomes silent by it.
-    """
-    return f"{asked.job} heartbeats" if asked.route == "heartbeats" else asked.job
 
 
 async def _count(request: Request, asked: Asked) -> None:

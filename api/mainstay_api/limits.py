@@ -51,15 +51,23 @@ HOLD_S = 1.0
 then asks no faster than it is answered."""
 MAX_HELD = 16
 """Answers that are held back at a time for one job; each has a connection."""
-WEIGHED_BYTES = {"ledger": 512, "findings": 512}
+WEIGHED_BYTES = {"ledger": 512, "findings": 512, "facts": 4096}
 """By the end of a route's path: a request with several entries of the ledger, or findings, counts
-as one for each of them, about. Each step that the ledger completes is a decision of its own."""
-OWN_BUCKETS = (*WEIGHED_BYTES, "restore")
+as one for each of them, about. Each step that the ledger completes is a decision of its own. Facts
+that come together are one, but reading some twenty of them takes as long as a request does."""
+OWN_BUCKETS = ("ledger", "findings", "restore")
 """Routes of supervisors that take nothing from the share of facts and heartbeats."""
 AT_ONCE_OF_JOB = 4
 """Requests of a job's pods that are answered at a time, and one more for each registered pod. The
 job's others wait in line; its heartbeats have one of their own, as long. Other jobs and people do
 not wait for them."""
+EAGER = 0.5
+"""Pods that have used up more than this share of what they may ask for at once are eager: they have
+asked for more than what comes in each second, for seconds."""
+AT_ONCE_OF_EAGER = 1
+"""Their requests that are answered at a time, and one more for each :data:`PODS_OF_EAGER` pods of
+the job. Each lets others' requests go first."""
+PODS_OF_EAGER = 8
 KEEP_ALIVE_S = 75
 """A connection without requests is closed after this: later than a proxy in between gives it up."""
 MAX_CONNECTIONS = 32
@@ -137,6 +145,14 @@ class Limits:
         if lacking is not None:
             raise TooManyError(_name_of(asked, lacking), wait_s)
 
+    def is_eager(self, asked: Asked) -> bool:
+        """Return whether a supervisor's request is one of many: its pod's, or all of its job's."""
+        now_s = self._clock()
+        return any(
+            self._buckets.level(key, rate, now_s) < (1 - EAGER) * rate.burst
+            for key, (rate, _amount) in self._of_agent(asked).items()
+        )
+
     def may_keep(self, asked: Asked) -> bool:
         """Return whether the connection may stay open for the caller's next request."""
         if asked.caller.is_provider and not asked.by_agent:
@@ -174,8 +190,8 @@ class Limits:
     def _of_agent(self, asked: Asked) -> dict[Hashable, tuple[Rate, float]]:
         settings, weight = self._settings, 1.0
         kind = asked.route if asked.route in OWN_BUCKETS else "other"
-        if kind in WEIGHED_BYTES:
-            weight = max(1.0, asked.num_bytes / WEIGHED_BYTES[kind])
+        if asked.route in WEIGHED_BYTES:
+            weight = max(1.0, asked.num_bytes / WEIGHED_BYTES[asked.route])
         of_job = settings.job_requests_per_s + REQUESTS_PER_POD * asked.num_pods
         num_bytes = settings.job_mib_per_s * MIB + BYTES_PER_POD * asked.num_pods
         return {

@@ -19,8 +19,9 @@ from tests.api.conftest import AGENT_TOKEN, MANIFEST, TOKEN
 from tests.worlds.installed_chart import routes_of
 
 from mainstay_api.app import create_app
+from mainstay_api.auth import Caller
 from mainstay_api.bodies import BodyLimitMiddleware
-from mainstay_api.limits import AT_ONCE_OF_JOB
+from mainstay_api.limits import AT_ONCE_OF_JOB, Asked
 from mainstay_api.settings import Settings
 from mainstay_api.store import RedisStore
 from mainstay_core.base.ids import JobUid
@@ -257,8 +258,18 @@ def test_requests_of_one_jobs_pods_wait_in_line_and_nobody_else_does(
             return (await ask(app, "GET", path, AGENT_TOKEN, 0, announced=True)).status
 
         async with AsyncExitStack() as held:
+            asked = Asked(
+                caller=Caller(username="a-pod"),
+                job=loud,
+                pod="pod-0",
+                route="facts",
+                by_agent=True,
+                num_bytes=0,
+                num_pods=0,
+                connection=("", 0),
+            )
             for _ in range(AT_ONCE_OF_JOB):
-                await held.enter_async_context(app.state.turns.place(loud))
+                await held.enter_async_context(app.state.lines.wait(asked, eager=False))
             waiting = asyncio.create_task(plan_of(loud))
             assert await plan_of(quiet) == 200
             seen = await ask(app, "GET", f"/v1/jobs/{loud}", TOKEN, 0, announced=True)

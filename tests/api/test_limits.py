@@ -101,6 +101,26 @@ def test_a_ledger_counts_by_its_entries() -> None:
     assert counted.granted(replace(POD, route="ledger", num_bytes=512 * 100)) == 2
 
 
+def test_facts_that_come_together_count_by_their_bytes() -> None:
+    many = replace(POD, num_bytes=40_000)
+    assert Counted().granted(many) == 21
+
+
+def test_pods_are_eager_when_half_of_their_burst_is_used_up_until_it_is_there_again() -> None:
+    counted = Counted()
+    assert counted.granted(POD, 100) == 100
+    assert not counted.limits.is_eager(POD)
+    counted.granted(POD, 1)
+    assert counted.limits.is_eager(POD)
+    assert not counted.limits.is_eager(replace(POD, pod="pod-1"))
+    assert not counted.limits.is_eager(replace(POD, job="other"))
+    for pod in ("pod-1", "pod-2"):
+        counted.granted(replace(POD, pod=pod), 100)
+    assert counted.limits.is_eager(replace(POD, pod="pod-3")), "all of the job together"
+    counted.now_s += 5.0
+    assert not counted.limits.is_eager(POD)
+
+
 def test_findings_count_by_themselves_and_take_nothing_from_facts() -> None:
     counted = Counted()
     assert counted.granted(replace(POD, route="findings", num_bytes=512 * 100)) == 2

@@ -86,6 +86,10 @@ class Allowances(Generic[Key]):
         """Return the number of buckets."""
         return len(self._buckets)
 
+    def level(self, key: Key, rate: Rate, now_s: float) -> float:
+        """Return the amount that is in a bucket now."""
+        return fill(self._buckets.get(key), rate, now_s).level
+
     def take(self, wanted: dict[Key, tuple[Rate, float]], now_s: float) -> tuple[float, Key | None]:
         """Take an amount out of each of some buckets, or nothing out of any.
 
