@@ -395,7 +395,7 @@ class Echo:
         del exchange
 
 
-def _operations(num_parameters, num_blocks, num_buckets, num_cells):
+def _operations(num_parameters, num_blocks, num_buckets, num_cells, num_runs=1):
     """Operations of a reduction, without memory: its tensors have no elements to speak of."""
     layout = StageLayout(
         blocks=tuple(
@@ -407,8 +407,12 @@ def _operations(num_parameters, num_blocks, num_buckets, num_cells):
     each = -(-num_chunks // num_buckets)
     assert -(-num_chunks // each) == num_buckets
     reducer = Reducer(layout, "meta", 4 * CHUNK * each)
-    table = [Supply(partial=Partial(lane=i, first=i, last=i), index=i) for i in range(num_cells)]
-    own = {table[0].partial: layout.allocate(device="meta")}
+    table = [
+        Supply(partial=Partial(lane=i, first=2 * run, last=2 * run), index=i)
+        for i in range(num_cells)
+        for run in range(num_runs)
+    ]
+    own = {s.partial: layout.allocate(device="meta") for s in table if s.index == 0}
     members = list(range(num_cells))
     group = None if num_cells == 1 else Echo()
     reducer.reduce(group, table, members, 0, own)  # what is allocated once is there
@@ -417,15 +421,16 @@ def _operations(num_parameters, num_blocks, num_buckets, num_cells):
     return seen.count
 
 
+@pytest.mark.parametrize("num_runs", [1, 3])
 @pytest.mark.parametrize("num_cells", [1, 2, 4])
-def test_operations_are_counted_by_buckets_alone(num_cells):
+def test_operations_are_counted_by_buckets_alone(num_cells, num_runs):
     """At 10^6 and at 10^8 parameters, with few blocks and with many: a + b x buckets."""
-    small = [_operations(1_000_000, 1, buckets, num_cells) for buckets in (1, 2, 4)]
+    small = [_operations(1_000_000, 1, buckets, num_cells, num_runs) for buckets in (1, 2, 4)]
     per_bucket = small[1] - small[0]
     assert small[2] == small[0] + 3 * per_bucket
     for num_blocks in (1, 16):
         for buckets in (1, 2, 4):
-            found = _operations(100_000_000, num_blocks, buckets, num_cells)
+            found = _operations(100_000_000, num_blocks, buckets, num_cells, num_runs)
             assert found == small[0] + (buckets - 1) * per_bucket
 
 
