@@ -1,4 +1,4 @@
-"""Quarantine of nodes: reads the api's recoveries, plans with core, and acts on nodes and status.
+"""Quarantine of nodes: reads recoveries and findings, plans with core, acts on nodes and status.
 
 The functions at the top turn replies and the status into values and back; they are pure.
 The class below them carries a plan out.
@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.quarantine import (
     Mismatch,
@@ -21,6 +22,7 @@ from mainstay_core.pool.quarantine import (
     QuarantineState,
     plan_quarantine,
 )
+from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator.actuator import Actuator
 from mainstay_operator.events import Note
@@ -64,12 +66,32 @@ def read_mismatches(
     return found
 
 
+def read_findings(page: FindingsPage | None, pods: Mapping[PodUid, ObservedPod]) -> list[Mismatch]:
+    """Return the wrong results that checks found on pods whose node is known."""
+    found = []
+    for kept in page.findings if page is not None else ():
+        told, pod = kept.told, pods.get(kept.told.finding.slot.pod)
+        # Which of a device's executions was wrong is all the same; bytes may change on a cable.
+        computed = told.finding.verdict is not Verdict.WIRE
+        if computed and pod is not None and pod.node:
+            found.append(
+                Mismatch(at_s=told.at_s, node=pod.node, pod=pod.name, step=told.finding.step)
+            )
+    return found
+
+
 def of_status(status: Mapping[str, Any]) -> QuarantineState:
     """Return what a status remembers: a new operator goes on from there."""
     shown = status.get("quarantine") or {}
     return QuarantineState(
         mismatches=tuple(
-            Mismatch(at_s=parse_time(m["time"]), node=m["node"], pod=m["pod"], quorum=m["quorum"])
+            Mismatch(
+                at_s=parse_time(m["time"]),
+                node=m["node"],
+                pod=m["pod"],
+                quorum=m.get("quorum", ""),
+                step=m.get("step"),
+            )
             for m in shown.get("mismatches") or ()
         ),
         nodes=tuple(
@@ -100,7 +122,12 @@ def show(state: QuarantineState) -> dict[str, Any]:
                 for q in state.nodes
             ],
             "mismatches": [
-                {"time": show_time(m.at_s), "node": m.node, "pod": m.pod, "quorum": m.quorum}
+                {
+                    "time": show_time(m.at_s),
+                    "node": m.node,
+                    "pod": m.pod,
+                    **({"quorum": m.quorum} if m.step is None else {"step": m.step}),
+                }
                 for m in state.mismatches
             ],
         }
@@ -183,6 +210,11 @@ class NodeQuarantine:
         self._known.update({p.uid: p for p in self._pods.list() if p.node})
         while len(self._known) > MAX_KNOWN_PODS:
             del self._known[next(iter(self._known))]
+
+    def learn(self, findings: FindingsPage | None) -> None:
+        """Count the newest findings of checks; the next review judges by them."""
+        self.note_places()
+        self.state = self.state.with_mismatches(read_findings(findings, self._known))
 
     async def judge(self, view: JobView, recoveries: Sequence[Recovery], now_s: float) -> None:
         """Learn from recoveries which nodes computed wrongly, and review them."""

@@ -25,7 +25,6 @@ from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import ObservedNode, PodPhase
 from mainstay_core.pool.repair import Repair, plan_repair
 from mainstay_core.wire.api import ApiError, Failure
-from mainstay_core.wire.recoveries import Recovery
 from mainstay_operator import expiry, narrator, quarantine, submission
 from mainstay_operator import status as status_values
 from mainstay_operator.actuator import Actuator, NameTakenError
@@ -443,12 +442,14 @@ class Reconciler:
             state.page = await self._api.fetch_page(self.view.uid)
             state.page_at_s = now_s
             await self._tell_once(narrator.of_page(state.page, self._told_since_s))
+            self._quarantine.learn(state.page.findings)
             recovery = state.page.recovery
             mark = 2 * sum(recovery.counts.values()) - len(recovery.active)
             if mark != state.recoveries_reported:
                 recoveries = await self._api.fetch_recoveries(self.view.uid)
                 self._report_unread(recoveries.unread)
-                await self._report_recoveries(recoveries.read)
+                notes = narrator.of_recoveries(recoveries.read, self._told_since_s)
+                await self._tell_once(notes)
                 await self._quarantine.judge(self.view, recoveries.read, now_s)
                 state.recoveries_reported = mark
         except ApiError as error:
@@ -461,9 +462,6 @@ class Reconciler:
             logger.error("%s; it is left out", why, extra=about(**about_job(self.view)))
         self._metrics.recoveries_unread.inc(len(new))
         self._state.num_unread = len(unread)
-
-    async def _report_recoveries(self, recoveries: Sequence[Recovery]) -> None:
-        await self._tell_once(narrator.of_recoveries(recoveries, self._told_since_s))
 
     @property
     def _told_since_s(self) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from tests.operator.test_builders import view
 from tests.worlds.served_namespace import Job, ServedNamespace, manifest, serve_namespace, wait
 
 from mainstay_core.base import codec
-from mainstay_core.base.ids import PodUid, QuorumId, Slot
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.observed import ObservedNode, ObservedPod
 from mainstay_core.pool.quarantine import QuarantineMode, plan_quarantine
+from mainstay_core.wire.findings import FindingsPage, KeptFinding, ToldFinding
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery, read_recovery
 from mainstay_operator import quarantine
@@ -62,6 +68,47 @@ def test_a_mismatch_that_an_api_of_the_version_before_tells_in_words_counts_too(
     told["fault"] = "parameters of r1.s0.i0 on u1/0 differ from the rest of the stage"
     (found,) = quarantine.read_mismatches([read_recovery(told)], PODS)
     assert (found.node, found.quorum) == ("n1", "q2-ab")
+
+
+def finding(number: int, step: int, verdict: Verdict, pod: str = "u1") -> KeptFinding:
+    found = Finding(
+        step=step,
+        slot=Slot(pod=PodUid(pod), index=0),
+        in_pass=Pass.WEIGHT,
+        ordinal=number,
+        operator="aten.mm",
+        num_elements=1,
+        verdict=verdict,
+        remedy=Remedy.REPAIR,
+        reason="two of three agree",
+    )
+    told = ToldFinding(
+        finding=found, incarnation=Incarnation("life"), number=number, at_s=1000.0 + number
+    )
+    return KeptFinding(place=number + 1, told=told)
+
+
+def test_what_checks_find_on_a_pod_in_a_step_counts_once() -> None:
+    drawn = (
+        (3, Verdict.PRIMARY_HIT, "u1"),
+        (3, Verdict.CHECKER_HIT, "u1"),
+        (4, Verdict.WIRE, "u1"),
+        (5, Verdict.UNRELIABLE, "u1"),
+        (5, Verdict.PRIMARY_HIT, "of an unknown node"),
+    )
+    page = FindingsPage(findings=tuple(finding(n, *one) for n, one in enumerate(drawn)))
+    found = quarantine.read_findings(page, PODS)
+    assert quarantine.read_findings(None, PODS) == []
+    state = quarantine.of_status({}).with_mismatches(found).with_mismatches(found)
+    assert [(m.node, m.pod, m.step) for m in state.mismatches] == [
+        ("n1", "demo-1", 3),
+        ("n1", "demo-1", 5),
+    ]
+    shown = quarantine.show(state)
+    TrainingJobStatus.model_validate_json(json.dumps(shown))
+    assert quarantine.of_status(shown) == state
+    policy = quarantine.policy_of(view(recovery={"quarantine": {"mode": "Avoid"}}))
+    assert plan_quarantine(state, ["n1"], policy, 1010).state.avoided == ("n1",)
 
 
 def test_pods_on_a_node_in_quarantine_hand_their_work_over() -> None:
@@ -116,13 +163,16 @@ def differ(job: Job, pod: str, **told: Any) -> None:
     assert bad["slot"]["index"] == 0
 
 
-def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(served: ServedNamespace) -> None:
+def test_a_node_that_computes_wrongly_again_is_tainted_and_left(
+    served: ServedNamespace,
+) -> None:
     body = manifest(
         "wrong",
         training={"steps": 60, "seed": 1, "lanes": 3, "shardsPerLane": 1},
         parallelism={"stages": 1},
         spares={"replicas": 0},
-        recovery={"quarantine": {"mode": "Taint"}},
+        recovery={"quarantine": {"mode": "Taint", "afterMismatches": 3}},
+        detection={"dmr": {"mode": "Full"}},
     )
     job = served.submit(body)
     names = [f"wrong-{i}" for i in range(3)]
@@ -137,12 +187,17 @@ def test_a_node_that_computes_wrongly_twice_is_tainted_and_left(served: ServedNa
         lambda s: (s.get("quarantine") or {}).get("mismatches"), "the first mismatch"
     )
     assert once["quarantine"]["nodes"] == []
+    found = finding(0, 7, Verdict.PRIMARY_HIT, bad).told
+    found = replace(found, at_s=time.time())
+    job.agent("findings", {"findings": [codec.encode(found)]})
+    (told,) = wait(lambda: served.events("WrongResult"), "the Event of the finding")
+    assert "two executions of aten.mm (#0) in the weight pass differ" in told["message"]
     differ(job, bad)
     status = job.wait_status(
         lambda s: (s.get("quarantine") or {}).get("nodes"), "a node in quarantine"
     )
     (node,) = status["quarantine"]["nodes"]
-    assert (node["name"], node["reason"]) == ("quarantine-1", "2 mismatches within 86400 s")
+    assert (node["name"], node["reason"]) == ("quarantine-1", "3 mismatches within 86400 s")
 
     def tainted(node: dict[str, Any] | None) -> bool:
         taints = (node or {}).get("spec", {}).get("taints") or ()

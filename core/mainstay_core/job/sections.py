@@ -319,9 +319,10 @@ class RepairWindow(Section):
 
 class Quarantine(Section):
     """What happens to a node whose devices computed wrongly again and again: parameters of its pods
-    differed from those of the majority of their stage, for which a stage needs three cells or more.
-    A node stays in quarantine until trustedNodes names it, or mode is Off. In clusters only; can be
-    changed while the job runs.
+    differed from those of the majority of their stage, for which a stage needs three cells or more,
+    or a check (detection.dmr) found two executions of an operator that differ. A node stays in
+    quarantine until trustedNodes names it, or mode is Off. In clusters only; can be changed while
+    the job runs.
     """
 
     mode: Literal["Off", "DryRun", "Avoid", "Taint"] = "Off"

@@ -302,8 +302,10 @@ class MismatchStatus(Section):
     """Where it was computed."""
     pod: Short
     """Name of the pod that held it."""
-    quorum: Short
-    """The recovery that it caused."""
+    quorum: Short = ""
+    """The recovery that it caused, if one followed."""
+    step: Int | None = None
+    """The step in which two executions of an operator differed, if a check found it."""
 
 
 class QuarantineStatus(Section):

@@ -1,7 +1,8 @@
 """Decides which nodes a job stays off because their devices computed wrongly again and again.
 
 A mismatch is a state that differs from the majority of its stage's cells
-(:mod:`mainstay_core.rank.votes`): evidence against the device that held it. One may be
+(:mod:`mainstay_core.rank.votes`), or two executions of one operator that differ
+(:mod:`mainstay_core.dmr.findings`): evidence against the device that computed it. One may be
 bad luck, a repeat offender is not. A guard keeps an error of ours, or a bad model,
 from taking the cluster away: never more than a share of the job's nodes.
 """
@@ -45,8 +46,16 @@ class Mismatch:
     node: str
     pod: str
     """Name of the pod that held it."""
-    quorum: str
+    quorum: str = ""
     """The recovery that it caused: told again, it is the same one."""
+    step: int | None = None
+    """The step in which a check found it, where no recovery followed: all that a check finds on a
+    pod in a step counts once."""
+
+    @property
+    def id(self) -> tuple[str, str, int | None]:
+        """Return what tells it from all others of the job."""
+        return self.pod, self.quorum, self.step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +85,10 @@ class QuarantineState:
 
     def with_mismatches(self, new: Iterable[Mismatch]) -> QuarantineState:
         """Return the state with those of ``new`` that it does not have yet."""
-        known = {(m.quorum, m.pod) for m in self.mismatches}
-        added = [m for m in new if (m.quorum, m.pod) not in known]
-        kept = sorted([*self.mismatches, *added], key=lambda m: m.at_s)[-MAX_MISMATCHES:]
+        known = {m.id for m in self.mismatches}
+        added = {m.id: m for m in new if m.id not in known}
+        kept = sorted([*self.mismatches, *added.values()], key=lambda m: m.at_s)
+        kept = kept[-MAX_MISMATCHES:]
         return QuarantineState(mismatches=tuple(kept), nodes=self.nodes)
 
 

@@ -1,7 +1,8 @@
 """Describes how findings travel: from a pod to the api, and from there to people.
 
-A finding is what a check by re-execution has found (:mod:`mainstay_core.dmr.findings`). No decision
-depends on one in this version; they are told like facts all the same, so that people hear of them.
+A finding is what a check by re-execution has found (:mod:`mainstay_core.dmr.findings`). They are
+told like facts, so that people hear of them; the operator's quarantine counts them
+(:mod:`mainstay_core.pool.quarantine`), and no plan depends on one.
 """
 
 from __future__ import annotations
