@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mainstay_core.wire.reinitialisation import Rule
 from mainstay_train.exact import initialization, layout
 from mainstay_train.model.units import Unit
 
@@ -81,6 +82,9 @@ class BlockSpec:
     micro-batches of a step, and is the same on every rank when the step commits."""
     committed: CommittedState | None = None
     """Parameters that change at commit, from ``statistics``."""
+    reinitialise: Rule | None = None
+    """How the block may be made anew when every copy of it is gone; None: as the average of like
+    blocks, where both neighbours of its stage have such."""
 
     @property
     def is_last(self) -> bool:

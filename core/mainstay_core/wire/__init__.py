@@ -1,5 +1,6 @@
 """Describes every message that travels between trainers, supervisors, the api and the disk.
 
+- ``reinitialisation``: from what a lost state is made anew that nobody holds any more
 - ``plan``: the plan: members of a quorum, their chains, and who computes what
 - ``windows``: what ranks measure and count, from which windows of snapshots are planned
 - ``votes``: votes, commits and settle reports

@@ -1,0 +1,296 @@
+"""Chooses the sources from which the blocks of lost positions are made anew, or says why not.
+
+Sources are tried best first (:class:`~mainstay_core.wire.reinitialisation.SourceKind`). A guard is
+exact. A stale copy of the very same stage comes next while it is young enough. Then come other
+stages: the twin of a pipeline's end, where flows pass in both orders, and the two neighbours of any
+other stage. An old copy comes last. It is also the only answer where two lost stages lie beside
+each other, for which the paper has none (Blagoev et al., section 6).
+
+A stage with several ranks is made anew position by position, from the same inner rank of the other
+stages.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mainstay_core.base.words import count
+from mainstay_core.reinitialisation.likeness import (
+    BlockOutline,
+    StageOutline,
+    like_blocks,
+    match_index,
+)
+from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
+from mainstay_core.wire.reinitialisation import (
+    BlockSource,
+    MadeBlock,
+    MadePosition,
+    Reinitialisation,
+    Rule,
+    SourceKind,
+)
+
+Position = tuple[int, int]
+"""(stage, inner rank)"""
+
+_Sources = tuple[BlockSource, ...]
+
+
+class Order(enum.StrEnum):
+    """The order in which flows pass the stages of a pipeline."""
+
+    IN_ORDER = "InOrder"
+    SWAPPED = "Swapped"
+    """Half of the flows pass the first two stages, and the last two, in the other order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is left of the lost positions, beside other stages."""
+
+    guards: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Stage of a living guard, by (block, inner rank)."""
+    stale: Mapping[Position, int] = field(default_factory=dict)
+    """Newest version of which a copy of the position's whole state is left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How lost blocks may be made anew."""
+
+    order: Order = Order.IN_ORDER
+    weighting: Weighting = Weighting.GRADIENT_NORM
+    stale_steps: int = 0
+    """A stale copy that is at most so many steps old goes before other stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoSource:
+    """The answer that a lost position cannot be made anew."""
+
+    reason: str
+
+
+class _NoSourceError(Exception):
+    """A lost position cannot be made anew in the way that is tried."""
+
+
+def plan_reinitialisation(
+    stages: Sequence[StageOutline],
+    lost: Collection[Position],
+    *,
+    version: int,
+    norms_sq: Mapping[str, float],
+    left: Left,
+    policy: Policy,
+    ranks_per_stage: int = 1,
+) -> Reinitialisation | NoSource:
+    """Return the sources of all blocks of the lost positions; or why one of them has none.
+
+    Complexity: linear in the blocks of the lost stages, times those of the stages beside them.
+
+    Args:
+        stages: the cut: the blocks of every stage.
+        lost: positions whose every copy is gone.
+        version: at which all go on.
+        norms_sq: squared gradient norm of each block in the step that led to it, before clipping. A
+            block that is not named has none: at version 0 no step led to it.
+        left: what is left of the lost positions.
+        policy: how they may be made anew.
+        ranks_per_stage: inner ranks of each stage.
+    """
+    if not lost:
+        return NoSource(reason="nothing is lost")
+    made, told = [], []
+    for stage, inner in sorted(set(lost)):
+        place = _Place(
+            stages=stages,
+            lost=frozenset(lost),
+            position=(stage, inner),
+            name=f"stage {stage}" if ranks_per_stage == 1 else f"inner rank {stage}.{inner}",
+            ranks_per_stage=ranks_per_stage,
+            version=version,
+            norms_sq=norms_sq,
+            left=left,
+            policy=policy,
+        )
+        try:
+            blocks, how = place.make()
+        except _NoSourceError as why:
+            return NoSource(reason=str(why))
+        made.append(MadePosition(stage=stage, inner=inner, blocks=blocks))
+        told.append(f"{place.name} is made anew from {how}")
+    return Reinitialisation(positions=tuple(made), reason="; ".join(told))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """One lost position, and everything that its sources depend on."""
+
+    stages: Sequence[StageOutline]
+    lost: frozenset[Position]
+    position: Position
+    name: str
+    ranks_per_stage: int
+    version: int
+    norms_sq: Mapping[str, float]
+    left: Left
+    policy: Policy
+
+    def make(self) -> tuple[tuple[MadeBlock, ...], str]:
+        """Return the sources of every block, and what they are.
+
+        Raises:
+            _NoSourceError: some block has none.
+        """
+        stale = self.left.stale.get(self.position)
+        age = None if stale is None else self.version - stale
+        if age is not None and age <= self.policy.stale_steps:
+            return self._from(self._stale)
+        try:
+            return self._from(self._other_stages)
+        except _NoSourceError:
+            if age is None:
+                raise
+            return self._from(self._stale)
+
+    def _from(
+        self, sources_of: Callable[[BlockOutline], _Sources]
+    ) -> tuple[tuple[MadeBlock, ...], str]:
+        blocks = tuple(
+            MadeBlock(
+                block=block.name,
+                sources=(*self._held(block), *(self._guarded(block) or sources_of(block))),
+            )
+            for block in self.stages[self.position[0]]
+        )
+        found = {_phrase(s): None for block in blocks for s in block.sources}
+        return blocks, ", ".join(found) or "nothing, as it has no block"
+
+    def _guarded(self, block: BlockOutline) -> _Sources:
+        guard = self.left.guards.get((block.name, self.position[1]))
+        if guard is None:
+            return ()
+        return (self._source(SourceKind.GUARD, guard, block),)
+
+    def _held(self, block: BlockOutline) -> _Sources:
+        """Return the first living inner rank of the stage, if it holds some of the block too."""
+        stage, _ = self.position
+        living = [i for i in range(self.ranks_per_stage) if (stage, i) not in self.lost]
+        if not block.copied or not living:
+            return ()
+        return (
+            BlockSource(
+                kind=SourceKind.INNER_RANK,
+                stage=stage,
+                inner=living[0],
+                block=block.name,
+                parameters=block.copied,
+            ),
+        )
+
+    def _stale(self, block: BlockOutline) -> _Sources:
+        version = self.left.stale[self.position]
+        return (self._source(SourceKind.STALE_COPY, self.position[0], block, version=version),)
+
+    def _other_stages(self, block: BlockOutline) -> _Sources:
+        if block.rule in (Rule.GUARD, Rule.NO):
+            raise _NoSourceError(f"{self.name}: {block.name} may not be made of other blocks")
+        beside = self._beside()
+        found = [self._match(stage, block) for stage in beside]
+        if len(beside) == 1:
+            return (self._source(SourceKind.TWIN, beside[0], found[0]),)
+        before, after = beside
+        weights = self._weights(before, after, block.kind)
+        if block.rule is Rule.COPY:
+            # An average of these means nothing: the heavier one is taken, the first of equal ones.
+            weights = Weights(1.0, 0.0, "") if weights.before >= 0.5 else Weights(0.0, 1.0, "")
+        shares = zip(beside, found, (weights.before, weights.after), strict=True)
+        return tuple(
+            self._source(SourceKind.NEIGHBOUR, stage, other, weight)
+            for stage, other, weight in shares
+            if weight
+        )
+
+    def _beside(self) -> tuple[int, ...]:
+        """Return the stages whose blocks may stand for the lost ones: a twin, or two neighbours.
+
+        Raises:
+            _NoSourceError: there are none, or one of them is lost as well.
+        """
+        stage, inner = self.position
+        last = len(self.stages) - 1
+        if 0 < stage < last:
+            beside: tuple[int, ...] = (stage - 1, stage + 1)
+        elif self.policy.order is Order.SWAPPED and last > 0:
+            beside = (stage + 1 if stage == 0 else stage - 1,)
+        else:
+            end = "the only stage" if last == 0 else "an end of the pipeline"
+            raise _NoSourceError(f"{self.name} is {end}: it has no two neighbours")
+        gone = [s for s in beside if (s, inner) in self.lost]
+        if gone:
+            what = "its twin" if len(beside) == 1 else "its neighbour"
+            raise _NoSourceError(f"{self.name} and {what} stage {gone[0]} are lost together")
+        return beside
+
+    def _match(self, stage: int, block: BlockOutline) -> BlockOutline:
+        """Return the block of another stage that stands for a lost one.
+
+        Raises:
+            _NoSourceError: it has no like block; or a twin has more or fewer of them.
+        """
+        lost_ones = like_blocks(self.stages[self.position[0]], block.kind)
+        others = like_blocks(self.stages[stage], block.kind)
+        if not others:
+            raise _NoSourceError(f"{self.name}: stage {stage} has no block like {block.name}")
+        is_twin = not 0 < self.position[0] < len(self.stages) - 1
+        if is_twin and len(others) != len(lost_ones):
+            blocks = count(len(others), "block")
+            raise _NoSourceError(
+                f"{self.name}: its twin stage {stage} has {blocks} like {block.name}, it has "
+                f"{len(lost_ones)}"
+            )
+        return others[match_index(lost_ones.index(block), len(lost_ones), len(others))]
+
+    def _weights(self, before: int, after: int, kind: str) -> Weights:
+        """Return the weights of two stages, by what all of their like blocks tell."""
+        first, second = (
+            sum(self.norms_sq.get(b.name, 0.0) for b in like_blocks(self.stages[stage], kind))
+            for stage in (before, after)
+        )
+        return weigh(self.policy.weighting, first, second)
+
+    def _source(
+        self,
+        kind: SourceKind,
+        stage: int,
+        block: BlockOutline,
+        weight: float = 1.0,
+        version: int | None = None,
+    ) -> BlockSource:
+        return BlockSource(
+            kind=kind,
+            stage=stage,
+            inner=self.position[1],
+            block=block.name,
+            weight=weight,
+            version=version,
+        )
+
+
+def _phrase(source: BlockSource) -> str:
+    """Return a source as a sentence names it."""
+    match source.kind:
+        case SourceKind.GUARD:
+            return f"a guard of {source.block} in stage {source.stage}"
+        case SourceKind.INNER_RANK:
+            return f"inner rank {source.stage}.{source.inner}"
+        case SourceKind.STALE_COPY:
+            return f"its own copy of step {source.version}"
+        case SourceKind.TWIN:
+            return f"its twin stage {source.stage}"
+        case SourceKind.NEIGHBOUR:
+            return f"{source.weight:.6g} of stage {source.stage}"

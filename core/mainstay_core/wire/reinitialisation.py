@@ -1,0 +1,111 @@
+"""Describes how a lost state is made anew from others: the sources of every block, with weights.
+
+:mod:`mainstay_core.reinitialisation` plans it. A state that is made so is not the lost one: what
+follows is another course of training (design section 5, row 5).
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from mainstay_core.base.bounds import (
+    MAX_BLOCKS,
+    MAX_MEMBERS,
+    Count,
+    Index,
+    Longest,
+    Name,
+    Range,
+    Sentence,
+    cut_fields,
+)
+from mainstay_core.base.codec import OMITTED
+
+MAX_SOURCES_OF_A_BLOCK = 3
+"""Two neighbours, and an inner rank of the same stage."""
+MAX_COPIED = 1024
+"""Parameters of one block that all inner ranks hold."""
+
+
+class Rule(enum.StrEnum):
+    """How a block may be made anew, as its author says."""
+
+    AVERAGE = "Average"
+    """As the weighted average of like blocks of both neighbours."""
+    COPY = "Copy"
+    """As a copy of a like block of one neighbour: an average would mean nothing, as for experts,
+    which do not correspond from layer to layer."""
+    GUARD = "Guard"
+    """From a guard, which has the very same bits."""
+    NO = "No"
+    """In no way but from an older copy of itself."""
+
+
+class SourceKind(enum.StrEnum):
+    """What a block is made anew from, best first."""
+
+    GUARD = "guard"
+    """A cell of another stage that holds the block with its optimizer state: exact."""
+    INNER_RANK = "inner rank"
+    """Another inner rank of the stage, which holds some of the parameters too: exact."""
+    STALE_COPY = "stale copy"
+    """An older durable version, or peer snapshot, of the lost stage."""
+    TWIN = "twin"
+    """The stage with which a pipeline's end takes turns, where flows pass in both orders."""
+    NEIGHBOUR = "neighbour"
+    """A stage beside the lost one."""
+
+
+Weight = Annotated[float, Range(0, 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSource:
+    """One source of a block, and how much of it is taken."""
+
+    kind: SourceKind
+    stage: Index
+    inner: Index = field(default=0, metadata=OMITTED)
+    block: Name
+    """The source's block, by its model-wide name."""
+    weight: Weight = 1.0
+    """fp64. The weights of a block's sources add up to 1, those of inner ranks left out."""
+    version: Count | None = field(default=None, metadata=OMITTED)
+    """Of a stale copy; None: the version at which all go on."""
+    parameters: Annotated[tuple[Name, ...], Longest(MAX_COPIED)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Local names of what is taken from an inner rank; the other sources give the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeBlock:
+    """A block that is made anew, and from what."""
+
+    block: Name
+    sources: Annotated[tuple[BlockSource, ...], Longest(MAX_SOURCES_OF_A_BLOCK)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadePosition:
+    """A position whose every copy is gone, and how its blocks are made anew."""
+
+    stage: Index
+    inner: Index = field(default=0, metadata=OMITTED)
+    blocks: Annotated[tuple[MadeBlock, ...], Longest(MAX_BLOCKS)]
+    """In model order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinitialisation:
+    """How all lost positions are made anew."""
+
+    positions: Annotated[tuple[MadePosition, ...], Longest(MAX_MEMBERS)]
+    """By stage, then by inner rank."""
+    reason: Sentence
+    """What is made from what, in one sentence."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "reason")
