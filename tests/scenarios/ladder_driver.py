@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tests.scenarios.scenario_files import Call, Command, Driver
 
 from mainstay_core.coordinator import ladder
+from mainstay_core.reinitialisation.likeness import BlockOutline, StageOutline
+
+
+def outline_of(stages: Iterable[str]) -> tuple[StageOutline, ...]:
+    """The blocks of each stage, by their kinds: a letter for each block."""
+    return tuple(
+        tuple(
+            BlockOutline(name=f"{kind}{stage}.{number}", kind=kind)
+            for number, kind in enumerate(kinds)
+        )
+        for stage, kinds in enumerate(stages)
+    )
 
 
 class LadderDriver(Driver):
@@ -14,7 +28,10 @@ class LadderDriver(Driver):
         return {"decide": self._decide}
 
     def _decide(self, call: Call) -> list[str]:
-        """Ask, by stage: ``living`` cells, and ``holding`` the state (as many if not said)."""
+        """Ask, by stage: ``living`` cells, and ``holding`` the state (as many if not said).
+
+        ``blocks`` are those of each stage, a letter for each block's kind.
+        """
         living = [int(n) for n in call.need("living").split(",")]
         given = call.get("holding")
         holding = [int(n) for n in given.split(",")] if given else living
@@ -43,6 +60,7 @@ class LadderDriver(Driver):
             approximate_after_lost_steps=(
                 call.count("approximate-after") if call.has("approximate-after") else None
             ),
+            outline=outline_of(call.names("blocks")),
             executable=ladder.EXECUTABLE | {ladder.Row[name.upper()] for name in could},
         )
         answer = ladder.decide(situation)

@@ -16,6 +16,7 @@ import torch
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.snapshots.units import UnitKind
+from mainstay_core.wire.reinitialisation import Rule
 from mainstay_train.model import split
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.blocks import BlockSpec, CommittedState
@@ -65,6 +66,7 @@ def block_specs(config: MoeConfig) -> tuple[BlockSpec, ...]:
             units=units,
             statistics=_statistics(config),
             committed=committed,
+            reinitialise=Rule.COPY,  # experts of two layers do not correspond
         )
     return tuple(specs)
 

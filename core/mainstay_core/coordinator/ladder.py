@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mainstay_core.base.words import count
+from mainstay_core.reinitialisation.likeness import StageOutline
+from mainstay_core.reinitialisation.sources import (
+    Left,
+    NoSource,
+    Policy,
+    plan_reinitialisation,
+)
 
 
 class Row(enum.IntEnum):
@@ -29,6 +36,10 @@ class Row(enum.IntEnum):
 
 EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.REPLAY, Row.RESTART, Row.WAIT})
 """Rows that the runtime carries out. The other rows are decided, and the job waits."""
+
+SEED_STEPS = 100
+"""Steps that a job which may go on approximately gives up for an exact beginning, where it names no
+bound: before it has a checkpoint, the seed's initial state is its only exact source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +79,12 @@ class Situation:
     """Newest durable version. 0 is the seed's initial state; None: even that is gone."""
     allow_approximate: bool = False
     approximate_after_lost_steps: int | None = None
-    """An exact restart that loses more steps than this is not worth it."""
+    """An exact restart that loses more steps than this is not worth it, if there is another way.
+    None: one from a checkpoint always is, one from the seed in the first ``SEED_STEPS`` steps."""
+    outline: tuple[StageOutline, ...] = ()
+    """The blocks of every stage; empty if no trainer has told them."""
+    reinitialisation: Policy = field(default_factory=Policy)
+    """How lost blocks may be made anew from others."""
     executable: frozenset[Row] = EXECUTABLE
 
 
@@ -118,6 +134,13 @@ def decide(situation: Situation) -> Decision:
             return _decision(Row.WAIT, reason, passed, lack_of(situation, row))
         source = _exact_source(situation) if row is Row.RESTART else None
         return _decision(row, sentence, passed, lack_of(situation, row), source)
+    if _is_too_old(situation) and _places(situation) <= situation.free_slots:
+        # Permission for an approximate recovery must not leave a job worse off than without it.
+        source, sentence = (
+            _exact_source(situation),
+            f"{_go_back(situation)}, for want of anything newer",
+        )
+        return _decision(Row.RESTART, sentence, passed, lack_of(situation, Row.RESTART), source)
     return _decision(Row.WAIT, _condition(situation), passed, lack_of(situation, Row.WAIT))
 
 
@@ -216,14 +239,29 @@ def _restart(situation: Situation) -> tuple[bool, str]:
     source = _exact_source(situation)
     if source is None:
         return False, "no exact source is left"
-    limit = situation.approximate_after_lost_steps
-    if situation.allow_approximate and limit is not None and situation.step - source > limit:
-        return False, f"step {source} is more than {count(limit, 'step')} old"
+    if _is_too_old(situation):
+        limit = situation.approximate_after_lost_steps
+        steps = count(SEED_STEPS if limit is None else limit, "step")
+        return False, f"{_origin(source)} is more than {steps} old"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    return True, (
-        f"{_stages(without)} no living cell with a state; all go on from {_origin(source)}"
-    )
+    return True, _go_back(situation)
+
+
+def _go_back(situation: Situation) -> str:
+    without, source = _without_state(situation), _exact_source(situation)
+    assert source is not None
+    return f"{_stages(without)} no living cell with a state; all go on from {_origin(source)}"
+
+
+def _is_too_old(situation: Situation) -> bool:
+    """Return whether a job goes on approximately rather than from the newest exact source."""
+    source, limit = _exact_source(situation), situation.approximate_after_lost_steps
+    if source is None or not situation.allow_approximate or not _without_state(situation):
+        return False
+    if limit is None:
+        return source == 0 and situation.step > SEED_STEPS
+    return situation.step - source > limit
 
 
 def _origin(source: int) -> str:
@@ -236,14 +274,36 @@ def _approximate(situation: Situation) -> tuple[bool, str]:
         return False, "every stage has a living cell"
     if not situation.allow_approximate:
         return False, "recovery.allowApproximate is off"
-    source, limit = _exact_source(situation), situation.approximate_after_lost_steps
-    if source is not None and (limit is None or situation.step - source <= limit):
+    source = _exact_source(situation)
+    if source is not None and not _is_too_old(situation):
         return False, f"an exact source (step {source}) is left"
     if len(without) == len(situation.stages):
         return False, "no stage has a living cell to initialise the others from"
+    why_not = _no_sources(situation)
+    if why_not:
+        return False, why_not
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
-    return True, f"{_stages(without)} no exact source; its neighbours re-initialise it"
+    made = "it is" if len(without) == 1 else "they are"
+    worth = "no exact source" if source is None else f"no exact source newer than {_origin(source)}"
+    return True, f"{_stages(without)} {worth}; {made} made anew from other stages"
+
+
+def _no_sources(situation: Situation) -> str:
+    """Return why the lost states cannot be made anew from others; empty if they can."""
+    if len(situation.outline) != 1 + max(s.stage for s in situation.stages):
+        return "no trainer has told of what blocks the stages consist"
+    # The weights depend on norms that only trainers know. Whether there are sources does not.
+    answer = plan_reinitialisation(
+        situation.outline,
+        [(s.stage, s.inner or 0) for s in _without_state(situation)],
+        version=situation.step,
+        norms_sq={},
+        left=Left(),
+        policy=situation.reinitialisation,
+        ranks_per_stage=1 + max(s.inner or 0 for s in situation.stages),
+    )
+    return answer.reason if isinstance(answer, NoSource) else ""
 
 
 def _condition(situation: Situation) -> str:

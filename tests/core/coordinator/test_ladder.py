@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.coordinator.ladder import Row, Situation, StageHolders, decide
+from mainstay_core.reinitialisation.likeness import BlockOutline, StageOutline
 
 ALL = frozenset(Row)
 
@@ -18,14 +19,23 @@ def stage(number: int, holders: int, living: int | None = None, **fields: Any) -
     )
 
 
+def outline(num_stages: int) -> tuple[StageOutline, ...]:
+    """A layer to each stage, all alike."""
+    return tuple((BlockOutline(name=f"layers.{i}", kind="layer"),) for i in range(num_stages))
+
+
 def situation(*stages: StageHolders, **fields: Any) -> Situation:
     fields.setdefault("executable", ALL)
+    fields.setdefault("outline", outline(len(stages)))
     return Situation(stages=stages, step=fields.pop("step", 100), **fields)
 
 
 WHOLE = (stage(0, 2), stage(1, 2))
 HALF = (stage(0, 2), stage(1, 1))
 EMPTY = (stage(0, 2), stage(1, 0))
+INNER = (stage(0, 2), stage(1, 0), stage(2, 2))
+FIRST = (stage(0, 0), stage(1, 2), stage(2, 2))
+SIDE_BY_SIDE = (stage(0, 2), stage(1, 0), stage(2, 0), stage(3, 2))
 REPLAYABLE = (stage(0, 2), stage(1, 0, replayable=True))
 
 CASES = [
@@ -53,7 +63,7 @@ CASES = [
     (
         "old checkpoint, approximate allowed",
         situation(
-            *EMPTY,
+            *INNER,
             lost=2,
             free_slots=1,
             durable_step=50,
@@ -81,8 +91,76 @@ CASES = [
     ),
     (
         "no exact source, approximate allowed",
-        situation(*EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
+        situation(*INNER, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
         Row.APPROXIMATE,
+    ),
+    (
+        "old checkpoint, and the lost stage has no two neighbours",
+        situation(
+            *FIRST,
+            lost=2,
+            free_slots=1,
+            durable_step=50,
+            allow_approximate=True,
+            approximate_after_lost_steps=20,
+        ),
+        Row.RESTART,
+    ),
+    (
+        "old checkpoint, and two stages side by side",
+        situation(
+            *SIDE_BY_SIDE,
+            lost=4,
+            free_slots=2,
+            durable_step=50,
+            allow_approximate=True,
+            approximate_after_lost_steps=20,
+        ),
+        Row.RESTART,
+    ),
+    (
+        "no source at all, and the lost stage has no two neighbours",
+        situation(*FIRST, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
+        Row.WAIT,
+    ),
+    (
+        "the seed at a late step, approximate allowed",
+        situation(*INNER, lost=2, free_slots=1, step=101, allow_approximate=True),
+        Row.APPROXIMATE,
+    ),
+    (
+        "the seed in the first steps, approximate allowed",
+        situation(*INNER, lost=2, free_slots=1, step=100, allow_approximate=True),
+        Row.RESTART,
+    ),
+    (
+        "the seed at a late step, a bound within which it lies",
+        situation(
+            *INNER,
+            lost=2,
+            free_slots=1,
+            step=1000,
+            allow_approximate=True,
+            approximate_after_lost_steps=1000,
+        ),
+        Row.RESTART,
+    ),
+    (
+        "the first checkpoint at a late step, no bound",
+        situation(*INNER, lost=2, free_slots=1, step=10**6, durable_step=1, allow_approximate=True),
+        Row.RESTART,
+    ),
+    (
+        "kinds of blocks are not known",
+        situation(
+            *INNER,
+            lost=2,
+            free_slots=1,
+            durable_step=None,
+            allow_approximate=True,
+            outline=(),
+        ),
+        Row.WAIT,
     ),
     (
         "no exact source, not allowed",
@@ -111,7 +189,9 @@ def test_row(case: str, given: Situation, row: Row) -> None:
     assert decision.row is row, case
     assert decision.exact == (row is not Row.APPROXIMATE)
     assert decision.reason
-    assert len(decision.why_not) == row.value
+    is_second_choice = len(decision.why_not) > row.value
+    assert len(decision.why_not) == (Row.WAIT if is_second_choice else row.value)
+    assert not is_second_choice or (row is Row.RESTART and given.allow_approximate)
     assert all(w.startswith(f"row {i} (") for i, w in enumerate(decision.why_not))
 
 
@@ -120,7 +200,7 @@ def test_row(case: str, given: Situation, row: Row) -> None:
     [
         (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
         (
-            situation(*EMPTY, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
+            situation(*INNER, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
             Row.APPROXIMATE,
         ),
     ],
@@ -158,6 +238,7 @@ def test_every_situation_has_one_row_and_the_first_that_applies_wins() -> None:
         given = situation(
             stage(0, 2),
             stage(1, holders),
+            stage(2, 2),
             leaving=leaving,
             lost=lost,
             free_slots=free,
@@ -175,3 +256,29 @@ def test_every_situation_has_one_row_and_the_first_that_applies_wins() -> None:
         elif free and allow:
             expected = Row.APPROXIMATE
         assert decision.row is expected, given
+
+
+def test_permission_leaves_no_job_worse_off() -> None:
+    """Whatever is lost: with it a job never waits where it would go back without it."""
+    kinds = ([0, 2], [0, 2], [0, 2], [0, 2])
+    for cells in itertools.product(*kinds):
+        for durable, limit in itertools.product((None, 0, 40, 90), (None, 0, 50)):
+            fields: dict[str, Any] = {
+                "lost": 2,
+                "free_slots": 4,
+                "durable_step": durable,
+                "step": 101,
+                "approximate_after_lost_steps": limit,
+            }
+            stages = [stage(number, living) for number, living in enumerate(cells)]
+            without = decide(situation(*stages, **fields))
+            allowed = decide(situation(*stages, **fields, allow_approximate=True))
+
+            assert allowed.row <= without.row or allowed.row is Row.APPROXIMATE
+            if without.row is Row.RESTART and allowed.row is Row.RESTART:
+                assert allowed.from_step == without.from_step
+            inner_and_apart = all(
+                0 < i < 3 and cells[i - 1] and cells[i + 1] for i in range(4) if not cells[i]
+            )
+            if allowed.row is Row.APPROXIMATE:
+                assert inner_and_apart
