@@ -61,6 +61,7 @@ from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import PodRegistration, SlotStatus, read_rank_fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import Outline
 from mainstay_core.wire.stores import STORE_STATUS_S
 
 logger = logging.getLogger(__name__)
@@ -350,7 +351,8 @@ class Supervisor(Pod):
         pid = int(frame.head["pid"])
         fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
         self._processes.tell_faults(slot)
-        self.feed(Hello(slot, incarnation, pid, fingerprint))
+        outline = codec.decode(Outline, frame.head.get("outline", []))
+        self.feed(Hello(slot, incarnation, pid, fingerprint, outline))
 
     def _on_crash(self, frame: Frame) -> None:
         slot, incarnation = int(frame.head["slot"]), Incarnation(frame.head["incarnation"])

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from tests.scenarios.scenario_files import Call, Command, Driver
 
 from mainstay_core.coordinator import ladder
-from mainstay_core.reinitialisation.likeness import BlockOutline, StageOutline
+from mainstay_core.wire.reinitialisation import BlockOutline, StageOutline
 
 
 def outline_of(stages: Iterable[str]) -> tuple[StageOutline, ...]:

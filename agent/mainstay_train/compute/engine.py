@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -415,11 +415,19 @@ class Engine:
         """Digest of the reduced gradient."""
         return self._gradient.digest(self.reducer.reduced).hex()
 
-    def apply(self, commit: Commit, learning_rate: float) -> str:
-        """Apply the reduced gradient; returns the digest of the masters after it."""
-        counted = self._counted(commit)
+    def apply(
+        self, commit: Commit, learning_rate: float, boosts: Mapping[str, float] | None = None
+    ) -> str:
+        """Apply the reduced gradient; returns the digest of the masters after it.
+
+        Args:
+            commit: of the step.
+            learning_rate: of the step.
+            boosts: factors of it, by block; 1 for what is not named.
+        """
+        counted, gradients = self._counted(commit), self._reduced_blocks()
         with self.checks.over(Phase.APPLY):
-            self.state.apply(self._reduced_blocks(), commit.scale, learning_rate, counted)
+            self.state.apply(gradients, commit.scale, learning_rate, counted, boosts=boosts)
             self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
 

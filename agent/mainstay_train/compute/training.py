@@ -10,13 +10,17 @@ import torch
 
 from mainstay_core.job.config import JobConfig
 from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.checks.checker import Checks
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.compute.loader import Loader
+from mainstay_train.exact import optimizer
+from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model.blocks import Block
 from mainstay_train.model.job_units import units_of_workload
+from mainstay_train.model.outline import outline_of
 from mainstay_train.model.workload import Workload, user_code
 
 
@@ -34,6 +38,20 @@ class Training(Protocol):
 
     def job_units(self) -> JobUnits:
         """Return the units of all positions, for snapshots: the same on every rank."""
+        ...
+
+    def outline(self) -> Outline:
+        """Return the blocks of every stage, from which another could be made anew."""
+        ...
+
+    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
+        """Allocate the masters of another position, without optimizer state; they are void.
+
+        Args:
+            stage: the other stage.
+            num_stages: stages of a chain.
+            inner: which of its ranks.
+        """
         ...
 
     def build_engine(
@@ -84,6 +102,20 @@ class BlockTraining:
             return units_of_workload(
                 self.workload, self.config.shape, inner, torch.device(self.device)
             )
+
+    def outline(self) -> Outline:
+        """Those of the workload."""
+        with user_code("laying out the model"):
+            inner = inner_mesh(self.config, self.device, 0)
+            return outline_of(self.workload, self.config.shape.stages, inner)
+
+    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
+        """Build the other position's blocks, with an optimizer that keeps nothing."""
+        with user_code("building the model"):
+            mine = self.workload.stages(num_stages)[stage]
+            mesh = inner_mesh(self.config, self.device, inner)
+            blocks = self.workload.build(mine, self.device, mesh)
+            return StageState(blocks, optimizer.each(torch.optim.SGD))
 
     def build_engine(
         self,

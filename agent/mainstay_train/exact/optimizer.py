@@ -310,6 +310,7 @@ class StageState:
         lr: float,
         statistics: Sequence[Sequence[int]] | None = None,
         only: Collection[str] | None = None,
+        boosts: Mapping[str, float] | None = None,
     ) -> None:
         """One optimizer step. No communication; ``reduced`` is left as it is.
 
@@ -322,6 +323,7 @@ class StageState:
             lr: Learning rate of this step.
             statistics: What each block counted in it; None where no block counts anything.
             only: Model-wide names of the parameters that change; None: all do.
+            boosts: Factors of the learning rate, by block; 1 for what is not named.
         """
         counted = [()] * len(self.blocks) if statistics is None else statistics
         with torch.no_grad():
@@ -332,8 +334,9 @@ class StageState:
                 if only is not None and named.isdisjoint(only):
                     continue
                 torch.mul(flat, scale, out=self._scaled[: block.layout.size])
+                rate = lr * (boosts or {}).get(block.name, 1.0)
                 for group in optimizer.param_groups:
-                    group["lr"] = lr * group.get("lr_scale", 1.0)
+                    group["lr"] = rate * group.get("lr_scale", 1.0)
                 with _only(self._trained[block.name], only):
                     optimizer.step()
                 if only is None or block.committed.issubset(only):

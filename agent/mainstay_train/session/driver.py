@@ -25,6 +25,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
 from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.checks.checker import Checks
@@ -68,6 +69,14 @@ class LoopTraining:
         """The model's layers."""
         with user_code("laying out the model"):
             return units_of_parts(self.model.parts, self.optimizer, self.model.device)
+
+    def outline(self) -> Outline:
+        """Nothing: an own loop has one stage, and none beside it."""
+        return ()
+
+    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
+        """Never asked for, as no plan orders a fork without an outline."""
+        raise AssertionError(f"an own loop has no stage {stage} of {num_stages}, rank {inner}")
 
     def build_engine(
         self,

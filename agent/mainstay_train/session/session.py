@@ -22,22 +22,26 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
+from mainstay_core.rank.forks import ForkRules, boost_of
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
+from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
@@ -48,13 +52,15 @@ from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
+from mainstay_train.exact.blending import make_anew
+from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.state.controller import Checkpointing
-from mainstay_train.state.heal import HealClient, HealServer
+from mainstay_train.state.heal import HealClient, HealServer, masters_digest
 from mainstay_train.state.segments import SegmentClient, socket_beside
 from mainstay_train.state.serving import ServedState
 
@@ -85,6 +91,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=_snapshot_rules(config.snapshots, training),
+            fork_rules=_fork_rules(config.approximate, training),
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -106,6 +113,8 @@ class Session(RankSession[Connections]):
             config.faults, config.shape.replicas, self._uplink, self._order_flip
         )
         self._engine: Engine | None = None
+        self._beside: dict[tuple[int, int], StageState] = {}
+        """Masters of other positions, of which this one is made anew; by (stage, inner rank)."""
         self._ballot: Ballot | None = None
         """Of the last reduction."""
         self._lap_began_s = time.monotonic()
@@ -147,7 +156,8 @@ class Session(RankSession[Connections]):
 
     def start(self, hello: dict[str, Any]) -> None:
         """Say hello; what to do first is to wait for a plan."""
-        self._uplink.start(hello)
+        rules = self.state.fork_rules
+        self._uplink.start(hello | ({"outline": codec.encode(rules.outline)} if rules else {}))
         durable = self._checkpoints.start(hello["fingerprint"])
         if self._segments is not None:
             self._segments.start(hello["fingerprint"])
@@ -270,6 +280,25 @@ class Session(RankSession[Connections]):
         self._wait_copied()
         return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
 
+    async def copy_beside(
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        """Copy the masters of another stage's position; return their digest."""
+        place = divmod(wanted.position, self.plan.ranks_per_stage)
+        if place not in self._beside:
+            stage, inner = place
+            self._beside[place] = self._training.build_beside(stage, self.plan.num_stages, inner)
+        state = self._beside[place]
+        return client.copy(state, sources=sources, wanted=wanted, expected=expected)
+
+    async def make_anew(self, made: MadePosition) -> str:
+        """Write the engine's state from what was copied beside it; return its masters' digest."""
+        self._wait_copied()
+        state = self.engine.state
+        make_anew(state, made, self._beside)
+        self._beside = {}
+        return masters_digest(state)
+
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
         self._served.serve(served, self.engine.state if served else None)
@@ -377,7 +406,9 @@ class Session(RankSession[Connections]):
             learning_rate = self._training.learning_rate(commit.step)
         engine = self.engine
         copy_wait_s = self._wait_copied()
-        digest = engine.apply(commit, learning_rate)
+        blocks, history = engine.state.blocks, self.state.history
+        boosts = {block.name: boost_of(history, block.name, commit.step) for block in blocks}
+        digest = engine.apply(commit, learning_rate, boosts)
         masters = engine.counted_masters(digest)
         return AppliedStep(
             digest=digest, masters=masters, partials=engine.sent, copy_wait_s=copy_wait_s
@@ -444,4 +475,16 @@ def _snapshot_rules(
         decay=config.decay,
         units=units,
         log=config.log,
+    )
+
+
+def _fork_rules(config: ApproximateConfig | None, training: Training) -> ForkRules | None:
+    """Return by which rules lost stages are made anew; None where none may be."""
+    if config is None:
+        return None
+    return ForkRules(
+        outline=training.outline(),
+        policy=Policy(weighting=Weighting(config.weights)),
+        lr_boost=config.lr_boost,
+        boost_steps=config.boost_steps,
     )

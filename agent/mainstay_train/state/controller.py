@@ -187,14 +187,16 @@ class Checkpointing:
             )
         if version == 0:
             engine.state.initialize(self._config.shape.seed)
-            return events.StateLoaded(masters_digest(engine.state), None, "")
+            return events.StateLoaded(masters_digest(engine.state), None, "", ())
         assert self._directory is not None
         try:
             loaded = self._directory.load(version, engine.state)
         except (IntegrityError, OSError) as error:
             self._tell_skipped(version, str(error))
             return events.LoadFailed(str(error))
-        return events.StateLoaded(loaded.masters, loaded.commit, loaded.commit_chain)
+        return events.StateLoaded(
+            loaded.masters, loaded.commit, loaded.commit_chain, loaded.history
+        )
 
     def write(
         self,
@@ -241,6 +243,7 @@ class Checkpointing:
                     commit=action.commit,
                     commit_chain=action.commit_chain,
                     masters=masters,
+                    history=action.history,
                 )
                 self._write(action.version, nonce, part, reached, parts_bytes)
             except AbandonedError as error:  # who gave it up has told why

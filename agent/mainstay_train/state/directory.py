@@ -38,6 +38,7 @@ from mainstay_core.wire.checkpoint_manifest import (
     version_name,
 )
 from mainstay_core.wire.checkpoint_owner import Owner
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
 from mainstay_train.exact.optimizer import StageState, StateTensor
@@ -76,6 +77,7 @@ class Loaded:
     masters: str
     commit: Commit
     commit_chain: str
+    history: History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class Part:
     commit_chain: str
     masters: str
     """Digest that the masters among the tensors must have."""
+    history: History = ()
+    """Forks that the state contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +240,7 @@ class CheckpointDirectory:
             commit_chain=part.commit_chain,
             tensors=tensors,
             file=file,
+            history=part.history,
         )
         (directory / PART).write_bytes(seal(PART, codec.dumps(description), self._keys))
         reached(Op.CHECKPOINT_SYNC)
@@ -354,6 +359,7 @@ class CheckpointDirectory:
             identity=dict(self._whose.identity),
             fingerprint=dict(self._whose.fingerprint),
             created_at_s=time.time(),
+            history=parts[0][1].history,
         )
         data = seal(MANIFEST, codec.dumps(manifest), self._keys)
         parse_manifest(data, version, self._keys)  # what nobody could read is not written
@@ -411,11 +417,11 @@ class CheckpointDirectory:
         manifest = read_manifest(path, version, self._keys)
         wanted = {t.id: t.tensor for t in state.state_tensors()}
         missing = set(wanted)
-        commits: dict[str, tuple[Commit, str]] = {}
+        commits: dict[str, tuple[Commit, str, History]] = {}
         for listed in manifest.parts:
             described = read_description(path, listed, version, self._keys)
-            commit, chain = described.commit, described.commit_chain
-            commits[codec.dumps((commit, chain))] = (commit, chain)
+            commit, chain, history = described.commit, described.commit_chain, described.history
+            commits[codec.dumps((commit, chain, history))] = (commit, chain, history)
             own = {t.name: wanted[t.name] for t in described.tensors if t.name in wanted}
             if own:
                 read_tensors(path, listed, described, own)
@@ -425,8 +431,8 @@ class CheckpointDirectory:
         if len(commits) != 1:
             raise IntegrityError("its parts are of different commits")
         state.refresh()
-        ((commit, chain),) = commits.values()
-        return Loaded(masters_digest(state), commit, chain)
+        ((commit, chain, history),) = commits.values()
+        return Loaded(masters_digest(state), commit, chain, history)
 
     def _refused(self, version: int, why: str) -> IntegrityError:
         """Put a damaged version aside, for all ranks: a settle must not choose it again."""

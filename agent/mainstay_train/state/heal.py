@@ -44,7 +44,7 @@ from mainstay_train.comm.registered import (
     read_exactly,
     read_frame,
 )
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.optimizer import StageState, StateTensor
 from mainstay_train.state.chunks import CHUNK_BYTES, Chunk, Staging, cut, shape_of
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ StateAt = Callable[[str, int, int], StageState | None]
 def masters_digest(state: StageState) -> str:
     """Digest of all masters that a rank holds, by model-wide parameter name."""
     return state.masters_digest().whole.hex()
+
+
+def _wanted_flats(state: StageState, wanted: Wanted) -> list[StateTensor]:
+    flats = state.flats()
+    return [f for f in flats if f.kind == "master"] if wanted.masters_only else flats
 
 
 class HealServer:
@@ -135,7 +140,7 @@ class HealServer:
             connection.sendall(refused)
             return
         connection.settimeout(self._idle_s)
-        chunks = cut(state.flats())
+        chunks = cut(_wanted_flats(state, wanted))
         connection.sendall(pack({"kind": "state", "shape": shape_of(chunks)}))
         number = _asked(connection, chunks)
         if number is None:
@@ -221,7 +226,7 @@ class HealClient:
         Raises:
             HealFailed: no source is left.
         """
-        copy = _Copy(cut(state.flats()), wanted, self._local, self._changed)
+        copy = _Copy(cut(_wanted_flats(state, wanted)), wanted, self._local, self._changed)
         with self._changed:
             self._raise_if_ended()
             self._copy = copy

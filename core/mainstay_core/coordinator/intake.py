@@ -181,6 +181,8 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
     slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
     state = with_slot(state, slot)
     state = replace(state, fingerprints={**state.fingerprints, str(slot.slot): theirs})
+    if not refused and fact.outline:
+        state = replace(state, outline=fact.outline)
     if refused:
         return Transition(state=state, actions=(refusal(name, refused),), reason=refused)
     return Transition(
@@ -193,6 +195,8 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
 def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
     """Note a trainer that is reported again. After a store recovery nothing else shows it."""
     key = str(Slot(pod=fact.pod, index=fact.slot))
+    if fact.outline and not state.outline:
+        state = replace(state, outline=fact.outline)
     if not fact.fingerprint or key in state.fingerprints:
         return state
     state = replace(state, fingerprints={**state.fingerprints, key: fact.fingerprint})

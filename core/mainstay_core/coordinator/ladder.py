@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.words import count
-from mainstay_core.reinitialisation.likeness import StageOutline
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
     Policy,
     plan_reinitialisation,
 )
+from mainstay_core.wire.reinitialisation import StageOutline
 
 
 class Row(enum.IntEnum):
@@ -34,7 +34,7 @@ class Row(enum.IntEnum):
     WAIT = 6
 
 
-EXECUTABLE = frozenset({Row.HAND_OVER, Row.MASK, Row.REPLAY, Row.RESTART, Row.WAIT})
+EXECUTABLE = frozenset(Row) - {Row.RECHECK}
 """Rows that the runtime carries out. The other rows are decided, and the job waits."""
 
 SEED_STEPS = 100

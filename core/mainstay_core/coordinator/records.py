@@ -36,6 +36,9 @@ from mainstay_core.faults.points import OWN_ACTIONS
 from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.recoveries import Recovery, StageTimes, describe_replays
 
+_TO_JOINERS = (Method.JOIN, Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
+"""Methods whose recovery is over only when members have a state that had none."""
+
 
 def open_loss(
     state: CoordinatorState, lost: Sequence[Member], plan: Plan, reason: str
@@ -151,7 +154,7 @@ def _open(
         recovery=Recovery(
             fault=fault,
             method=plan.method,
-            exact=True,
+            exact=plan.fork is None,
             reason=reason,
             quorum=plan.quorum,
             from_step=state.step,
@@ -218,9 +221,7 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
     """
     assert state.plan is not None
     counted = [
-        m.index
-        for m in state.plan.members
-        if not m.joining or state.plan.method in (Method.JOIN, Method.REPLAY, Method.RESTART)
+        m.index for m in state.plan.members if not m.joining or state.plan.method in _TO_JOINERS
     ] or [m.index for m in state.plan.members]
     load_end_s = max(state.settled_at_s[i] for i in counted)
     fence_end_s = max(state.adopted_at_s.get(i, state.settled_at_s[i]) for i in counted)

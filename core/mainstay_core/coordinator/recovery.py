@@ -40,7 +40,11 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
-_REFILLS = {ladder.Row.REPLAY: Method.REPLAY, ladder.Row.RESTART: Method.RESTART}
+_REFILLS = {
+    ladder.Row.REPLAY: Method.REPLAY,
+    ladder.Row.RESTART: Method.RESTART,
+    ladder.Row.APPROXIMATE: Method.APPROXIMATE,
+}
 """Rows whose plan gives the places of empty stages to other trainers."""
 MAX_PROBE_DOUBLINGS = 5
 """Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
@@ -152,6 +156,8 @@ def _recover(
             nonce=nonce,
         )
         plan = seating.restart_plan(state, draft, takers)
+        if plan is not None and answer.row is ladder.Row.APPROXIMATE:
+            plan = seating.with_fork(state, plan)
     else:
         plan = None
     if plan is None:
@@ -166,7 +172,7 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     """Return the ladder's input for this state."""
     assert state.plan is not None
     stages = []
-    replayable = keeps_segments(state)
+    replayable, approximate = keeps_segments(state), state.config.approximate
     for position in state.plan.positions:
         members = [m for m in position if is_living(state, m)]
         stages.append(
@@ -184,6 +190,9 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
         free_slots=len(usable_slots(state, now_s)) + len(surplus_slots(state)),
         lost=num_lost,
         durable_step=state.durable,
+        allow_approximate=approximate is not None,
+        approximate_after_lost_steps=approximate.after_lost_steps if approximate else None,
+        outline=state.outline,
     )
 
 

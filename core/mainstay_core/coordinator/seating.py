@@ -32,12 +32,15 @@ from mainstay_core.coordinator.siting import (
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
+    all_settled,
+    holds_state,
     is_leaving,
 )
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
 from mainstay_core.wire.plan import Chain, Member, Method, OtherStore, Plan, Rendezvous
+from mainstay_core.wire.reinitialisation import ForkOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +158,32 @@ def void_plan(
     return replace(plan, lineage=plan.lineage + 1)
 
 
+def with_fork(state: CoordinatorState, plan: Plan) -> Plan:
+    """Return an unplanned plan that orders to make anew what no member holds, of a new lineage."""
+    assert state.plan is not None
+    held = {m.slot for m in state.plan.members if holds_state(state, m)}
+    empty = [
+        number
+        for number, members in enumerate(plan.positions)
+        if not any(m.slot in held and not m.joining for m in members)
+    ]
+    return _forked(state, plan, empty)
+
+
+def _forked(state: CoordinatorState, plan: Plan, positions: Sequence[int]) -> Plan:
+    """Return a plan with an order.
+
+    What counts as well are states of the lineages since the last one in which all have settled: a
+    rank may have missed the plans in between.
+    """
+    before = state.plan
+    assert before is not None
+    is_open = before.fork is not None and not all_settled(state)
+    since = before.fork.since if before.fork is not None and is_open else before.lineage
+    order = ForkOrder(positions=tuple(positions), since=since)
+    return replace(plan, lineage=before.lineage + 1, fork=order)
+
+
 def join_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotState]) -> Plan | None:
     """Return a plan with more whole replicas than now, or None if too few trainers are free.
 
@@ -238,7 +267,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
     chains = _chains(state.plan, members, quorum)
     suppliers, depth, why = _suppliers(state, tuple(c.replica for c in chains))
     previous = state.plan
-    return Plan(
+    plan = Plan(
         job=state.config.job,
         quorum=quorum,
         lineage=previous.lineage if previous else 0,
@@ -258,6 +287,11 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         suspend_wanted=state.suspend,
         other_stores=other_stores_of(state, members),
     )
+    loads = draft.method in (Method.RESTART, Method.START)
+    if previous is None or previous.fork is None or loads or all_settled(state):
+        return plan
+    # The fork has not come to an end: whoever has not settled yet does the same now.
+    return _forked(state, plan, previous.fork.positions)
 
 
 def _chains(

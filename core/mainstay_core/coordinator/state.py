@@ -23,6 +23,7 @@ from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.reinitialisation import Outline
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot. A late report of one of them must not revive it."""
@@ -251,6 +252,9 @@ class CoordinatorState:
     """Numerics fingerprint of the first plan's members; fixed from then on."""
     fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
     """Fingerprint by slot, as its living trainer reported it."""
+    outline: Outline = ()
+    """The blocks of every stage, as trainers have told them; empty in a job that must not go on
+    approximately."""
     adopted_at_s: dict[int, float] = field(default_factory=dict)
     """Member index to when it held all settle reports of the current plan."""
     settled_at_s: dict[int, float] = field(default_factory=dict)

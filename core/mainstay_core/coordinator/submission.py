@@ -68,6 +68,7 @@ _PATHS = {
     "hang_s": "spec.detection.hangSeconds",
     "operation_timeout_s": "spec.detection.hangSeconds",
     "handover_s": "spec.recovery.handoverSeconds",
+    "approximate": "spec.recovery.allowApproximate",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",
     "snapshots.enabled": "spec.snapshots.enabled",

@@ -67,7 +67,7 @@ def find_news(known: Mapping[LedgerKey, LedgerEntry], told: Sequence[LedgerEntry
         old = known.get(entry.key)
         if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
             continue
-        if old is not None and old.masters != entry.masters:
+        if old is not None and old.history == entry.history and old.masters != entry.masters:
             contradictions.append((old, entry))
         fresh.append(entry)
     return LedgerNews(fresh=tuple(fresh), contradictions=tuple(contradictions))

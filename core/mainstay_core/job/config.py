@@ -104,6 +104,25 @@ class SnapshotConfig:
         return LogKind.BOUNDARY if self.boundary else LogKind.GRADIENTS
 
 
+WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
+"""How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+MAX_LR_BOOST = 100.0
+"""Factor of a learning rate. More than that trains nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApproximateConfig:
+    """Says how a stage that nobody holds may be made anew from its neighbours."""
+
+    after_lost_steps: Count | None = None
+    """A restart that loses more steps than this is not worth it; None: one from a checkpoint is."""
+    weights: Name = WEIGHTINGS[0]
+    lr_boost: Annotated[float, Range(1, MAX_LR_BOOST)] = 1.1
+    """Factor of the learning rate of what was made anew."""
+    boost_steps: Count | None = None
+    """Steps for which it lasts; None: to the job's end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:
     """A job as its processes see it."""
@@ -176,6 +195,8 @@ class JobConfig:
     """Quorums that end for the same cause before more is done than to meet again."""
     snapshots: SnapshotConfig | None = None
     """None in a job without snapshots in memory."""
+    approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
+    """None in a job whose every recovery is exact."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

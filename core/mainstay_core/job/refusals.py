@@ -17,7 +17,12 @@ NOT_YET = {
     "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
     "spec.detection.witness": "no second device computes the same in this version",
     "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
-    "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
+    "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
+    "spec.recovery.approximate.staleSteps": "no stage goes back alone to an older copy in this "
+    "version",
+    "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
+    "this version",
+    "spec.pipeline.cut": "stages are cut by their costs in this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""
@@ -27,7 +32,7 @@ NOT_YET_VALUES = {
     "spec.detection.dmr.plan": "checks run at once in this version; use Naive",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
-    "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",
+    "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",
 }

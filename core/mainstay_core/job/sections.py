@@ -344,11 +344,34 @@ class Quarantine(Section):
     while they are named here. A taint stays until somebody removes it."""
 
 
+class ApproximateRecovery(Section):
+    """How a stage whose every copy is gone is made anew from its neighbours."""
+
+    weights: Literal["GradientNorm", "Uniform", "Copy"] = "GradientNorm"
+    """How much of each neighbour is taken. GradientNorm: by the squared norms of their gradients in
+    the last step. Uniform: one half each. Copy: the stage before alone."""
+    lr_boost_percent: Annotated[int, pydantic.Field(ge=100, le=10_000)] = 110
+    """Learning rate of what was made anew, in percent of the schedule's. Other stages keep
+    theirs."""
+    boost_steps: Positive | None = None
+    """Steps for which that lasts. Left out: to the job's end."""
+    optimizer_state: Literal["Zero"] = "Zero"
+    """The optimizer's state of what was made anew. Zero: it begins from nothing."""
+
+
 class RecoveryPolicy(Section):
     """What a recovery may do. Rows of the ladder that cannot be executed yet are not offered."""
 
-    allow_approximate: Literal[False] = False
-    """Whether a stage whose every copy is gone may be made anew from its neighbours."""
+    allow_approximate: bool = False
+    """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
+    no step, but goes on in another way than it would have (approximately). It is for pipelines of
+    three stages and more, whose first and last stage it does not help, and not together with
+    snapshots in this version."""
+    approximate_after_lost_steps: NotNegative | None = None
+    """With allowApproximate: a stage is made anew rather than have the job lose more steps than
+    this. Left out: rather than begin from the seed after step 100, but never in place of a
+    checkpoint."""
+    approximate: ApproximateRecovery = ApproximateRecovery()
     on_hosts_lost: Literal["Rehost"] = "Rehost"
     """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
     max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10

@@ -20,10 +20,11 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
@@ -221,9 +222,22 @@ class TrainingJob(Section):
             max_restarts=spec.recovery.max_restarts,
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
+            approximate=_approximate(spec.recovery),
             suspend=spec.suspend,
             faults=faults,
         )
+
+
+def _approximate(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+    if not recovery.allow_approximate:
+        return None
+    how = recovery.approximate
+    return ApproximateConfig(
+        after_lost_steps=recovery.approximate_after_lost_steps,
+        weights=how.weights,
+        lr_boost=how.lr_boost_percent / 100,
+        boost_steps=how.boost_steps,
+    )
 
 
 def parse_training_job(data: object) -> TrainingJob:
@@ -312,6 +326,30 @@ def _inner(ranks_per_stage: int) -> str:
     return f" x {ranks_per_stage} ranks" if ranks_per_stage > 1 else ""
 
 
+def _check_approximate(spec: TrainingJobSpec) -> None:
+    recovery, stages = spec.recovery, spec.parallelism.stages
+    if not recovery.allow_approximate:
+        if recovery.approximate_after_lost_steps is not None:
+            raise InvalidSpecError(
+                "spec.recovery.approximateAfterLostSteps",
+                "is for jobs with allowApproximate true; remove it",
+            )
+        return
+    if stages == 1 or (stages == 2 and not spec.checkpoint.every_steps):
+        raise InvalidSpecError(
+            "spec.recovery.allowApproximate",
+            f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
+            "anew from; use false, or more stages"
+            + (", or checkpoints (checkpoint.everySteps)" if stages == 2 else ""),
+        )
+    if spec.snapshots.enabled:
+        raise InvalidSpecError(
+            "spec.recovery.allowApproximate",
+            "is true, but not in this version together with snapshots in memory, from which a lost "
+            "stage is made anew exactly; use false, or snapshots.enabled false",
+        )
+
+
 def _check_settings(spec: TrainingJobSpec) -> None:
     if spec.runtime.device == "CPU" and spec.runtime.backend == "NCCL":
         raise InvalidSpecError(
@@ -341,6 +379,7 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "heartbeatSeconds, so that one late heartbeat is no fault",
         )
     recovery = spec.recovery
+    _check_approximate(spec)
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(
             "spec.recovery.holdBackMaxSeconds",

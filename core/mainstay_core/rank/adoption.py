@@ -21,7 +21,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
 from mainstay_core.wire.facts import MAX_SOURCES, Cause, Parked, Phase
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Member, Plan
 
 _MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
 """Phases in which a rank that parks drops its pipeline. What it lost may have been complete for
@@ -49,9 +49,10 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
     if _is_unjudged(state, plan):
         state, prefix = replace(state, held=()), (*prefix, DropHeld())
     here = state.position == plan.position_of(member.index)
-    valid = state.valid and here and state.lineage == plan.lineage
+    valid = state.valid and here and _is_of(state, plan, member)
     new = replace(
         state,
+        lineage=plan.lineage if valid else state.lineage,
         phase=Phase.SETTLING,
         plan=plan,
         index=member.index,
@@ -62,6 +63,19 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
         settlement=None,
     )
     return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+
+
+def _is_of(state: RankState, plan: Plan, member: Member) -> bool:
+    """Return whether a state counts in a plan's lineage.
+
+    Under a plan that orders a fork, states of the lineages before count as well, and belong to its
+    lineage from then on. But a rank that was left out meanwhile may have applied a step that the
+    others have computed again in another way since: its state is void.
+    """
+    if state.lineage == plan.lineage or plan.fork is None:
+        return state.lineage == plan.lineage
+    stayed = state.settled >= member.since
+    return stayed and plan.fork.since <= state.lineage < plan.lineage
 
 
 def _is_unjudged(state: RankState, plan: Plan) -> bool:

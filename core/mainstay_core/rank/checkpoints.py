@@ -111,4 +111,5 @@ def _begin(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
     tried = replace(state, tried=state.version, told_busy=False)
     if writer_of(state.plan, state.index) != state.index:
         return tried, ()
-    return tried, (WriteCheckpoint(state.version, state.commit, state.commit_chain),)
+    write = WriteCheckpoint(state.version, state.commit, state.commit_chain, state.history)
+    return tried, (write,)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.boundaries import BoundaryReplay
+from mainstay_core.rank.forks import Making
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.step_plan import Supply
@@ -17,6 +18,7 @@ from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.recoveries import Replayed
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.segments import SegmentKind, StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, LastStatus, SettleReport, Vote
 
@@ -56,6 +58,8 @@ class StateLoaded:
     commit: Commit | None = None
     """The last commit, from the manifest; None unless the state comes from a checkpoint."""
     commit_chain: str | None = None
+    history: History | None = None
+    """Forks that it contains, from the manifest; None unless the state comes from a checkpoint."""
     replayed: tuple[ReplayedStep, ...] = ()
     """The last steps of a replay, ascending. Whoever applied them first may have died before it
     told the ledger of them."""
@@ -182,7 +186,7 @@ class DropHeld:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Copy the state from a member, read it from a checkpoint, or make it anew from segments.
+    """Copy the state from a member, read it from a checkpoint, or make it anew.
 
     Outcome: StateLoaded, LoadFailed or QuorumLost.
     """
@@ -195,6 +199,8 @@ class LoadState:
     must give the same copy, where there are two."""
     replay: Replay | BoundaryReplay | None = None
     """How the state is made anew, if the action is REPLAY."""
+    making: Making | None = None
+    """How it is made of others, if the action is MAKE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +246,7 @@ class WriteCheckpoint:
     version: int
     commit: Commit
     commit_chain: str
+    history: History = ()
 
 
 @dataclass(frozen=True, slots=True)

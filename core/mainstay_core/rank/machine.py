@@ -10,13 +10,13 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, windows
+from mainstay_core.rank import checkpoints, forks, windows
 from mainstay_core.rank.adoption import adopt, park
 from mainstay_core.rank.events import (
     Action,
@@ -46,7 +46,7 @@ from mainstay_core.rank.events import (
     WaitForPlan,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import PositionDigests, StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -70,6 +70,7 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.recoveries import Replayed
+from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",
@@ -115,7 +116,9 @@ def _on_plan_idle(state: RankState, event: Event) -> Transition:
 def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     assert state.plan is not None
     log = state.snapshots.log if state.snapshots else LogKind.GRADIENTS
-    outcome = settle(state.plan, state.shards_per_lane, event.reports, event.stores, log)
+    outcome = settle(
+        state.plan, state.shards_per_lane, event.reports, event.stores, log, state.fork_rules
+    )
     verdict = judge_reports(state.plan, event.reports, outcome.actions)
     if verdict.state_bad:
         # Marks stay: they are applied on a certificate alone, whose votes found the states good.
@@ -138,8 +141,12 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
-    if mine is StateAction.STAY and state.held and state.held_in <= outcome.refused_in:
-        # The votes that refused the step did not reach this rank: the others' reports tell it.
+    if mine is StateAction.STAY and state.plan.fork is not None:
+        settled = _forked(settled, outcome)
+    refused = state.held_in <= outcome.refused_in
+    if mine is StateAction.STAY and state.held and (refused or outcome.fork is not None):
+        # The votes that refused the step did not reach this rank: the others' reports tell it. Or
+        # what is held came through a stage that is another one now.
         return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
     if mine is StateAction.STAY:
         return _begin(replace(settled, mark=None), tell, *needless)
@@ -167,8 +174,27 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.sources[state.index],
         outcome.expected[state.index],
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
+        _making(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
     return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
+
+
+def _forked(state: RankState, outcome: Settlement) -> RankState:
+    """Return a state at the version of a fork, which is the same with and without it."""
+    return replace(state, history=outcome.history, commit_chain=outcome.commit_chain)
+
+
+def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleReport]) -> forks.Making:
+    assert state.plan is not None
+    assert outcome.fork is not None
+    having = (StateAction.STAY, StateAction.ROLL)
+    holders = {
+        position: [
+            m.index for action in having for m in members if outcome.actions[m.index] is action
+        ]
+        for position, members in enumerate(state.plan.positions)
+    }
+    return forks.plan_making(state.plan, outcome.fork, state.index, holders, reports)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -185,6 +211,7 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         certified_in=outcome.certified_in,
         commit=outcome.commit if event.commit is None else event.commit,
         commit_chain=outcome.commit_chain if event.commit_chain is None else event.commit_chain,
+        history=outcome.history if event.history is None else event.history,
         digest=event.digest,
         last_gradient=last.gradient,
         last_masters=last.masters,
@@ -306,17 +333,21 @@ def _on_lost(state: RankState, event: QuorumLost) -> Transition:
 
 
 def _on_votes(state: RankState, event: VotesGathered) -> Transition:
-    assert state.plan is not None
+    plan = state.plan
+    assert plan is not None
     before = state.commit.data_total if state.commit else ""
-    verdict = judge(state.plan, event.votes, state.clip_norm, before)
+    verdict = judge(plan, event.votes, state.clip_norm, before)
     state, rename = checkpoints.note_saves(state, verdict.saves)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
+    commit = verdict.commit
+    if state.fork_rules is not None:
+        commit = replace(commit, norms_sq=forks.norms_by_block(plan, event.votes))
     state, needless = windows.note_copies(state, event.votes)
-    state = windows.note_commit(state, verdict.commit, event.votes)
-    record = windows.record_of(state, verdict.commit, event.votes)
+    state = windows.note_commit(state, commit, event.votes)
+    record = windows.record_of(state, commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, Apply(verdict.commit))
+    actions = (*rename, *needless, *record, Apply(commit))
     return Transition(applying, actions, verdict.reason)
 
 
@@ -373,6 +404,8 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         commit=event.commit,
         commit_chain=extend_commit_chain(state.commit_chain, event.commit),
     )
+    if rolling and state.plan.fork is not None:
+        new = _forked(new, state.settlement)
     if rolling:
         return _begin(new, DropHeld())
     new = replace(new, step_plan=None)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from mainstay_core.base.ids import QuorumId, RankId
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import CastVote
 from mainstay_core.rank.replaying import Replay
@@ -184,6 +185,7 @@ def entry_of(
         partials=partials,
         committed_at_s=now_s,
         copy_wait_s=copy_wait_s,
+        history=forks.digest_of(forks.history_at(state.history, commit.step)),
     )
 
 

@@ -8,10 +8,11 @@ until the quorum is left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from mainstay_core.base.bounds import Count, Index, Name
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
@@ -40,9 +41,16 @@ class Wanted:
     position: Index
     """By stage, then by inner rank."""
     version: Count
+    masters_only: bool = field(default=False, metadata=OMITTED)
+    """Whether the optimizer's state is left out: another position is made of these parameters."""
 
     def __post_init__(self) -> None:
         QuorumId.parse(self.quorum)
+
+    @property
+    def whole(self) -> Wanted:
+        """The same state with all that belongs to it."""
+        return replace(self, masters_only=False)
 
     @property
     def number(self) -> int:
@@ -58,7 +66,7 @@ def may_copy(wanted: Wanted, served: Wanted | None, adopted: Plan | None) -> boo
         served: what is complete here; None while a quorum settles.
         adopted: the plan of this trainer.
     """
-    if served == wanted:
+    if served == wanted.whole:
         return True
     return False if adopted is not None and adopted.quorum.id > wanted.number else None
 

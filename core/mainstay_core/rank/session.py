@@ -7,16 +7,17 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import events, machine
+from mainstay_core.rank import events, forks, machine
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
+from mainstay_core.rank.forks import Making
 from mainstay_core.rank.keeping import Keeper, Writer
 from mainstay_core.rank.replaying import (
     Replay,
@@ -34,7 +35,7 @@ from mainstay_core.rank.reports import (
     replayed_of,
     vote_of,
 )
-from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
@@ -240,17 +241,41 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             return await self._replay(action.replay)
         await self._begin(Op.HEAL)
         client = self.connections.healing(self.make_heal_client())
+        if action.making is not None:
+            return await self._make(client, action.making, action.version)
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
+        known = sources_of(self.plan, self._reports, action.sources)
+        found = await self._copied(self.copy, client, known, wanted, action.expected)
+        return events.StateLoaded(found) if isinstance(found, str) else found
+
+    async def _make(self, client: Any, making: Making, version: int) -> events.Event:
+        """Make the state anew from what other stages hold at the version."""
+        for beside in making.beside:
+            wanted = Wanted(str(self.plan.quorum), beside.position, version, masters_only=True)
+            known = sources_of(self.plan, self._reports, beside.members)
+            found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
+            if not isinstance(found, str):
+                return found
+        return events.StateLoaded(await self.make_anew(making.made))
+
+    async def _copied(
+        self,
+        copy: Callable[[Any, Sources, Wanted, str], Coroutine[Any, Any, str]],
+        client: Any,
+        known: Sources,
+        wanted: Wanted,
+        expected: str,
+    ) -> str | events.Event:
+        """Copy what other cells hold; return its digest, or the event if that was in vain."""
         why = f"no member of position {wanted.position} has version {wanted.version}"
-        expected, known = action.expected, sources_of(self.plan, self._reports, action.sources)
         for sources in copy_attempts(known, expected):
             try:
-                masters = await self.copy(client, sources, wanted, expected)
+                masters = await copy(client, sources, wanted, expected)
             except HealFailed as failure:
                 self.warn(f"healing failed: {(why := str(failure))}")
                 continue
             if expected or len(known) == 1:
-                return events.StateLoaded(masters)
+                return masters
             expected, why = masters, "no other source is left to compare the copy with"
         end = self.connections.gather().ended
         return events.QuorumLost.of(end) if end else events.LoadFailed(why)
@@ -379,6 +404,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     def _finish(self) -> None:
         final = self.final_digests(self.state.commit.data_total if self.state.commit else "")
+        final = replace(final, history=forks.digest_of(self.state.history))
         self._repeat_entries()
         self.tell(fact_of(self.state, Finished, final=final))
 

@@ -24,11 +24,14 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
+from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.step_plan import StepPlan, plan_step
 from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis
@@ -44,6 +47,11 @@ class StateAction(enum.StrEnum):
     HEAL = "heal"
     REPLAY = "replay"
     LOAD = "load"
+    MAKE = "make"
+
+
+_WITHOUT_STATE = (StateAction.HEAL, StateAction.REPLAY, StateAction.MAKE)
+"""What those do who have no state yet, and get it while others could compute."""
 
 
 class PositionDigests(NamedTuple):
@@ -94,6 +102,10 @@ class Settlement:
     """How positions that nobody holds are made anew from segments, by position."""
     told: tuple[PositionDigests, ...] = ()
     """What the votes on step version - 1 told, by position; empty unless it is known of all."""
+    fork: Fork | None = None
+    """How positions are made anew that nobody holds; None: none is."""
+    history: History = ()
+    """Forks that all states at the version contain; that of a checkpoint is in the checkpoint."""
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
@@ -134,14 +146,17 @@ def _newest(
 ) -> int | None:
     """Return the newest version that every position can reach from ``reports``, if any.
 
-    A position of which no report holds a state reaches what ``stores`` can make anew.
+    A position of which no report holds a state reaches what ``stores`` can make anew. One that the
+    plan orders to make of others reaches every version.
     """
     reached = _reached_by_members(plan, reports)
     lost = _lost(plan, reports)
     if stores is not None:
         for position in lost:
             reached[position] |= stores.reach(position, lost)
-    common: set[int] = set.intersection(*reached)
+    made = forks.positions_to_make(plan, lost)
+    held = [versions for position, versions in enumerate(reached) if position not in made]
+    common: set[int] = set.intersection(*held) if held else set()
     if stores is not None and common and lost:
         # Whoever goes on needs the last commit: the next one continues its totals.
         told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
@@ -155,6 +170,7 @@ def settle(
     reports: Sequence[SettleReport],
     store_reports: Sequence[StoreReport] = (),
     log: LogKind = LogKind.GRADIENTS,
+    fork_rules: ForkRules | None = None,
 ) -> Settlement:
     """Return the settled version, what each rank does, and the table of the step.
 
@@ -164,10 +180,11 @@ def settle(
         reports: one per member, in any order.
         store_reports: what the pods' stores of segments hold, where they were asked.
         log: from what the job's lost states are made anew.
+        fork_rules: of a job that may go on approximately.
 
     Raises:
-        LocalProtocolError: reports are missing or doubled, or the plan has no
-            whole replica.
+        LocalProtocolError: reports are missing or doubled, the plan has no whole
+            replica, or it orders a fork that the job's rules do not allow.
     """
     ordered = _in_order(plan, reports)
     by_gradients = log is LogKind.GRADIENTS
@@ -180,16 +197,36 @@ def settle(
     replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
     replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
     actions = tuple(StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions))
+    made = _made(plan, goal)
+    actions = tuple(
+        StateAction.MAKE if plan.position_of(i) in made else a for i, a in enumerate(actions)
+    )
     refused_in = max(r.refused_in for r in ordered)
     held = {
         r.index: r.held
         for r in ordered
-        if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
+        if actions[r.index] is StateAction.STAY
+        and r.version == version
+        and r.held_in > refused_in
+        # What was computed of this step came through a stage that is another one now.
+        and not made
     }
-    healing = [i for i, a in enumerate(actions) if a in (StateAction.HEAL, StateAction.REPLAY)]
+    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), _basis(plan, ordered)
+    forked: tuple[Fork | None, History, str] = (None, history.forks, history.chain)
+    if made:
+        forked = forks.plan_fork(
+            plan,
+            fork_rules,
+            made,
+            version=version,
+            commit=history.commit,
+            history=history.forks,
+            chain=history.chain,
+        )
+    fork, all_forks, chain = forked
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     return Settlement(
         version=version,
@@ -198,20 +235,29 @@ def settle(
         expected=tuple(expected for _, expected in heals),
         commit=history.commit,
         certified_in=history.certified_in,
-        commit_chain=history.chain,
+        commit_chain=chain,
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _common(ordered[i].pipeline for i in c.cells) for c in plan.chains},
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched),
+        reason=_reason(version, history.origin, actions, patched, fork),
         basis=basis,
         unnoted=_unnoted(basis, version, history, stores),
         kept_from=0 if goal.from_disk else _kept_from(plan, ordered, replays),
         replays=replays,
         told=_told(plan, goal, stores),
+        fork=fork,
+        history=all_forks,
     )
+
+
+def _made(plan: Plan, goal: _Goal) -> frozenset[int]:
+    """Return the positions that are made anew of others."""
+    if goal.from_disk:
+        return frozenset()
+    return forks.positions_to_make(plan, _lost(plan, goal.counted))
 
 
 def _basis(plan: Plan, ordered: Sequence[SettleReport]) -> WindowBasis:
@@ -290,6 +336,7 @@ class _History(NamedTuple):
     certified_in: str | None
     chain: str
     origin: str
+    forks: History = ()
 
 
 def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
@@ -302,7 +349,8 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
     if there:
         commit = next((r.commit for r in there if r.commit is not None), None)
         certified_in = next((r.certified_in for r in there if r.certified_in is not None), None)
-        return _History(commit, certified_in, there[0].chain, goal.origin)
+        known, chain = forks.last_known(there)
+        return _History(commit, certified_in, chain, goal.origin, known)
     record = None if goal.from_disk else stores.records.get(goal.version - 1)
     origin = goal.origin if goal.from_disk else "segments alone"
     if record is None:
@@ -465,9 +513,14 @@ def _computed(plan: Plan, step: StepPlan) -> tuple[int, ...]:
 
 
 def _reason(
-    version: int, origin: str, actions: Sequence[StateAction], patched: Sequence[int]
+    version: int,
+    origin: str,
+    actions: Sequence[StateAction],
+    patched: Sequence[int],
+    fork: Fork | None,
 ) -> str:
     counts = {a: actions.count(a) for a in StateAction if actions.count(a)}
     what = ", ".join(f"{n} {a}" for a, n in counts.items())
     tail = f"; {count(len(patched), 'type')} computed again" if patched else ""
-    return f"step {version} from {origin}: {what}{tail}"
+    made = f"; {fork.made.reason}" if fork is not None else ""
+    return f"step {version} from {origin}: {what}{tail}{made}"

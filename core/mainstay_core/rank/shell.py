@@ -19,6 +19,7 @@ from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.segments import ToldStores
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
 
@@ -117,6 +118,20 @@ class RankShell(ABC):
         Raises:
             HealFailed: no source is left, or the copy has another digest.
         """
+
+    @abstractmethod
+    async def copy_beside(
+        self, client: Any, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        """Copy the masters of a position of another stage; return their digest.
+
+        They are kept beside this one's state until :meth:`make_anew`. The arguments and the error
+        are those of :meth:`copy`.
+        """
+
+    @abstractmethod
+    async def make_anew(self, made: MadePosition) -> str:
+        """Write this rank's state from what was copied beside it; return its masters' digest."""
 
     @abstractmethod
     def serve(self, served: Wanted | None) -> None:

@@ -16,6 +16,7 @@ from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action, PlacedUnit
+from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.step_plan import StepPlan
 from mainstay_core.snapshots.job_units import JobUnits
@@ -23,6 +24,7 @@ from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
@@ -112,6 +114,10 @@ class RankState:
     """Number of exchanges of statuses since the last step."""
     settlement: Settlement | None = None
     step_plan: StepPlan | None = None
+    fork_rules: ForkRules | None = None
+    """None in a job that must not go on approximately."""
+    history: History = ()
+    """Forks that the state contains; empty: it is exact."""
     snapshots: SnapshotRules | None = None
     """None in a job without snapshots."""
     window: Window | None = None
@@ -261,11 +267,16 @@ def report_of(state: RankState) -> SettleReport:
         kept_from=state.kept_from,
         last_gradient=state.last_gradient,
         last_masters=state.last_masters,
+        history=state.history,
     )
 
 
 def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
-    """Return the commit chain after one more commit."""
+    """Return the commit chain after one more commit.
+
+    It is the same whether or not a job has the norms told that only a fork needs.
+    """
+    commit = replace(commit, norms_sq=())
     return hashlib.sha256((commit_chain + dumps(commit)).encode()).hexdigest()[:32]
 
 

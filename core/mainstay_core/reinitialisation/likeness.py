@@ -10,30 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from mainstay_core.wire.reinitialisation import Rule
+from mainstay_core.wire.reinitialisation import BlockOutline
 
 Parameter = tuple[str, tuple[int, ...]]
 """(local name, shape)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockOutline:
-    """What a re-initialisation must know of a block."""
-
-    name: str
-    """Model-wide."""
-    kind: str
-    """Like blocks have the same (:func:`kind_of`)."""
-    rule: Rule | None = None
-    """None: Average if both neighbours have like blocks, else Guard."""
-    copied: tuple[str, ...] = ()
-    """Local names of the parameters that each inner rank holds whole."""
-
-
-StageOutline = tuple[BlockOutline, ...]
-"""The blocks of a stage, in model order."""
 
 
 def kind_of(parameters: Iterable[Parameter]) -> str:

@@ -17,20 +17,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mainstay_core.base.words import count
-from mainstay_core.reinitialisation.likeness import (
-    BlockOutline,
-    StageOutline,
-    like_blocks,
-    match_index,
-)
+from mainstay_core.reinitialisation.likeness import like_blocks, match_index
 from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
 from mainstay_core.wire.reinitialisation import (
+    BlockOutline,
     BlockSource,
     MadeBlock,
     MadePosition,
     Reinitialisation,
     Rule,
     SourceKind,
+    StageOutline,
 )
 
 Position = tuple[int, int]

@@ -26,6 +26,7 @@ from mainstay_core.sim.saving import Saving
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.units import job_units
 from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import Commit, SaveStatus, Vote
 
 POSTED = {
@@ -98,6 +99,8 @@ class Trainer(Process, RankSession[Connections]):
             world.pace.copy_s,
         )
         self.cell: Compute | None = None
+        self._beside: dict[int, str] = {}
+        """States of other positions that were copied to make this one anew, by number."""
         self.slow = 1.0
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
@@ -257,6 +260,26 @@ class Trainer(Process, RankSession[Connections]):
     ) -> str:
         cell = self.made_cell()
         cell.params = await Awaited(client.copy(sources, wanted, expected))
+        await self.point("healed")
+        return cell.params
+
+    async def copy_beside(
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        copied = await Awaited(client.copy(sources, wanted, expected))
+        self._beside[wanted.position] = copied
+        return copied
+
+    async def make_anew(self, made: MadePosition) -> str:
+        cell, width = self.made_cell(), self.world.config.shape.ranks_per_stage
+        taken = sorted(
+            (block.block, source.stage * width + source.inner, source.weight)
+            for block in made.blocks
+            for source in block.sources
+        )
+        parts = [f"{name}={w!r}*{self._beside[position]}" for name, position, w in taken]
+        cell.params = terms.term("made", *parts)
+        self._beside = {}
         await self.point("healed")
         return cell.params
 

@@ -12,6 +12,7 @@ from mainstay_core.supervisor.state import SupervisorLimits
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Fact, RankFact, SlotStatus
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import Outline
 
 # Events of a slot: each speaks of one incarnation.
 
@@ -33,6 +34,8 @@ class Hello:
     incarnation: Incarnation
     pid: int
     fingerprint: dict[str, str]
+    outline: Outline = ()
+    """The blocks of every stage, in a job that may go on approximately."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _hello(state: SupervisorState, slot: SlotState, event: Hello, now_s: float) 
         slot=slot.index,
         incarnation=event.incarnation,
         fingerprint=event.fingerprint,
+        outline=event.outline,
         evidence=f"pid {event.pid} said hello",
         observed_at_s=now_s,
     )

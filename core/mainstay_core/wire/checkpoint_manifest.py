@@ -27,7 +27,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from mainstay_core.base.bounds import (
@@ -40,8 +40,10 @@ from mainstay_core.base.bounds import (
     Name,
     Range,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import IntegrityError
 from mainstay_core.job.config import JobConfig
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, read_sealed
 from mainstay_core.wire.votes import Commit
 
@@ -130,6 +132,8 @@ class Manifest:
     fingerprint: Labels
     """Numerics fingerprint of the ranks that wrote it."""
     created_at_s: Instant = 0.0
+    history: History = field(default=(), metadata=OMITTED)
+    """Forks that the version contains; empty: it is exact."""
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +178,8 @@ class PartDescription:
     file: FileEntry
     """The file of the tensors."""
     tensors: Annotated[tuple[StoredTensor, ...], Longest(MAX_TENSORS)]
+    history: History = field(default=(), metadata=OMITTED)
+    """Forks that the version contains."""
 
 
 def parse_manifest(data: bytes, version: int, keys: Keys = ()) -> Manifest:

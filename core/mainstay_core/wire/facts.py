@@ -36,6 +36,7 @@ from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.recoveries import Replayed
+from mainstay_core.wire.reinitialisation import Outline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,9 @@ class TrainerUp(_TrainerFact):
     kind: Literal[FactKind.TRAINER_UP] = FactKind.TRAINER_UP
     fingerprint: Labels = field(default_factory=dict)
     """What fixes its arithmetic."""
+    outline: Outline = field(default=(), metadata=OMITTED)
+    """The blocks of every stage, in a job that may go on approximately: it says how a stage could
+    be made anew from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
@@ -15,6 +15,7 @@ from mainstay_core.base.bounds import (
     Longest,
     Seconds,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.wire.plan import Partial
 
@@ -61,6 +62,10 @@ class LedgerEntry:
     """Part of ``step_s``: for which the step waited until the copy of a checkpoint had left the
     state that it was about to change."""
 
+    history: Digest = field(default="", metadata=OMITTED)
+    """Of the forks that the state contains; empty: it is exact. Entries of one step are equal only
+    if their histories are."""
+
     @property
     def key(self) -> LedgerKey:
         """Return the key of the entry."""
@@ -86,3 +91,5 @@ class FinalDigests:
     data: Digest
     """Sum over all committed steps of the digests of the samples."""
     inner: Index = 0
+    history: Digest = field(default="", metadata=OMITTED)
+    """Of the forks that the state contains; empty: it is exact."""

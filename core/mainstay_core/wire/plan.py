@@ -27,6 +27,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.wire.reinitialisation import ForkOrder
 
 FORMAT = 1
 """Format of plans, votes and the ledger, as plans carry it in their field ``version``."""
@@ -44,6 +45,7 @@ class Method(enum.StrEnum):
     REPLAY = "replay"
     HAND_OVER = "hand-over"
     SUSPEND = "suspend"
+    APPROXIMATE = "approximate"
 
     @property
     def code(self) -> str:
@@ -176,6 +178,10 @@ class Plan(_Derived):
     )
     """The stores of segments of living pods without a member, in pod order. They keep copies as
     well, and may have the last ones."""
+
+    fork: ForkOrder | None = field(default=None, metadata=OMITTED)
+    """Positions to make anew from others, if no member holds them; None: every state is exact, or
+    void."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "reason")

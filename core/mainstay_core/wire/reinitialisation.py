@@ -14,6 +14,7 @@ from mainstay_core.base.bounds import (
     MAX_BLOCKS,
     MAX_MEMBERS,
     Count,
+    Digest,
     Index,
     Longest,
     Name,
@@ -22,9 +23,12 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
+from mainstay_core.job.config import MAX_LR_BOOST
 
 MAX_SOURCES_OF_A_BLOCK = 3
 """Two neighbours, and an inner rank of the same stage."""
+MAX_FORKS = 1024
+"""Re-initialisations of one job."""
 MAX_COPIED = 1024
 """Parameters of one block that all inner ranks hold."""
 
@@ -57,6 +61,25 @@ class SourceKind(enum.StrEnum):
     NEIGHBOUR = "neighbour"
     """A stage beside the lost one."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockOutline:
+    """What a re-initialisation must know of a block."""
+
+    name: Name
+    """Model-wide."""
+    kind: Name
+    """Like blocks have the same (:func:`mainstay_core.reinitialisation.likeness.kind_of`)."""
+    rule: Rule | None = field(default=None, metadata=OMITTED)
+    """None: Average if both neighbours have like blocks, else Guard."""
+    copied: Annotated[tuple[Name, ...], Longest(MAX_COPIED)] = field(default=(), metadata=OMITTED)
+    """Local names of the parameters that each inner rank holds whole."""
+
+
+StageOutline = Annotated[tuple[BlockOutline, ...], Longest(MAX_BLOCKS)]
+"""The blocks of a stage, in model order."""
+Outline = Annotated[tuple[StageOutline, ...], Longest(MAX_MEMBERS)]
+"""The blocks of every stage: the cut."""
 
 Weight = Annotated[float, Range(0, 1)]
 
@@ -109,3 +132,40 @@ class Reinitialisation:
 
     def __post_init__(self) -> None:
         cut_fields(self, "reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOrder:
+    """The order, in a plan, to make positions anew that no member holds when it settles.
+
+    A plan that has it begins a new lineage. Until all have settled in it, each later plan repeats
+    the order and begins another lineage.
+    """
+
+    positions: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)]
+    """Numbers of the positions, ascending."""
+    since: Count
+    """States of this lineage, and of later ones, count as well if their rank stayed a member: only
+    such a rank is sure to have what the others settle on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """The record of a re-initialisation: everything that what follows depends on.
+
+    Two states with equal versions and equal histories of forks have equal bits.
+    """
+
+    version: Count
+    """At which the positions were made anew: step ``version`` is the first with them."""
+    chain: Digest
+    """Commit chain up to the version, before this fork."""
+    made: Reinitialisation
+    lr_boost: Annotated[float, Range(1, MAX_LR_BOOST)] = 1.0
+    """Factor of the learning rate of what was made anew."""
+    boost_steps: Count | None = None
+    """Steps for which it lasts; None: to the job's end."""
+
+
+History = Annotated[tuple[Fork, ...], Longest(MAX_FORKS)]
+"""The forks that a state contains, in order. Empty: it is exact."""

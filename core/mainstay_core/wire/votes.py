@@ -25,6 +25,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
 
 Statistics = Annotated[tuple[Count, ...], Longest(MAX_STATISTICS)]
@@ -136,6 +137,11 @@ class Commit:
     """Sum of the data digests of all steps up to this one."""
     statistics: Statistics = field(default=(), metadata=codec.OMITTED)
     """The integers that the model's blocks counted, in model order, each added over all types."""
+    norms_sq: Annotated[tuple[Finite, ...], Longest(MAX_BLOCKS)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """Squared norm of the summed gradient of each block, in model order, in a job that may go on
+    approximately: they weigh what a lost stage is made anew of. No part of the commit chain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,5 +205,7 @@ class SettleReport:
     as the votes on it told; empty if it does not know."""
     last_masters: Digest = field(default="", metadata=codec.OMITTED)
     """Likewise the digest of its masters before that step."""
+    history: History = field(default=(), metadata=codec.OMITTED)
+    """Forks that the state contains."""
     mark_gradient: Digest = field(default="", metadata=codec.OMITTED)
     """In a job with snapshots: digest of the mark's gradient, if it has voted with it."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.coordinator.ladder import Row, Situation, StageHolders, decide
-from mainstay_core.reinitialisation.likeness import BlockOutline, StageOutline
+from mainstay_core.wire.reinitialisation import BlockOutline, StageOutline
 
 ALL = frozenset(Row)
 

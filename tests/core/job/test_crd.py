@@ -24,10 +24,9 @@ FREE = {
     "spec.ttlSecondsAfterFinished",
     "spec.recovery.window",
     "spec.recovery.quarantine",
-    "spec.recovery.allowApproximate",
     "spec.recovery.onHostsLost",
 }
-"""What may change while a job lives; the last two have one value only."""
+"""What may change while a job lives; the last has one value only."""
 
 
 def fields(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,7 @@ from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import RankFact, Settled
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Chain, Partial, Plan
+from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat
 
 STEPS = 2
@@ -141,6 +142,17 @@ class Played(RankSession[Connections]):
 
     def make_heal_client(self) -> HealClient:
         return HealClient()
+
+    async def copy_beside(
+        self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str
+    ) -> str:
+        assert wanted.masters_only
+        self.done.append(f"beside, position {wanted.position}")
+        return await self.copy(client, sources, wanted, expected)
+
+    async def make_anew(self, made: MadePosition) -> str:
+        self.done.append(f"made stage {made.stage}")
+        return "made"
 
     async def copy(
         self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str

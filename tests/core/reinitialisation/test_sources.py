@@ -9,7 +9,6 @@ import random
 import pytest
 
 from mainstay_core.base import codec
-from mainstay_core.reinitialisation.likeness import BlockOutline, StageOutline
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -19,7 +18,13 @@ from mainstay_core.reinitialisation.sources import (
     plan_reinitialisation,
 )
 from mainstay_core.reinitialisation.weights import Weighting
-from mainstay_core.wire.reinitialisation import Reinitialisation, Rule, SourceKind
+from mainstay_core.wire.reinitialisation import (
+    BlockOutline,
+    Reinitialisation,
+    Rule,
+    SourceKind,
+    StageOutline,
+)
 
 SWAPPED = Policy(order=Order.SWAPPED)
 

@@ -1,0 +1,214 @@
+"""Decides what a fork means for a rank: who makes what anew, and what follows from it for ever.
+
+A fork is the ladder's row 5 (design section 5). A plan orders it, the settle carries it out at the
+newest version that all other positions reach, and every state has it in its history from then on
+(protocol section 6). What a fork makes depends on the version, the order and the last commit alone,
+so it is repeated with the same bits when something fails on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mainstay_core.base import codec
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.reinitialisation.sources import (
+    Left,
+    NoSource,
+    Policy,
+    plan_reinitialisation,
+)
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import Fork, History, MadePosition, Outline
+from mainstay_core.wire.votes import Commit, SettleReport, Vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkRules:
+    """The settings of forks by which ranks decide: equal on all of them."""
+
+    outline: Outline
+    policy: Policy = field(default_factory=Policy)
+    lr_boost: float = 1.1
+    """Factor of the learning rate of what is made anew (Blagoev et al., algorithm 1, line 4)."""
+    boost_steps: int | None = None
+    """Steps for which it lasts; None: to the job's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A position of another stage whose parameters a maker copies."""
+
+    position: int
+    """Its number."""
+    members: tuple[int, ...]
+    """Members that have them, best first."""
+    expected: str
+    """Digest of its masters; "" if no report names one, or if they name several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Making:
+    """What one member does to make its position anew."""
+
+    made: MadePosition
+    beside: tuple[Beside, ...]
+    """The positions that it copies, ascending."""
+
+
+def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
+    """Return the positions that a plan orders to make anew, of those that nobody holds."""
+    return frozenset() if plan.fork is None else frozenset(plan.fork.positions).intersection(lost)
+
+
+def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
+    """Return (history, commit chain) of the states at a version.
+
+    A member that missed the quorum of a fork at this very version does not know of it; its state is
+    the same with and without.
+    """
+    if not reports:
+        return (), ""
+    longest = max(reports, key=lambda report: len(report.history))
+    return longest.history, longest.chain
+
+
+def plan_fork(
+    plan: Plan,
+    rules: ForkRules | None,
+    positions: Collection[int],
+    *,
+    version: int,
+    commit: Commit | None,
+    history: History,
+    chain: str,
+) -> tuple[Fork, History, str]:
+    """Return a fork, and the history and the commit chain of all states with it.
+
+    Args:
+        plan: that orders it.
+        rules: of the job.
+        positions: numbers of those that are made anew; at least one.
+        version: at which all go on.
+        commit: of the step that led to it; None at version 0.
+        history: of the states at that version.
+        chain: commit chain of these.
+
+    Raises:
+        LocalProtocolError: the order is not one that these rules allow.
+    """
+    if rules is None:
+        raise LocalProtocolError(f"{plan.quorum} orders a fork, which this job does not allow")
+    width = plan.ranks_per_stage
+    lost = [divmod(position, width) for position in positions]
+    names = [block.name for stage in rules.outline for block in stage]
+    norms_sq = dict(zip(names, commit.norms_sq, strict=False)) if commit is not None else {}
+    answer = plan_reinitialisation(
+        rules.outline,
+        lost,
+        version=version,
+        norms_sq=norms_sq,
+        left=Left(),
+        policy=rules.policy,
+        ranks_per_stage=width,
+    )
+    if isinstance(answer, NoSource):
+        raise LocalProtocolError(f"{plan.quorum} orders what is impossible: {answer.reason}")
+    # One at this version that did not come to an end is repeated, not added to.
+    while history and history[-1].version == version and _places(history[-1]) <= set(lost):
+        history, chain = history[:-1], history[-1].chain
+    fork = Fork(
+        version=version,
+        chain=chain,
+        made=answer,
+        lr_boost=rules.lr_boost,
+        boost_steps=rules.boost_steps,
+    )
+    extended = hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
+    return fork, (*history, fork), extended
+
+
+def _places(fork: Fork) -> set[tuple[int, int]]:
+    return {(made.stage, made.inner) for made in fork.made.positions}
+
+
+def plan_making(
+    plan: Plan,
+    fork: Fork,
+    index: int,
+    holders: Mapping[int, Sequence[int]],
+    reports: Sequence[SettleReport],
+) -> Making:
+    """Return what a member does to make its position anew.
+
+    The members that hold a position beside are taken by turns, as each maker begins with another.
+
+    Args:
+        plan: that orders the fork.
+        fork: that makes the member's position.
+        index: of the member.
+        holders: by number of a position, the members that will have the version without making it.
+        reports: by member index.
+    """
+    width, position = plan.ranks_per_stage, plan.position_of(index)
+    (made,) = [m for m in fork.made.positions if m.stage * width + m.inner == position]
+    turn = [m.index for m in plan.position_members(position)].index(index)
+    beside = []
+    others = {s.stage * width + s.inner for block in made.blocks for s in block.sources}
+    for other in sorted(others):
+        members = tuple(holders[other])
+        start = turn % len(members)
+        told = {reports[i].state for i in members if reports[i].version == fork.version}
+        beside.append(
+            Beside(
+                position=other,
+                members=members[start:] + members[:start],
+                expected=told.pop() if len(told) == 1 else "",
+            )
+        )
+    return Making(made=made, beside=tuple(beside))
+
+
+def boost_of(history: History, block: str, step: int) -> float:
+    """Return the factor of a block's learning rate in a step.
+
+    A second loss of the same stage sets it again; it does not compound.
+    """
+    factor = 1.0
+    for fork in history:
+        if any(block == made.block for place in fork.made.positions for made in place.blocks):
+            end = None if fork.boost_steps is None else fork.version + fork.boost_steps
+            lasts = fork.version <= step and (end is None or step < end)
+            factor = fork.lr_boost if lasts else factor if step < fork.version else 1.0
+    return factor
+
+
+def history_at(history: History, step: int) -> History:
+    """Return the forks on which a step's outcome depends."""
+    return tuple(fork for fork in history if fork.version <= step)
+
+
+def digest_of(history: History) -> str:
+    """Return a short text that differs where histories do; empty if there is no fork."""
+    if not history:
+        return ""
+    return hashlib.sha256(codec.dumps(history).encode()).hexdigest()[:32]
+
+
+def norms_by_block(plan: Plan, votes: Sequence[Vote]) -> tuple[float, ...]:
+    """Return the squared gradient norm of each block, in model order.
+
+    Those of a stage's inner ranks are added left to right. All cells of a position tell the same.
+    """
+    width = plan.ranks_per_stage
+    firsts = [votes[members[0].index].norms_sq for members in plan.positions]
+    norms: list[float] = []
+    for stage in range(0, len(firsts), width):
+        for told in zip(*firsts[stage : stage + width], strict=True):
+            total = 0.0
+            for norm_sq in told:
+                total += norm_sq
+            norms.append(total)
+    return tuple(norms)
