@@ -111,6 +111,8 @@ class ReportedStep:
     masters: str
     loss: float
     step_s: float
+    history: str = ""
+    """Digest of the forks on which it depends; empty: it is exact."""
 
 
 def report_steps(
@@ -135,6 +137,7 @@ def _report_step(entries: Sequence[LedgerEntry | None]) -> ReportedStep | None:
         masters=_sum(e.masters for e in known),
         loss=known[-1].loss,
         step_s=max(e.step_s for e in known),
+        history=known[0].history,
     )
 
 
@@ -167,6 +170,7 @@ def make_report(
         "reason": state.outcome,
         "crash": show_crash(state),
         **show_protections(state),
+        **_exactness(known),
         "digests": {
             "final": _final(state),
             "steps": [step.masters if step else None for step in steps],
@@ -187,8 +191,19 @@ def make_report(
     }
 
 
+def _exactness(known: Sequence[ReportedStep]) -> dict[str, Any]:
+    """Return whether the job is what it would have been, and since which step it is not."""
+    since = None
+    for step in known:
+        since = (step.step if since is None else since) if step.history else None
+    return {"exact": since is None, "approximate_since": since}
+
+
 def _final(state: CoordinatorState) -> dict[str, str]:
-    """Sums over positions; the samples are those of the whole job, the same on each."""
+    """Sums over positions; the samples are those of the whole job, the same on each.
+
+    The history is there if the job is approximate.
+    """
     finals: tuple[FinalDigests, ...] = state.finals
     if len(finals) < len(state.shape.positions):
         return {}
@@ -197,6 +212,7 @@ def _final(state: CoordinatorState) -> dict[str, str]:
         "masters": _sum(f.masters for f in finals),
         "optimizer": _sum(f.optimizer for f in finals),
         "data": next((f.data for f in finals if f.data), ""),
+        **({"history": finals[0].history} if finals[0].history else {}),
     }
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 LAYOUT = Layout(stages=4, lanes=1, shards_per_lane=2, spares=1)
 NUM_STEPS = 12
 LOST_AT = 8
+ALLOWED = {"allowApproximate": True, "approximateAfterLostSteps": 4}
 
 
 @pytest.fixture(scope="module")
@@ -31,24 +32,76 @@ def kill(stage: int, step: int = LOST_AT, phase: str = "backward") -> dict[str, 
 
 
 def run(
-    directory: Path, corpus: Path, faults: list[dict[str, Any]], **recovery: Any
+    directory: Path,
+    corpus: Path,
+    faults: list[dict[str, Any]],
+    layout: Layout = LAYOUT,
+    **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=recovery)
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
     with local_job(directory, job, faults) as running:
         return running.report()
 
 
-def by_step(report: dict[str, Any]) -> dict[int, Any]:
-    return {entry["step"]: entry for entry in report["digests"]["steps"]}
+def check_forked(report: dict[str, Any]) -> None:
+    """The one recovery was approximate, and no step was lost."""
+    (recovery,) = report["recoveries"]
+    assert (recovery["method"], recovery["exact"]) == ("approximate", False), recovery
+    assert report["steps"]["lost"] == 0
+    assert report["digests"]["final"]["history"]
+    assert (report["exact"], report["approximate_since"]) == (False, LOST_AT)
 
 
-def test_a_lost_inner_stage_is_made_anew_with_the_same_bits_each_time(
-    tmp_path: Path, corpus: Path
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
+    return run(tmp_path_factory.mktemp("undisturbed"), corpus, [], LAYOUT.least)
+
+
+def test_a_lost_inner_stage_is_made_anew_and_no_step_is_lost(
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:
-    allowed = {"allowApproximate": True, "approximateAfterLostSteps": 4}
-    first = run(tmp_path / "first", corpus, [kill(1)], **allowed)
-    print(first["recoveries"])
-    second = run(tmp_path / "second", corpus, [kill(1)], **allowed)
+    report = run(tmp_path, corpus, [kill(1)], **ALLOWED)
+
+    check_forked(report)
+    steps, before = report["digests"]["steps"], undisturbed["digests"]["steps"]
+    assert steps[:LOST_AT] == before[:LOST_AT]
+    assert not set(steps[LOST_AT:]) & set(before[LOST_AT:])
+    assert undisturbed["exact"]
+    assert "history" not in undisturbed["digests"]["final"]
+
+
+@pytest.mark.chaos
+def test_the_same_loss_at_the_same_step_has_the_same_bits(tmp_path: Path, corpus: Path) -> None:
+    first = run(tmp_path / "first", corpus, [kill(1)], **ALLOWED)
+    second = run(tmp_path / "second", corpus, [kill(1, phase="forward")], **ALLOWED)
+
+    check_forked(first)
+    check_forked(second)
     assert compare_reports(first, second) == []
+
+
+@pytest.mark.chaos
+def test_an_end_of_the_pipeline_has_the_ladders_next_answer(
+    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
+) -> None:
+    report = run(tmp_path, corpus, [kill(0)], **ALLOWED)
+
+    (recovery,) = report["recoveries"]
+    assert (recovery["method"], recovery["exact"]) == ("restart", True)
+    assert "for want of anything newer" in recovery["reason"]
+    assert report["exact"]
+    assert compare_reports(report, undisturbed) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("stages", [(1,), (2,)])
+def test_a_second_loss_after_a_fork_is_another_fork(
+    tmp_path: Path, corpus: Path, stages: tuple[int, ...]
+) -> None:
+    report = run(tmp_path, corpus, [kill(1, 6), *(kill(stage, 10) for stage in stages)], **ALLOWED)
+
+    assert [r["method"] for r in report["recoveries"]] == ["approximate", "approximate"]
+    assert report["approximate_since"] == 6
+    assert report["steps"]["lost"] == 0

@@ -194,13 +194,13 @@ def settle(
     goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
     version = goal.version
     actions = _actions(plan, ordered, goal)
-    replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
-    replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
-    actions = tuple(StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions))
     made = _made(plan, goal)
     actions = tuple(
         StateAction.MAKE if plan.position_of(i) in made else a for i, a in enumerate(actions)
     )
+    replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
+    replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
+    actions = tuple(StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions))
     refused_in = max(r.refused_in for r in ordered)
     held = {
         r.index: r.held

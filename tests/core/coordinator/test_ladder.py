@@ -199,10 +199,6 @@ def test_row(case: str, given: Situation, row: Row) -> None:
     ("given", "row"),
     [
         (situation(*WHOLE, disagreement="norms differ"), Row.RECHECK),
-        (
-            situation(*INNER, lost=2, free_slots=1, durable_step=None, allow_approximate=True),
-            Row.APPROXIMATE,
-        ),
     ],
 )
 def test_a_row_that_cannot_be_executed_yet_waits_with_that_reason(

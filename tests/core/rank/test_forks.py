@@ -1,0 +1,377 @@
+"""The fork: whose states count, what is made anew at which version, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.core.plans import make_plan, slot_of
+
+from mainstay_core.base import codec
+from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.ids import Incarnation
+from mainstay_core.rank import forks, machine
+from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered
+from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.settle import Settlement, StateAction, settle
+from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.reinitialisation import BlockOutline, Fork, ForkOrder, Reinitialisation
+from mainstay_core.wire.votes import Commit, SettleReport, Vote
+
+STAY, ROLL, HEAL, LOAD, MAKE = (
+    StateAction.STAY,
+    StateAction.ROLL,
+    StateAction.HEAL,
+    StateAction.LOAD,
+    StateAction.MAKE,
+)
+RULES = ForkRules(
+    outline=tuple((BlockOutline(name=f"layers.{i}", kind="layer"),) for i in range(5))
+)
+
+
+def commit(step: int, *norms_sq: float) -> Commit:
+    return Commit(
+        step=step, norm=1, scale=1, tokens=1, loss=1, data="0" * 32, norms_sq=norms_sq or (1,) * 5
+    )
+
+
+def order(plan: Plan, *positions: int, lineage: int = 1, since: int = 0) -> Plan:
+    return replace(plan, lineage=lineage, fork=ForkOrder(positions=positions, since=since))
+
+
+def pipeline(quorum: int = 2, *made: int) -> Plan:
+    """One replica of five stages: a.1 to e.1; trainers of ``made`` are new, as b.2."""
+    lives = [f"{name}.{2 if i in made else 1}" for i, name in enumerate("abcde")]
+    stayed = {life: 1 for i, life in enumerate(lives) if i not in made}
+    joining = [lives[i] for i in made]
+    return make_plan({0: lives}, quorum=quorum, since=stayed, joining=joining, lanes=1)
+
+
+def reports(
+    plan: Plan, version: int = 8, *without: int, **fields: dict[str, Any]
+) -> list[SettleReport]:
+    """Of members at a version, those of ``without`` having none; fields by life, as ``a``."""
+    told = []
+    for member in plan.members:
+        if member.index in without:
+            told.append(SettleReport(index=member.index, valid=False, heal_address="x"))
+            continue
+        given = {
+            "version": version,
+            "lineage": plan.lineage,
+            "settled": 1,
+            "certified_in": "q1-n",
+            "commit": commit(version - 1, 1, 1, 3, 1, 1),
+            "chain": "before",
+            "state": f"state-{member.index}",
+            **fields.get(str(member.incarnation)[0], {}),
+        }
+        told.append(SettleReport(index=member.index, valid=True, **given))
+    return told
+
+
+def settled(plan: Plan, told: Sequence[SettleReport]) -> Settlement:
+    return settle(plan, 1, told, fork_rules=RULES)
+
+
+def made_of(fork: Fork | None) -> list[tuple[int, list[tuple[int, float]]]]:
+    assert fork is not None
+    return [
+        (p.stage, [(s.stage, s.weight) for b in p.blocks for s in b.sources])
+        for p in fork.made.positions
+    ]
+
+
+def test_what_nobody_holds_is_made_anew_at_the_version_of_the_others() -> None:
+    plan = order(pipeline(2, 1), 1)
+
+    outcome = settled(plan, reports(plan, 8, 1))
+
+    assert outcome.version == 8
+    assert outcome.actions == (STAY, MAKE, STAY, STAY, STAY)
+    assert made_of(outcome.fork) == [(1, [(0, 0.25), (2, 0.75)])]
+    assert [f.version for f in outcome.history] == [8]
+    assert outcome.commit_chain != "before"
+    assert "stage 1 is made anew from 0.25 of stage 0, 0.75 of stage 2" in outcome.reason
+
+
+def test_without_an_order_nothing_is_made_anew() -> None:
+    plan = replace(pipeline(2, 1), lineage=1)
+
+    outcome = settled(plan, reports(plan, 8, 1))
+
+    assert set(outcome.actions) == {LOAD}
+    assert outcome.fork is None
+
+
+def test_only_what_the_order_names_is_made_anew() -> None:
+    plan = order(pipeline(2, 1, 3), 1)
+
+    assert set(settled(plan, reports(plan, 8, 1, 3)).actions) == {LOAD}
+
+
+def test_a_job_that_does_not_allow_it_makes_nothing() -> None:
+    plan = order(pipeline(2, 1), 1)
+
+    with pytest.raises(LocalProtocolError, match="does not allow"):
+        settle(plan, 1, reports(plan, 8, 1))
+
+
+def test_a_committed_step_is_not_lost() -> None:
+    """One rank has applied step 8; the others hold its mark, and roll to it before the fork."""
+    plan = order(pipeline(2, 1), 1)
+    behind = {"version": 8, "mark": "q1-n", "certified_in": "q0-n"}
+    told = reports(plan, 9, 1, c=behind, d=behind, e=behind)
+
+    outcome = settled(plan, told)
+
+    assert outcome.version == 9
+    assert outcome.actions == (STAY, MAKE, ROLL, ROLL, ROLL)
+    assert outcome.fork is not None
+    assert outcome.fork.version == 9
+
+
+def test_what_was_held_of_the_interrupted_step_is_void() -> None:
+    plan = order(pipeline(2, 1), 1)
+    held = {"held": (Partial(lane=0, first=0, last=0),), "held_in": 1}
+    told = reports(plan, 8, 1, a=held, c=held, d=held, e=held)
+
+    outcome = settled(plan, told)
+
+    assert outcome.step.todo == {0: (0,)}, "it is computed again through all stages"
+
+
+def test_a_fork_that_was_interrupted_is_repeated_with_the_same_bits() -> None:
+    first = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
+    plan = order(pipeline(3, 1), 1, lineage=2)
+    knows = {"history": first.history, "chain": first.commit_chain}
+
+    again = settled(plan, reports(plan, 8, 1, c=knows, e=knows))
+
+    assert again.fork == first.fork
+    assert again.history == first.history
+    assert again.commit_chain == first.commit_chain
+
+
+def test_what_was_made_before_is_not_made_again() -> None:
+    first = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
+    plan = order(pipeline(3), 1, lineage=2)
+    knows = {"history": first.history, "chain": first.commit_chain}
+
+    outcome = settled(plan, reports(plan, 8, b=knows, c=knows))
+
+    assert outcome.actions == (STAY,) * 5
+    assert outcome.fork is None
+    assert (outcome.history, outcome.commit_chain) == (first.history, first.commit_chain)
+
+
+def test_another_stage_at_the_same_version_is_another_fork_after_the_first() -> None:
+    first = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
+    plan = order(pipeline(3, 3), 3, lineage=2)
+    knows = {"history": first.history, "chain": first.commit_chain}
+
+    outcome = settled(plan, reports(plan, 8, 3, b=knows, c=knows))
+
+    assert [made_of(f)[0][0] for f in outcome.history] == [1, 3]
+    assert outcome.history[1].chain == first.commit_chain
+
+
+def test_a_checkpoint_newer_than_a_fork_could_be_is_loaded() -> None:
+    """Where no version is common to all others, nothing is made anew."""
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1, a={"version": 7, "settled": 1})
+
+    assert set(settled(plan, told).actions) == {LOAD}
+
+
+def test_all_cells_of_a_lost_stage_make_their_own_copy_by_turns() -> None:
+    chains = {0: ["a.1", "b.2", "c.1"], 1: ["d.1", "e.2", "f.1"]}
+    since = dict.fromkeys(("a.1", "c.1", "d.1", "f.1"), 1)
+    plan = order(make_plan(chains, quorum=2, since=since, joining=["b.2", "e.2"]), 1)
+    joiners = [m.index for m in plan.members if m.joining]
+    told = reports(plan, 8, *joiners)
+    rules = replace(RULES, outline=RULES.outline[:3])
+
+    outcome = settle(plan, 1, told, fork_rules=rules)
+
+    assert outcome.fork is not None
+    assert [outcome.actions[i] for i in joiners] == [MAKE, MAKE]
+    stages = [[m.index for m in members] for members in plan.positions]
+    holders = {0: stages[0], 1: [], 2: stages[2]}
+    turns = [forks.plan_making(plan, outcome.fork, i, holders, told) for i in joiners]
+    assert [[b.members for b in t.beside] for t in turns] == [
+        [tuple(stages[0]), tuple(stages[2])],
+        [tuple(reversed(stages[0])), tuple(reversed(stages[2]))],
+    ]
+    assert [b.position for b in turns[0].beside] == [0, 2]
+
+
+def rank(life: str, **fields: Any) -> RankState:
+    state = RankState(
+        slot=slot_of(life),
+        incarnation=Incarnation(life),
+        num_steps=20,
+        shards_per_lane=1,
+        clip_norm=None,
+        heal_address=life,
+        fork_rules=RULES,
+    )
+    given = {
+        "valid": True,
+        "position": 0,
+        "version": 8,
+        "settled": 1,
+        "digest": "state-0",
+        "commit": commit(7, 1, 1, 3, 1, 1),
+        "commit_chain": "before",
+        **fields,
+    }
+    return replace(state, **given)
+
+
+def adopted(state: RankState, plan: Plan) -> RankState:
+    return machine.step(machine.saw_plan(state, plan), PlanSeen()).state
+
+
+@pytest.mark.parametrize(
+    ("state", "since", "counts"),
+    [
+        pytest.param({"lineage": 0}, 0, True, id="a member that stayed"),
+        pytest.param({"lineage": 1}, 0, True, id="one that settled in a fork that failed"),
+        pytest.param({"lineage": 0, "settled": 0}, 0, False, id="one that was left out meanwhile"),
+        pytest.param({"lineage": 0}, 1, False, id="one of a lineage that was void before"),
+        pytest.param({"lineage": 0, "position": 2}, 0, False, id="one of another stage"),
+        pytest.param({"lineage": 0, "valid": False}, 0, False, id="one with a bad state"),
+    ],
+)
+def test_a_state_of_a_lineage_before_counts_if_its_rank_stayed(
+    state: dict[str, Any], since: int, counts: bool
+) -> None:
+    plan = order(pipeline(3, 1), 1, lineage=2, since=since)
+
+    after = adopted(rank("a.1", **state), plan)
+
+    assert after.valid == counts
+    if counts:
+        assert after.lineage == 2
+
+
+def test_an_old_pod_with_the_lost_stages_true_state_is_refused() -> None:
+    lives = ["a.1", "b.1", "c.1", "d.1", "e.1"]
+    since = dict.fromkeys(("a.1", "c.1", "d.1", "e.1"), 1)
+    back = make_plan({0: lives}, quorum=3, since=since, lanes=1)
+    true_state = rank("b.1", position=1, lineage=0)
+
+    assert not adopted(true_state, order(back, 1, lineage=2)).valid, "the fork is not over"
+    assert not adopted(true_state, replace(back, lineage=1)).valid, "it is over"
+
+
+def test_without_an_order_no_state_of_another_lineage_counts() -> None:
+    assert not adopted(rank("a.1", lineage=0), replace(pipeline(3), lineage=1)).valid
+
+
+def test_all_members_have_one_history_and_chain_after_a_fork() -> None:
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1)
+    stays = adopted(rank("a.1", held=(Partial(lane=0, first=0, last=0),)), plan)
+    maker = adopted(rank("b.2", valid=False, position=-1), plan)
+
+    stayed = machine.step(stays, ReportsGathered(tuple(told)))
+    making = machine.step(maker, ReportsGathered(tuple(told)))
+    loads = [a for a in making.actions if isinstance(a, LoadState)]
+    made = machine.step(making.state, machine.StateLoaded("made"))
+
+    assert DropHeld() in stayed.actions
+    assert loads[0].making is not None
+    assert [b.position for b in loads[0].making.beside] == [0, 2]
+    assert [b.expected for b in loads[0].making.beside] == ["state-0", "state-2"]
+    states = (stayed.state, made.state)
+    assert len({codec.dumps((s.history, s.commit_chain, s.lineage)) for s in states}) == 1
+    assert stayed.state.history
+
+
+def test_a_history_is_that_of_the_checkpoint_that_was_loaded() -> None:
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1, a={"version": 7})
+    loading = machine.step(adopted(rank("c.1", position=2), plan), ReportsGathered(tuple(told)))
+
+    exact = machine.step(loading.state, machine.StateLoaded("x", commit(3), "chain", ()))
+
+    assert exact.state.history == ()
+
+
+def fork(version: int, *blocks: str, steps: int | None = None) -> Fork:
+    made = [
+        {"block": b, "sources": [{"kind": "neighbour", "stage": 0, "block": b}]} for b in blocks
+    ]
+    told = {"positions": [{"stage": 1, "blocks": made}], "reason": ""}
+    return Fork(
+        version=version,
+        chain="",
+        made=codec.decode(Reinitialisation, told),
+        lr_boost=1.1,
+        boost_steps=steps,
+    )
+
+
+def test_the_learning_rate_of_what_was_made_is_raised_from_then_on() -> None:
+    history = (fork(8, "x"), fork(20, "x", "y"))
+
+    assert [forks.boost_of(history, "x", step) for step in (7, 8, 19, 20, 99)] == [
+        1.0,
+        1.1,
+        1.1,
+        1.1,
+        1.1,
+    ], "a second loss sets it again, and does not compound"
+    assert [forks.boost_of(history, "y", step) for step in (8, 19, 20)] == [1.0, 1.0, 1.1]
+    assert forks.boost_of(history, "z", 99) == 1.0
+
+
+def test_a_boost_may_last_for_some_steps() -> None:
+    history = (fork(8, "x", steps=3), fork(20, "x", steps=3))
+
+    boosted = [step for step in range(30) if forks.boost_of(history, "x", step) > 1]
+    assert boosted == [8, 9, 10, 20, 21, 22]
+
+
+def test_norms_of_inner_ranks_add_up_by_block() -> None:
+    plan = make_plan({0: ["a.1", "b.1", "c.1", "d.1"]}, ranks_per_stage=2)
+    told = [(1.0, 2.0), (0.5, 0.0), (3.0,), (0.25,)]
+    votes = [
+        Vote(
+            step=0,
+            attempt=0,
+            ok=True,
+            norms_sq=norms,
+            gradient="",
+            state="",
+            stats=(),
+            newest_plan=1,
+            newest_nonce="n",
+        )
+        for norms in told
+    ]
+
+    assert forks.norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
+
+
+def test_norms_are_no_part_of_the_commit_chain() -> None:
+    with_norms = commit(3, 1.0, 2.0)
+
+    assert extend_commit_chain("x", with_norms) == extend_commit_chain(
+        "x", replace(with_norms, norms_sq=())
+    )
+
+
+def test_a_steps_outcome_depends_on_the_forks_up_to_its_version() -> None:
+    history = (fork(8, "x"), fork(20, "x"))
+
+    assert forks.digest_of(()) == ""
+    assert forks.history_at(history, 7) == ()
+    assert forks.history_at(history, 8) == history[:1]
+    assert forks.digest_of(history[:1]) != forks.digest_of(history)
