@@ -10,7 +10,7 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job import model_sizes, spec
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import ApproximateConfig, JobConfig
 
 SMALLEST: dict[str, Any] = {
     "apiVersion": "mainstay.dev/v1alpha1",
@@ -290,7 +290,14 @@ def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_befor
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
         ("spec.checkpoint.copyMebibytes", 7, "is 7, must be greater than or equal to 8"),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
-        ("spec.recovery.allowApproximate", True, "every recovery is exact"),
+        ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
+        ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
+        ("spec.recovery.approximate", {"guards": 2}, "is not available: no other stage keeps"),
+        ("spec.recovery.approximate", {"staleSteps": 9}, "is not available: no stage goes back"),
+        ("spec.recovery.approximate", {"waitSeconds": 9}, "is not available: a stage is made"),
+        ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
+        ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
+        ("spec.recovery.approximate", {"optimizerState": "Average"}, "moments begin from zero"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
         (
@@ -353,6 +360,37 @@ def test_a_mistake_is_named_with_its_path_and_what_is_right(
     error = problem(job_with(path, value))
     assert error.field.startswith(path)
     assert words in str(error)
+
+
+def approximate_job(**spec: Any) -> dict[str, Any]:
+    data = job_with("spec.recovery", {"allowApproximate": True})
+    data["spec"] |= {"parallelism": {"stages": 3}, **spec}
+    return data
+
+
+def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
+    how = {"lrBoostPercent": 125, "boostSteps": 100, "weights": "Uniform"}
+    data = approximate_job()
+    data["spec"]["recovery"] |= {"approximateAfterLostSteps": 0, "approximate": how}
+    config = spec.parse_training_job(data).to_job_config(JobUid("u"))
+
+    assert config.approximate == ApproximateConfig(
+        after_lost_steps=0, weights="Uniform", lr_boost=1.25, boost_steps=100
+    )
+    assert codec.loads(JobConfig, codec.dumps(config)) == config
+    assert "approximate" not in codec.encode(
+        spec.parse_training_job(SMALLEST).to_job_config(JobUid("u"))
+    )
+
+
+def test_permission_that_could_never_be_used_is_refused() -> None:
+    assert "more stages" in str(problem(approximate_job(parallelism={"stages": 1})))
+    both_ends = {"parallelism": {"stages": 2}}
+    assert "or checkpoints (checkpoint.everySteps)" in str(problem(approximate_job(**both_ends)))
+    spec.parse_training_job(approximate_job(**both_ends, checkpoint={"everySteps": 5}))
+    with_snapshots = problem(approximate_job(snapshots={"enabled": True}))
+    assert with_snapshots.field == "spec.recovery.allowApproximate"
+    assert "snapshots in memory" in str(with_snapshots)
 
 
 def test_a_step_has_no_more_shard_types_than_a_plan_can_name() -> None:

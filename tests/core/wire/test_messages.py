@@ -31,6 +31,7 @@ from mainstay_core.wire import (
     page,
     plan,
     recoveries,
+    reinitialisation,
     routes,
     segments,
     stores,
@@ -69,6 +70,35 @@ COMMIT = Commit(
     loss=2.5,
     data="0" * 31 + "1",
     data_total="0" * 31 + "2",
+)
+FORK = reinitialisation.Fork(
+    version=5,
+    chain="0" * 31 + "3",
+    made=reinitialisation.Reinitialisation(
+        positions=(
+            reinitialisation.MadePosition(
+                stage=1,
+                inner=1,
+                blocks=(
+                    reinitialisation.MadeBlock(
+                        block="layers.0",
+                        sources=(
+                            reinitialisation.BlockSource(
+                                kind=reinitialisation.SourceKind.NEIGHBOUR,
+                                stage=0,
+                                inner=1,
+                                block="layers.1",
+                                weight=0.25,
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+        reason="stage 1 is made anew",
+    ),
+    lr_boost=1.1,
+    boost_steps=100,
 )
 RECORD = votes.CommitRecord(
     lineage=0,
@@ -461,6 +491,14 @@ EXAMPLES: dict[str, Any] = {
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
     "commit": COMMIT,
+    "commit-with-norms": dataclasses.replace(COMMIT, norms_sq=(0.25, 4.0)),
+    "plan-with-a-fork": dataclasses.replace(
+        PLAN,
+        lineage=2,
+        method=plan.Method.APPROXIMATE,
+        fork=reinitialisation.ForkOrder(positions=(1, 3), since=1),
+    ),
+    "settle-report-with-a-fork": SettleReport(index=2, valid=True, version=5, history=(FORK,)),
     "commit-with-statistics": dataclasses.replace(COMMIT, statistics=(4, 2, 10)),
     "settle-report": SettleReport(
         index=2,
@@ -525,6 +563,20 @@ EXAMPLES: dict[str, Any] = {
     ),
     "fact-trainer-up": facts.TrainerUp(
         **TRAINER, fingerprint={"torch": "2.13.0"}, observed_at_s=1700000002.5
+    ),
+    "fact-trainer-up-with-an-outline": facts.TrainerUp(
+        **TRAINER,
+        outline=(
+            (reinitialisation.BlockOutline(name="embedding", kind="e" * 32),),
+            (
+                reinitialisation.BlockOutline(
+                    name="layers.0",
+                    kind="f" * 32,
+                    rule=reinitialisation.Rule.COPY,
+                    copied=("norm.weight",),
+                ),
+            ),
+        ),
     ),
     "fact-trainer-down": facts.TrainerDown(**TRAINER, restarting=True, evidence="signal 9"),
     "fact-trainer-down-with-a-crash": facts.TrainerDown(
@@ -774,7 +826,7 @@ def test_a_newer_peer_may_say_more_anywhere(name: str) -> None:
 
     example = EXAMPLES[name]
     data = extended(encode(example))
-    if name == "fact-trainer-up":
+    if name.startswith("fact-trainer-up"):
         del data["fingerprint"]["from_the_future"]  # free text, not fields
     if name.startswith("job-page"):
         del data["recovery"]["counts"]["from_the_future"]  # by method
@@ -801,7 +853,18 @@ def test_every_message_has_a_golden_file() -> None:
         collect(example)
     wanted = {
         kind
-        for room in (plan, votes, segments, stores, ledger, recoveries, crashes, page, findings)
+        for room in (
+            plan,
+            reinitialisation,
+            votes,
+            segments,
+            stores,
+            ledger,
+            recoveries,
+            crashes,
+            page,
+            findings,
+        )
         for kind in vars(room).values()
         if dataclasses.is_dataclass(kind) and kind.__module__ == room.__name__
     }

@@ -1,0 +1,149 @@
+"""Row 5 of the ladder, carried out: who is ordered to be made anew, and in which lineage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.coordinator.events import JobSubmitted
+from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.plan import Method
+from mainstay_core.wire.reinitialisation import BlockOutline, Outline
+
+Start = Callable[..., Any]
+ALLOWED = ApproximateConfig(after_lost_steps=2)
+OUTLINE: Outline = tuple((BlockOutline(name=f"layers.{i}", kind="layer"),) for i in range(5))
+
+
+@pytest.fixture
+def world(start: Start) -> Any:
+    """One replica of five stages that has committed five steps, and four spares."""
+    world = start(spares=4, replicas=1, lanes=1, stages=5, approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+def lose(world: Any, *stages: int) -> None:
+    world.tell(*(world.down_fact(world.member(0, stage)) for stage in stages))
+
+
+def record(world: Any) -> Any:
+    return [*world.recoveries().values()][-1]
+
+
+def test_a_lost_inner_stage_is_ordered_to_be_made_anew_in_a_new_lineage(world: Any) -> None:
+    lose(world, 1)
+
+    plan = world.plan
+    assert (plan.method, plan.planned, plan.lineage) == (Method.APPROXIMATE, False, 1)
+    assert (plan.fork.positions, plan.fork.since) == ((1,), 0)
+    assert [m.rank.stage for m in plan.members if m.joining] == [1]
+    world.settle(step=5)
+    world.commit(step=5)
+    assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
+    assert record(world).lost_steps == 0
+    world.stored()
+
+
+def test_what_follows_a_fork_is_exact_again_and_stays_in_its_lineage(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5)
+    world.commit(step=5)
+    world.park(world.member(0, 2))
+    world.tick(10.0)
+
+    plan = world.plan
+    assert plan.method is Method.REFORM
+    assert (plan.fork, plan.lineage) == (None, 1)
+    assert record(world).exact or record(world).quorum.id < plan.quorum.id
+
+
+def test_a_second_loss_after_a_fork_is_another_fork_of_the_next_lineage(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5)
+    world.commit(step=5)
+    lose(world, 3)
+
+    plan = world.plan
+    assert (plan.fork.positions, plan.fork.since, plan.lineage) == ((3,), 1, 2)
+
+
+@pytest.mark.parametrize("settled", [0, 3])
+def test_a_loss_in_the_middle_of_a_fork_repeats_the_order(world: Any, settled: int) -> None:
+    lose(world, 1)
+    others = [m for m in world.plan.members if m.rank.stage != 1][:settled]
+    world.tell(*(world.about(FactKind.SETTLED, member, step=5) for member in others))
+    lose(world, 3)
+
+    plan = world.plan
+    assert plan.fork.positions == (1, 3), "the maker of stage 1 may have got nowhere"
+    assert (plan.fork.since, plan.lineage) == (0, 2), "who missed the first plan counts as well"
+
+
+def test_the_maker_of_a_stage_that_dies_is_replaced_under_the_same_order(world: Any) -> None:
+    lose(world, 1)
+    lose(world, 1)
+
+    assert (world.plan.fork.positions, world.plan.fork.since) == ((1,), 0)
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_a_meeting_that_fails_in_the_middle_of_a_fork_repeats_the_order(world: Any) -> None:
+    lose(world, 1)
+    world.park(world.member(0, 2))
+    world.tick(10.0)
+
+    plan = world.plan
+    assert plan.method is Method.REFORM
+    assert (plan.fork.positions, plan.fork.since, plan.lineage) == ((1,), 0, 2)
+
+
+@pytest.mark.parametrize("lost", [(0,), (4,), (1, 2)])
+def test_what_has_no_two_neighbours_goes_back_to_the_exact_source(
+    world: Any, lost: tuple[int, ...]
+) -> None:
+    lose(world, *lost)
+
+    assert (world.plan.method, world.plan.fork, world.plan.lineage) == (Method.RESTART, None, 0)
+
+
+def test_a_neighbour_that_dies_in_the_middle_of_a_fork_ends_it(world: Any) -> None:
+    lose(world, 1)
+    lose(world, 2)
+
+    plan = world.plan
+    assert (plan.method, plan.fork) == (Method.RESTART, None)
+    assert plan.lineage == 1, "all load"
+
+
+def test_without_permission_no_plan_of_another_lineage_comes_about(start: Start) -> None:
+    world = start(spares=4, replicas=1, lanes=1, stages=5)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    lose(world, 1)
+
+    assert (world.plan.method, world.plan.fork, world.plan.lineage) == (Method.RESTART, None, 0)
+
+
+def test_trainers_that_told_no_outline_are_not_made_anew(start: Start) -> None:
+    world = start(spares=4, replicas=1, lanes=1, stages=5, approximate=ALLOWED)
+    for _ in range(5):
+        world.commit()
+    lose(world, 1)
+
+    assert world.plan.method is Method.RESTART
+
+
+def test_permission_cannot_change_in_a_job_that_exists(world: Any) -> None:
+    with pytest.raises(InvalidSpecError, match=r"spec\.recovery\.allowApproximate"):
+        world.send(JobSubmitted(config=replace(world.state.config, approximate=None)))

@@ -1,0 +1,132 @@
+"""A stage made of others, against a twin in numpy written from the paper's formula."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from mainstay_core.reinitialisation.likeness import kind_of
+from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
+from mainstay_core.wire.reinitialisation import (
+    BlockOutline,
+    BlockSource,
+    MadeBlock,
+    MadePosition,
+    Reinitialisation,
+    SourceKind,
+)
+from mainstay_train.exact import numerics, optimizer
+from mainstay_train.exact.blending import make_anew
+from mainstay_train.model import blocks
+
+NORMS_SQ = {"layers.0": 0.3, "layers.1": 0.05, "layers.4": 2.0, "layers.5": 0.7}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _arithmetic():
+    numerics.setup("cpu")
+
+
+def stage(*names, keeps=True, dtype=torch.float32):
+    """A stage of like blocks with an odd number of elements, trained for a step if ``keeps``."""
+    specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(17, 9)) for name in names]
+    factory = optimizer.adamw() if keeps else optimizer.each(torch.optim.SGD)
+    state = optimizer.StageState([blocks.Block(s, dtype=dtype) for s in specs], factory)
+    state.initialize(sum(map(len, names)) + int(names[0][-1]))
+    return state
+
+
+def planned():
+    kind = kind_of([("weight", (9, 17)), ("bias", (9,))])
+    names = [("layers.0", "layers.1"), ("layers.2", "layers.3"), ("layers.4", "layers.5")]
+    outline = tuple(tuple(BlockOutline(name=n, kind=kind) for n in each) for each in names)
+    plan = plan_reinitialisation(
+        outline, [(1, 0)], version=3, norms_sq=NORMS_SQ, left=Left(), policy=Policy()
+    )
+    assert isinstance(plan, Reinitialisation)
+    (made,) = plan.positions
+    return made
+
+
+def twin(before, after):
+    """W = (w_a W_a + w_b W_b) / (w_a + w_b), with w the squared norm (algorithm 1)."""
+    w_a = NORMS_SQ["layers.0"] + NORMS_SQ["layers.1"]
+    w_b = NORMS_SQ["layers.4"] + NORMS_SQ["layers.5"]
+    a, b = w_a / (w_a + w_b), 1.0 - w_a / (w_a + w_b)
+    return {
+        name: (a * before[name].astype("f8") + b * after[name].astype("f8")).astype("f4")
+        for name in before
+    }
+
+
+def masters(state):
+    """By block's place in the stage and local name."""
+    return {
+        (place, name.removeprefix(f"{block.name}.")): view.numpy().copy()
+        for place, block in enumerate(state.blocks)
+        for name, view in block.layout.views(block.masters).items()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_stage_made_anew_is_the_formulas_to_the_bit(dtype):
+    before, after = stage("layers.0", "layers.1", keeps=False), stage("layers.4", "layers.5")
+    lost = stage("layers.2", "layers.3", dtype=dtype)
+    lost.apply([torch.ones(b.layout.size) for b in lost.blocks], 1.0, 0.1)
+
+    make_anew(lost, planned(), {(0, 0): before, (2, 0): after})
+
+    expected = twin(masters(before), masters(after))
+    found = masters(lost)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert numpy.array_equal(found[name], values), name
+    rest = [flat for flat in lost.flats() if flat.kind != "master"]
+    assert rest
+    assert not any(flat.tensor.any() for flat in rest), "an optimizer that has seen nothing"
+    for block in lost.blocks:
+        assert torch.equal(block.compute, block.masters.to(dtype))
+
+
+def test_parameters_that_an_inner_rank_holds_are_copied():
+    other, own = stage("layers.0"), stage("layers.2")
+    made = MadePosition(
+        stage=1,
+        inner=1,
+        blocks=(
+            MadeBlock(
+                block="layers.2",
+                sources=(
+                    BlockSource(
+                        kind=SourceKind.INNER_RANK,
+                        stage=1,
+                        inner=0,
+                        block="layers.2",
+                        parameters=("bias",),
+                    ),
+                    BlockSource(kind=SourceKind.NEIGHBOUR, stage=0, inner=1, block="layers.0"),
+                ),
+            ),
+        ),
+    )
+    lost = stage("layers.2")
+
+    make_anew(lost, made, {(0, 1): other, (1, 0): own})
+
+    assert numpy.array_equal(masters(lost)[0, "bias"], masters(own)[0, "bias"])
+    assert numpy.array_equal(masters(lost)[0, "weight"], masters(other)[0, "weight"])
+
+
+def test_a_boost_is_the_learning_rate_of_its_block_alone():
+    plain, boosted = stage("layers.0", "layers.1"), stage("layers.0", "layers.1")
+    by_hand = stage("layers.0", "layers.1")
+    gradient = [torch.ones(b.layout.size) for b in plain.blocks]
+
+    plain.apply(gradient, 1.0, 0.1)
+    by_hand.apply(gradient, 1.0, 0.1 * 1.1)
+    boosted.apply(gradient, 1.0, 0.1, boosts={"layers.1": 1.1})
+
+    assert torch.equal(boosted.blocks[0].masters, plain.blocks[0].masters)
+    assert torch.equal(boosted.blocks[1].masters, by_hand.blocks[1].masters)
