@@ -8,17 +8,40 @@ bits depend on nothing but the plan and the sources. Moments and step counts beg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 
 from mainstay_core.wire.reinitialisation import BlockSource, MadeBlock, MadePosition, SourceKind
-from mainstay_train.exact.optimizer import StageState, StatePart
+from mainstay_train.exact.optimizer import StatePart, StateTensor
 
-Beside = Mapping[tuple[int, int], StageState]
+
+class Parts(Protocol):
+    """What a source is seen as: blocks with their masters."""
+
+    @property
+    def blocks(self) -> Sequence[StatePart]:
+        """In model order."""
+        ...
+
+
+class Whole(Parts, Protocol):
+    """What is made anew: the state of a stage, whoever else's lies beside it."""
+
+    def flats(self) -> list[StateTensor]:
+        """All of its state."""
+        ...
+
+    def refresh(self) -> None:
+        """Renew what is computed with."""
+        ...
+
+
+Beside = Mapping[tuple[int, int], Parts]
 """Masters of other positions, by (stage, inner rank)."""
 
 
-def make_anew(state: StageState, made: MadePosition, beside: Beside) -> None:
+def make_anew(state: Whole, made: MadePosition, beside: Beside) -> None:
     """Write a state: masters of the sources, and an optimizer that has seen nothing yet.
 
     Args:
