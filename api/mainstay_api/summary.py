@@ -65,6 +65,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "pods": sum(not p.gone for p in state.pods),
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
+        "approximate_since": state.approximate_since,
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "crash": show_crash(state),
         "checkpoint": {"step": state.durable, "problem": describe_problem(state)},

@@ -14,7 +14,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ import torch
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
-from mainstay_core.rank.disk_room import Stored, plan_room
+from mainstay_core.rank.disk_room import Stored, find_way_back, plan_room
 from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
@@ -306,8 +306,9 @@ class CheckpointDirectory:
         for path, (version, kind) in self._entries(self._root):
             if kind == "":
                 with contextlib.suppress(IntegrityError):  # neither counted on nor removed
-                    size_bytes = look_at(path, version, self._keys).size_bytes
-                    found.append(_stored(path, version, size_bytes, complete=True))
+                    manifest = look_at(path, version, self._keys)
+                    stored = _stored(path, version, manifest.size_bytes, complete=True)
+                    found.append(replace(stored, exact=not manifest.history))
         return found
 
     def _put_asides(self) -> list[Stored]:
@@ -482,10 +483,13 @@ class CheckpointDirectory:
         A torn version does not count as kept.
         """
         # An earlier run's versions stand in until there are enough of our own.
-        outdated = find_outdated([s.version for s in self._good()], self._keep)
+        good = self._good()
+        outdated = find_outdated([s.version for s in good], self._keep)
+        way_back = find_way_back(good)
         for path, (version, kind) in self._entries(self._root):
             limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete
-            if version <= limit and kind in ("", "tmp", "gone", "bad"):
+            stays = kind == "" and version == way_back
+            if version <= limit and not stays and kind in ("", "tmp", "gone", "bad"):
                 with contextlib.suppress(OSError):
                     remove(path)
 

@@ -34,6 +34,8 @@ def render(status: dict[str, Any]) -> str:
     step = job.get("step")
     committed = f", {count(step, 'step')} committed" if step is not None else ""
     lines = [f"{job['name']}: {job['state']}{committed}{where}"]
+    if job.get("approximate_since") is not None:
+        lines.append(f"  approximate since step {job['approximate_since']}")
     checkpoint = job.get("checkpoint") or {}
     if checkpoint.get("step"):
         lines.append(f"  newest checkpoint: step {checkpoint['step']}")

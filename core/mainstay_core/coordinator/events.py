@@ -48,6 +48,8 @@ class StepsCommitted:
     """Wall clock of the reporters, in seconds."""
     step_s: float = 0.0
     loss: float | None = None
+    exact: bool = True
+    """Whether its state contains no fork."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,8 @@ def note_commit(state: CoordinatorState, event: StepsCommitted) -> CoordinatorSt
         at_s=event.committed_at_s,
         loss=event.loss,
     )
-    return replace(state, last_commit=newest)
+    since = event.step if state.approximate_since is None else state.approximate_since
+    return replace(state, last_commit=newest, approximate_since=None if event.exact else since)
 
 
 def _counted_before(state: CoordinatorState, event: StepsCommitted) -> int:

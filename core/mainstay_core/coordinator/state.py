@@ -226,6 +226,9 @@ class CoordinatorState:
     progress: Progress = Progress()
     last_commit: LastCommit | None = None
     """None before the first one since then."""
+    approximate_since: int | None = None
+    """First step of another course than the job would have had without failures, as the ledger says
+    of the newest step; None: that one is exact."""
     furthest: int = 0
     """Largest number of steps that were ever committed. A restart does not lower it."""
     last_id: int = 0

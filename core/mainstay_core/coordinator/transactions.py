@@ -333,6 +333,7 @@ class JobTransactions(ABC):
             committed_at_s=max(e.committed_at_s for e in entries),
             step_s=max(e.step_s for e in entries),
             loss=newest.loss,
+            exact=not newest.history,
         )
         await self.apply(event)
 

@@ -3,7 +3,8 @@
 Abandoned attempts are removed in any case, before this is asked. If what is free then is not
 enough, damaged versions go. If that is still not enough, the oldest complete versions go, as
 without room nothing has been saved ever again. Nothing complete is removed in vain, the newest
-version always stays, and it is read and checked before the last of the others goes.
+version always stays, and it is read and checked before the last of the others goes. The newest
+exact version stays as long as a newer one is approximate.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Stored:
     size_bytes: int
     complete: bool
     """Whether it can be gone on from, at first sight. False: it was put aside as damaged."""
+    exact: bool = True
+    """Whether it contains no fork (:mod:`mainstay_core.rank.forks`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,17 @@ class RoomPlan:
     verify_first: str = ""
     """The only complete version that would be left: unless it is sound, no complete one goes."""
     reason: str = ""
+
+
+def find_way_back(stored: Sequence[Stored]) -> int | None:
+    """Return the newest exact version, if the newest version is approximate; else None.
+
+    It stays as long as the job is approximate: nothing else leads back to an exact course.
+    """
+    complete = sorted((s for s in stored if s.complete), key=lambda s: s.version)
+    if not complete or complete[-1].exact:
+        return None
+    return max((s.version for s in complete if s.exact), default=None)
 
 
 def plan_room(stored: Sequence[Stored], needed_bytes: int, free_bytes: int) -> RoomPlan:
@@ -44,8 +58,8 @@ def plan_room(stored: Sequence[Stored], needed_bytes: int, free_bytes: int) -> R
     if free_bytes >= needed_bytes:
         return RoomPlan()
     ordered = sorted(stored, key=lambda s: (s.version, s.name))
-    damaged = [s for s in ordered if not s.complete]
-    complete = [s for s in ordered if s.complete]
+    damaged, way_back = [s for s in ordered if not s.complete], find_way_back(stored)
+    complete = [s for s in ordered if s.complete and s.version != way_back]
     short = f"the next checkpoint needs {needed_bytes} bytes, and {free_bytes} are free"
     free_bytes += sum(s.size_bytes for s in damaged)
     older: list[Stored] = []

@@ -115,6 +115,9 @@ def test_a_status_says_who_leaves_and_who_is_held_back() -> None:
     assert "whole: 2 of 3 replicas" in text
     assert "pod demo-2 hands its work over: SIGTERM, 12 s left, waits: no spare" in text
     assert "demo-4/0 is held back for 2 s: it ended 3 times in a row" in text
+    assert "approximate" not in text
+    approximate = status.render({"job": job | {"approximate_since": 5}, "members": []})
+    assert "\n  approximate since step 5\n" in approximate
 
 
 def test_a_status_has_ranks_with_slots_and_pids() -> None:

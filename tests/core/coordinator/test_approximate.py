@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.events import JobSubmitted
+from mainstay_core.coordinator.events import JobSubmitted, StepsCommitted
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
@@ -147,3 +147,27 @@ def test_trainers_that_told_no_outline_are_not_made_anew(start: Start) -> None:
 def test_permission_cannot_change_in_a_job_that_exists(world: Any) -> None:
     with pytest.raises(InvalidSpecError, match=r"spec\.recovery\.allowApproximate"):
         world.send(JobSubmitted(config=replace(world.state.config, approximate=None)))
+
+
+def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:
+    def commit(step: int, *, exact: bool) -> None:
+        world.send(
+            StepsCommitted(
+                step=step,
+                quorum=world.plan.quorum,
+                committed_at_s=world.now_s,
+                step_s=0.01,
+                exact=exact,
+            )
+        )
+
+    assert world.state.approximate_since is None
+    lose(world, 1)
+    world.settle(step=5)
+    for step in (5, 6, 7):
+        commit(step, exact=False)
+        assert world.state.approximate_since == 5
+    lose(world, 1, 2)
+    world.settle(step=0)
+    commit(0, exact=True)
+    assert world.state.approximate_since is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from mainstay_core.rank.disk_room import RoomPlan, Stored, plan_room
+from mainstay_core.rank.disk_room import RoomPlan, Stored, find_way_back, plan_room
 
 
 def good(version: int, size_bytes: int = 10) -> Stored:
@@ -73,3 +73,22 @@ def test_the_plan_is_that_of_a_search_over_everything_that_could_go() -> None:
             assert sum(s.complete for s in gone) == enough[0], "as few as will do"
         for order in itertools.islice(itertools.permutations(stored), 3):
             assert plan_room(order, needed, free) == plan
+
+
+def test_the_newest_exact_version_stays_as_long_as_the_job_is_approximate() -> None:
+    def version(number: int, *, exact: bool, complete: bool = True) -> Stored:
+        return Stored(
+            name=f"step-{number}", version=number, size_bytes=10, complete=complete, exact=exact
+        )
+
+    exact = [version(10, exact=True), version(20, exact=True)]
+    approximate = [version(30, exact=False), version(40, exact=False)]
+
+    assert find_way_back(exact) is None, "the job is exact"
+    assert find_way_back([*exact, *approximate]) == 20
+    assert find_way_back(approximate) is None, "there is none"
+    damaged = version(25, exact=True, complete=False)
+    assert find_way_back([*exact, damaged, *approximate]) == 20
+    plan = plan_room([*exact, *approximate], needed_bytes=20, free_bytes=0)
+    assert plan.remove == ("step-10", "step-30")
+    assert plan_room([*exact, *approximate], needed_bytes=30, free_bytes=0).remove == ()

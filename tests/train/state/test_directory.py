@@ -13,6 +13,7 @@ from mainstay_core.wire.checkpoint_manifest import (
     StoredTensor,
 )
 from mainstay_core.wire.checkpoint_owner import Owner
+from mainstay_core.wire.reinitialisation import Fork, Reinitialisation
 from mainstay_core.wire.votes import Commit
 from mainstay_train.exact.optimizer import Shared, StateTensor
 from mainstay_train.exact.slices import Slice
@@ -99,13 +100,14 @@ def make_commit(version):
     )
 
 
-def write_part(directory, version, nonce, stage, state, chain="", room=0):
+def write_part(directory, version, nonce, stage, state, chain="", room=0, history=()):
     part = Part(
         stage=stage,
         tensors=state.state_tensors(),
         commit=make_commit(version),
         commit_chain=chain,
         masters=masters_digest(state),
+        history=history,
     )
     directory.write_part(version, nonce, part, room_bytes=room)
 
@@ -320,6 +322,23 @@ def test_two_versions_are_kept_and_abandoned_parts_go(tmp_path):
         "step-00000015",
         "step-00000020.tmp-running",
     ]
+
+
+def test_a_version_says_what_forks_it_contains_and_the_way_back_is_kept(tmp_path):
+    directory = open_directory(tmp_path)
+    states = make_states(1, seed=3)
+    fork = Fork(version=12, chain="", made=Reinitialisation(positions=(), reason="made anew"))
+    for version in (5, 10):
+        write(directory, version, states)
+    for version in (15, 20, 25):
+        write_part(directory, version, "n1", 0, states[0], f"chain-{version}", history=(fork,))
+        complete(directory, version, "n1", 1)
+
+    assert versions_in(tmp_path) == ["step-00000010", "step-00000020", "step-00000025"]
+    newest, _ = directory.look()
+    assert newest.history == (fork,)
+    assert directory.load(25, states[0]).history == (fork,)
+    assert directory.load(10, states[0]).history == ()
 
 
 def test_parts_of_tensors_are_written_and_read_again(tmp_path):
