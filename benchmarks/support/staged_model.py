@@ -51,7 +51,7 @@ SLOT = Slot(pod=PodUid("one"), index=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained: everything on which a curve without losses depends."""
+    """A model and its training: everything on which a curve without losses depends."""
 
     data: str
     """A folder of text, a file, or "stdlib"."""
@@ -70,7 +70,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How a lost stage gets a state."""
+    """A way in which a lost stage gets a state."""
 
     name: str
     how: str = "plan"

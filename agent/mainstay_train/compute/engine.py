@@ -418,13 +418,7 @@ class Engine:
     def apply(
         self, commit: Commit, learning_rate: float, boosts: Mapping[str, float] | None = None
     ) -> str:
-        """Apply the reduced gradient; returns the digest of the masters after it.
-
-        Args:
-            commit: of the step.
-            learning_rate: of the step.
-            boosts: factors of it, by block; 1 for what is not named.
-        """
+        """Apply the reduced gradient, the rate boosted by block; returns the masters' digest."""
         counted, gradients = self._counted(commit), self._reduced_blocks()
         with self.checks.over(Phase.APPLY):
             self.state.apply(gradients, commit.scale, learning_rate, counted, boosts=boosts)

@@ -17,7 +17,7 @@ from mainstay_train.exact.optimizer import StatePart, StateTensor
 
 
 class Parts(Protocol):
-    """What a source is seen as: blocks with their masters."""
+    """A source: blocks with their masters."""
 
     @property
     def blocks(self) -> Sequence[StatePart]:
@@ -26,7 +26,7 @@ class Parts(Protocol):
 
 
 class Whole(Parts, Protocol):
-    """What is made anew: the state of a stage, whoever else's lies beside it."""
+    """The state of a stage that is made anew."""
 
     def flats(self) -> list[StateTensor]:
         """All of its state."""

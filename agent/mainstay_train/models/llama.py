@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.wire.reinitialisation import Rule
 from mainstay_train.exact import optimizer
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.initialization import DEFAULT_STD, Init, default_init
@@ -103,6 +104,7 @@ def block_specs(config: LlamaConfig) -> tuple[BlockSpec, ...]:
             cost=float(attention_cost(config) + 3 * config.dim * config.hidden),
             parallelize=partial(_parallel_layer, config, name),
             origins=llama_parallel.origins(config),
+            reinitialise=Rule.AVERAGE,
         )
         for name in (f"layers.{index}" for index in range(config.layers))
     )

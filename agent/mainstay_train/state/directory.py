@@ -14,7 +14,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -57,7 +57,9 @@ from mainstay_train.state.versions import (
     Skipped,
     check_digests,
     has_format_1,
+    list_good,
     list_part,
+    list_put_aside,
     look_at,
     read_manifest,
     reason_of,
@@ -65,6 +67,9 @@ from mainstay_train.state.versions import (
 )
 
 logger = logging.getLogger(__name__)
+
+_REMOVABLE = ("", "tmp", "gone", "bad")
+"""Kinds of entries that go once they are older than what is kept."""
 
 Reached = Callable[[Op], None]
 """Called before each action of a writer."""
@@ -279,7 +284,9 @@ class CheckpointDirectory:
             # One of a newer quorum may be left from an earlier run: quorums are counted anew then.
             self._remove_attempts(attempt, lambda _: True)
         free_bytes = shutil.disk_usage(self._root).free
-        plan = plan_room([*self._good(), *self._put_asides()], needed_bytes, free_bytes)
+        plan = plan_room(
+            [*self._good(), *list_put_aside(self._entries(self._root))], needed_bytes, free_bytes
+        )
         if not plan.remove:
             return
         logger.warning("%s: to make room, %s", plan.reason, ", ".join(plan.remove))
@@ -302,23 +309,7 @@ class CheckpointDirectory:
 
     def _good(self) -> list[Stored]:
         """The complete versions of this directory that can be read, at first sight."""
-        found = []
-        for path, (version, kind) in self._entries(self._root):
-            if kind == "":
-                with contextlib.suppress(IntegrityError):  # neither counted on nor removed
-                    manifest = look_at(path, version, self._keys)
-                    stored = _stored(path, version, manifest.size_bytes, complete=True)
-                    found.append(replace(stored, exact=not manifest.history))
-        return found
-
-    def _put_asides(self) -> list[Stored]:
-        found = []
-        for path, (version, kind) in self._entries(self._root):
-            if kind == "bad":
-                with contextlib.suppress(OSError):
-                    size_bytes = sum(f.lstat().st_size for f in path.rglob("*"))
-                    found.append(_stored(path, version, size_bytes, complete=False))
-        return found
+        return list_good(self._entries(self._root), self._keys)
 
     def complete(
         self,
@@ -421,8 +412,8 @@ class CheckpointDirectory:
         commits: dict[str, tuple[Commit, str, History]] = {}
         for listed in manifest.parts:
             described = read_description(path, listed, version, self._keys)
-            commit, chain, history = described.commit, described.commit_chain, described.history
-            commits[codec.dumps((commit, chain, history))] = (commit, chain, history)
+            told = (described.commit, described.commit_chain, described.history)
+            commits[codec.dumps(told)] = told
             own = {t.name: wanted[t.name] for t in described.tensors if t.name in wanted}
             if own:
                 read_tensors(path, listed, described, own)
@@ -484,12 +475,10 @@ class CheckpointDirectory:
         """
         # An earlier run's versions stand in until there are enough of our own.
         good = self._good()
-        outdated = find_outdated([s.version for s in good], self._keep)
-        way_back = find_way_back(good)
+        outdated, stays = find_outdated([s.version for s in good], self._keep), find_way_back(good)
         for path, (version, kind) in self._entries(self._root):
             limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete
-            stays = kind == "" and version == way_back
-            if version <= limit and not stays and kind in ("", "tmp", "gone", "bad"):
+            if (version, kind) != (stays, "") and version <= limit and kind in _REMOVABLE:
                 with contextlib.suppress(OSError):
                     remove(path)
 
@@ -502,7 +491,3 @@ class CheckpointDirectory:
 
     def _unfinished(self, version: int, nonce: str) -> Path:
         return self._root / f"{version_name(version)}.tmp-{nonce}"
-
-
-def _stored(path: Path, version: int, size_bytes: int, *, complete: bool) -> Stored:
-    return Stored(name=path.name, version=version, size_bytes=size_bytes, complete=complete)

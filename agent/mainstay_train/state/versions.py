@@ -10,10 +10,12 @@ import errno
 import hashlib
 import secrets
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mainstay_core.base.errors import IntegrityError
+from mainstay_core.rank.disk_room import Stored
 from mainstay_core.wire.checkpoint_manifest import (
     FORMAT_1,
     MANIFEST,
@@ -178,3 +180,41 @@ def remove(path: Path) -> None:
         gone = path.with_name(f"{path.name.partition('.')[0]}.gone-{secrets.token_hex(6)}")
         path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def list_good(entries: Iterable[tuple[Path, tuple[int, str]]], keys: Keys) -> list[Stored]:
+    """Return the complete versions that can be read, at first sight.
+
+    Args:
+        entries: of a directory: path, version and kind of each.
+        keys: of keyed digests.
+    """
+    found = []
+    for path, (version, kind) in entries:
+        if kind == "":
+            with contextlib.suppress(IntegrityError):  # neither counted on nor removed
+                manifest = look_at(path, version, keys)
+                found.append(
+                    Stored(
+                        name=path.name,
+                        version=version,
+                        size_bytes=manifest.size_bytes,
+                        complete=True,
+                        exact=not manifest.history,
+                    )
+                )
+    return found
+
+
+def list_put_aside(entries: Iterable[tuple[Path, tuple[int, str]]]) -> list[Stored]:
+    """Return the versions that were put aside as damaged; ``entries`` as of :func:`list_good`."""
+    found = []
+    for path, (version, kind) in entries:
+        if kind == "bad":
+            with contextlib.suppress(OSError):
+                size_bytes = sum(f.lstat().st_size for f in path.rglob("*"))
+                name = path.name
+                found.append(
+                    Stored(name=name, version=version, size_bytes=size_bytes, complete=False)
+                )
+    return found

@@ -4,6 +4,7 @@
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``step_plan``: who computes what in a step, and whose partials are summed
 - ``forks``: who makes which lost state anew of others, and what follows from it
+- ``settled_windows``: what reports tell of windows of snapshots
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``early``: whether a reduction begins while the last type is computed
 - ``votes``: what all votes of a step say together

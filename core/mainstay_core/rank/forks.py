@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
@@ -51,11 +52,22 @@ class Beside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making:
-    """What one member does to make its position anew."""
+    """The work of one member that makes its position anew."""
 
     made: MadePosition
     beside: tuple[Beside, ...]
     """The positions that it copies, ascending."""
+
+
+class Forked(NamedTuple):
+    """The outcome of a settle, as far as forks go."""
+
+    fork: Fork | None
+    """The one that it carries out."""
+    history: History
+    """Of all states at the version."""
+    chain: str
+    """Their commit chain."""
 
 
 def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
@@ -79,12 +91,10 @@ def plan_fork(
     plan: Plan,
     rules: ForkRules | None,
     positions: Collection[int],
-    *,
     version: int,
     commit: Commit | None,
-    history: History,
-    chain: str,
-) -> tuple[Fork, History, str]:
+    known: Forked,
+) -> Forked:
     """Return a fork, and the history and the commit chain of all states with it.
 
     Args:
@@ -93,8 +103,7 @@ def plan_fork(
         positions: numbers of those that are made anew; at least one.
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
-        history: of the states at that version.
-        chain: commit chain of these.
+        known: history and commit chain of the states at that version.
 
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
@@ -116,6 +125,7 @@ def plan_fork(
     )
     if isinstance(answer, NoSource):
         raise LocalProtocolError(f"{plan.quorum} orders what is impossible: {answer.reason}")
+    _, history, chain = known
     # One at this version that did not come to an end is repeated, not added to.
     while history and history[-1].version == version and _places(history[-1]) <= set(lost):
         history, chain = history[:-1], history[-1].chain
@@ -127,7 +137,7 @@ def plan_fork(
         boost_steps=rules.boost_steps,
     )
     extended = hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
-    return fork, (*history, fork), extended
+    return Forked(fork, (*history, fork), extended)
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:

@@ -29,8 +29,9 @@ from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.replaying import Replay, Stores
+from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
 from mainstay_core.rank.step_plan import StepPlan, plan_step
-from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -193,41 +194,16 @@ def settle(
     )
     goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
     version = goal.version
-    actions = _actions(plan, ordered, goal)
-    made = _made(plan, goal)
-    actions = tuple(
-        StateAction.MAKE if plan.position_of(i) in made else a for i, a in enumerate(actions)
-    )
-    replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
-    replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
-    actions = tuple(StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions))
+    actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
-    held = {
-        r.index: r.held
-        for r in ordered
-        if actions[r.index] is StateAction.STAY
-        and r.version == version
-        and r.held_in > refused_in
-        # What was computed of this step came through a stage that is another one now.
-        and not made
-    }
+    held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
     healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
     step = plan_step(plan, shards_per_lane, held, healing)
     patched = _computed(plan, step) if any(held.values()) else ()
-    history, basis = _history(plan, goal, stores), _basis(plan, ordered)
-    forked: tuple[Fork | None, History, str] = (None, history.forks, history.chain)
-    if made:
-        forked = forks.plan_fork(
-            plan,
-            fork_rules,
-            made,
-            version=version,
-            commit=history.commit,
-            history=history.forks,
-            chain=history.chain,
-        )
-    fork, all_forks, chain = forked
+    history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
+    fork = _fork(plan, fork_rules, goal, history)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
+    commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
         version=version,
         actions=actions,
@@ -235,45 +211,59 @@ def settle(
         expected=tuple(expected for _, expected in heals),
         commit=history.commit,
         certified_in=history.certified_in,
-        commit_chain=chain,
+        commit_chain=fork.chain,
         step=step,
         refused_in=refused_in,
         pipelines={c.replica: _common(ordered[i].pipeline for i in c.cells) for c in plan.chains},
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched, fork),
+        reason=_reason(version, history.origin, actions, patched, fork.fork),
         basis=basis,
-        unnoted=_unnoted(basis, version, history, stores),
-        kept_from=0 if goal.from_disk else _kept_from(plan, ordered, replays),
+        unnoted=list_unnoted(basis, version, history.commit, commits),
+        kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),
         replays=replays,
         told=_told(plan, goal, stores),
-        fork=fork,
-        history=all_forks,
+        fork=fork.fork,
+        history=fork.history,
     )
 
 
-def _made(plan: Plan, goal: _Goal) -> frozenset[int]:
-    """Return the positions that are made anew of others."""
-    if goal.from_disk:
-        return frozenset()
-    return forks.positions_to_make(plan, _lost(plan, goal.counted))
+def _ways(
+    plan: Plan, ordered: Sequence[SettleReport], goal: _Goal, stores: AnyStores
+) -> tuple[tuple[StateAction, ...], dict[int, Replay | BoundaryReplay]]:
+    """Return how each member comes to the version, and how lost positions are made anew."""
+    actions = tuple(
+        StateAction.MAKE if plan.position_of(i) in goal.made else action
+        for i, action in enumerate(_actions(plan, ordered, goal))
+    )
+    replays = {} if goal.from_disk else _replays(plan, actions, stores, goal)
+    replaying = {m.index for position in replays for m in _replaying(plan, position, stores)}
+    return tuple(
+        StateAction.REPLAY if i in replaying else a for i, a in enumerate(actions)
+    ), replays
 
 
-def _basis(plan: Plan, ordered: Sequence[SettleReport]) -> WindowBasis:
-    """Return what a report tells of the next window: the newest; the first of equal ones."""
-    told = [r.basis for r in ordered if r.valid and r.lineage == plan.lineage and r.basis]
-    return max(told, key=lambda basis: basis.version, default=WindowBasis())
+def _held(
+    ordered: Sequence[SettleReport], actions: Sequence[StateAction], version: int, refused_in: int
+) -> dict[int, tuple[Partial, ...]]:
+    """Return what counts of what members hold of the step, by their index.
+
+    Where a stage is another one now, nothing does: it came through the lost one.
+    """
+    return {
+        r.index: r.held
+        for r in ordered
+        if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
+    }
 
 
-def _unnoted(
-    basis: WindowBasis, version: int, history: _History, stores: AnyStores
-) -> tuple[Commit, ...]:
-    """Return the commits that led from a basis to a version."""
-    known = {step: record.commit for step, record in stores.records.items()}
-    if history.commit is not None:
-        known[version - 1] = history.commit
-    return tuple(known[step] for step in sorted(known) if basis.version <= step < version)
+def _fork(plan: Plan, rules: ForkRules | None, goal: _Goal, history: _History) -> forks.Forked:
+    """Return the fork of a settle, if there is one, and what all states have then."""
+    known = forks.Forked(None, history.forks, history.chain)
+    if not goal.made:
+        return known
+    return forks.plan_fork(plan, rules, goal.made, goal.version, history.commit, known)
 
 
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
@@ -300,6 +290,8 @@ class _Goal:
     counted: Sequence[SettleReport]
     """Of the members from whose states it is reached."""
     origin: str
+    made: frozenset[int] = frozenset()
+    """Positions that are made anew of others."""
 
 
 def _choose_version(
@@ -313,7 +305,10 @@ def _choose_version(
         if version is None:
             continue
         if version >= durable or _newest(plan, counted) is not None:
-            return _Goal(version=version, from_disk=False, counted=counted, origin=origin)
+            made = forks.positions_to_make(plan, _lost(plan, counted))
+            return _Goal(
+                version=version, from_disk=False, counted=counted, origin=origin, made=made
+            )
         # It takes stores, and they reach less than the disk.
     version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"
@@ -415,27 +410,6 @@ def _replaying(plan: Plan, position: int, stores: AnyStores) -> tuple[Member, ..
     """Return the members of a position that make it anew; the others keep or copy the state."""
     by_steps = isinstance(stores, BoundaryStores)
     return replaying_members(plan, position) if by_steps else plan.positions[position]
-
-
-def _kept_from(
-    plan: Plan,
-    reports: Sequence[SettleReport],
-    replays: Mapping[int, Replay | BoundaryReplay],
-) -> int:
-    """Return from which version on segments are needed; 0 if a replay begins before that.
-
-    A member that missed the votes on a window's last step learns so that it is complete. What a
-    returning member has completed may be of steps that the others have given up since.
-    """
-    complete = max(
-        (
-            r.kept_from
-            for r in reports
-            if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
-        ),
-        default=0,
-    )
-    return complete if all(r.first_step >= complete for r in replays.values()) else 0
 
 
 def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:

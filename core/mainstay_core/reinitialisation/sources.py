@@ -46,7 +46,7 @@ class Order(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """What is left of the lost positions, beside other stages."""
+    """The copies that are left of the lost positions, beside other stages."""
 
     guards: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Stage of a living guard, by (block, inner rank)."""
@@ -56,7 +56,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How lost blocks may be made anew."""
+    """The choices of a job about lost blocks."""
 
     order: Order = Order.IN_ORDER
     weighting: Weighting = Weighting.GRADIENT_NORM

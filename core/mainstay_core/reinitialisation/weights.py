@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Weighting(enum.StrEnum):
-    """How two neighbours are weighed."""
+    """The ways in which two neighbours are weighed."""
 
     GRADIENT_NORM = "GradientNorm"
     """By their squared gradient norms."""

@@ -34,7 +34,7 @@ MAX_COPIED = 1024
 
 
 class Rule(enum.StrEnum):
-    """How a block may be made anew, as its author says."""
+    """The ways in which a block may be made anew, as its author says."""
 
     AVERAGE = "Average"
     """As the weighted average of like blocks of both neighbours."""
@@ -48,7 +48,7 @@ class Rule(enum.StrEnum):
 
 
 class SourceKind(enum.StrEnum):
-    """What a block is made anew from, best first."""
+    """The kinds of sources of which a block is made anew, best first."""
 
     GUARD = "guard"
     """A cell of another stage that holds the block with its optimizer state: exact."""
@@ -64,7 +64,7 @@ class SourceKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOutline:
-    """What a re-initialisation must know of a block."""
+    """A block as a re-initialisation sees it."""
 
     name: Name
     """Model-wide."""
@@ -123,7 +123,7 @@ class MadePosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinitialisation:
-    """How all lost positions are made anew."""
+    """The plan by which all lost positions are made anew."""
 
     positions: Annotated[tuple[MadePosition, ...], Longest(MAX_MEMBERS)]
     """By stage, then by inner rank."""
