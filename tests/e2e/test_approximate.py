@@ -118,3 +118,37 @@ def test_a_second_loss_after_a_fork_is_another_fork(
     assert report["approximate_since"] == 6
     assert report["steps"]["lost"] == 0
     assert report["digests"]["steps"] == twin(tmp_path, (6, 1), (10, stage))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("stage", "phase", "made"),
+    [
+        pytest.param(1, "heal", [1], id="the maker dies as it copies"),
+        pytest.param(3, "settle", [], id="an end dies as all settle: the job goes back"),
+        pytest.param(2, "heal-source", [], id="a source dies as it is copied: the job goes back"),
+    ],
+)
+def test_a_further_loss_in_the_middle_of_a_fork(
+    tmp_path: Path, corpus: Path, stage: int, phase: str, made: list[int]
+) -> None:
+    report = run(tmp_path, corpus, [kill(1), kill(stage, phase=phase)], **ALLOWED)
+
+    methods = [r["method"] for r in report["recoveries"]]
+    assert methods == (["approximate", "approximate"] if made else ["approximate", "restart"])
+    assert report["exact"] == (not made)
+    assert report["digests"]["steps"] == twin(tmp_path, *((LOST_AT, one) for one in made))
+
+
+@pytest.mark.chaos
+def test_replicas_make_the_same_stage_and_agree(tmp_path: Path, corpus: Path) -> None:
+    """Both cells of a stage are lost: each of their successors makes its own copy."""
+    layout = Layout(stages=3, lanes=2, shards_per_lane=2, spares=2)
+    both = [kill(1), kill(1) | {"target": {"replica": 1, "stage": 1}}]
+
+    report = run(tmp_path, corpus, both, layout, **ALLOWED)
+
+    assert not report["exact"]
+    assert report["approximate_since"] == LOST_AT
+    assert report["steps"]["lost"] == 0
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
