@@ -468,7 +468,7 @@ class PlayedTrainers:
                 lives = [str(life) for _, life in old.chain_identity(chain)]
                 if chains.get(chain.replica) == lives:
                     formed[chain.replica] = chain.formed_in
-        self.plan = make_plan(
+        plan = make_plan(
             chains,
             followers=[(x, at) for x, at in (seated or {}).items() if x not in chained],
             ranks_per_stage=self.shape.inner,
@@ -482,8 +482,13 @@ class PlayedTrainers:
             joining=joining or [],
             formed=formed,
         )
+        self.plan = self._ordered(plan)
         self.happened.add("join" if planned else "mask" if old else "start")
         self.gather.server.hold(number, self.plan)
+
+    def _ordered(self, plan: Plan) -> Plan:
+        """The plan with what it orders besides; here nothing."""
+        return plan
 
     # Moves ------------------------------------------------------------------
 
@@ -552,9 +557,9 @@ class PlayedTrainers:
         event = self._wait(trainer)
         if event is None:
             return False
-        if event is _HALF:
+        if event is HALF:
             return True
-        assert not isinstance(event, _Half)
+        assert not isinstance(event, Half)
         if trainer.newest is not None:
             trainer.state = machine.saw_plan(trainer.state, trainer.newest)
         self.reached.add((trainer.state.phase, type(event)))
@@ -565,7 +570,7 @@ class PlayedTrainers:
         trainer.pending, trainer.posted = transition.actions[-1], False
         return True
 
-    def _wait(self, trainer: Trainer) -> Event | _Half | None:
+    def _wait(self, trainer: Trainer) -> Event | Half | None:
         handler = _BLOCKING[type(trainer.pending)]
         return handler(self, trainer, trainer.pending)
 
@@ -629,7 +634,7 @@ class PlayedTrainers:
         newer = trainer.newest is not None and trainer.newest.quorum.id > known
         return PlanSeen() if newer else None
 
-    def _settle(self, trainer: Trainer, action: Settle) -> Event | _Half | None:
+    def _settle(self, trainer: Trainer, action: Settle) -> Event | Half | None:
         if not trainer.posted:
             if trainer.line is not None:
                 trainer.line.leave()
@@ -674,13 +679,13 @@ class PlayedTrainers:
         self.happened |= {str(a) for a in outcome.actions}
 
     @staticmethod
-    def _post(trainer: Trainer, key: str, body: object) -> _Half | QuorumLost:
+    def _post(trainer: Trainer, key: str, body: object) -> Half | QuorumLost:
         try:
             trainer.gather.post(key, body)
         except QuorumAborted as end:
             return QuorumLost.of(end)
         trainer.posted = True
-        return _HALF
+        return HALF
 
     @staticmethod
     def _gathered(
@@ -725,7 +730,7 @@ class PlayedTrainers:
         trainer.params, commit, chain = self.disk[version][position]
         return StateLoaded(trainer.params, commit, chain)
 
-    def _compute(self, trainer: Trainer, action: Compute) -> Event | _Half | None:
+    def _compute(self, trainer: Trainer, action: Compute) -> Event | Half | None:
         if not action.types:
             return TodoDone(tuple(sorted(trainer.partials)))
         if self.shape.positions == 1:
@@ -740,7 +745,7 @@ class PlayedTrainers:
             others = {p: r for p, r in pipe.entered.items() if r != this_round}
             clean = all(pipe.left.get(p) == r for p, r in others.items())
             assert clean or pipe.broken, f"traffic of two rounds meets in {trainer.pipe}"
-            return _HALF
+            return HALF
         done = pipe.done.get(position, 0)
         if done == len(action.types):
             pipe.left[position] = this_round
@@ -753,7 +758,7 @@ class PlayedTrainers:
             return None
         self._complete(trainer, position, action.types[done])
         pipe.done[position] += 1
-        return _HALF
+        return HALF
 
     def _is_able(self, pipe: Pipe, position: int, this_round: object, done: int) -> bool:
         """Whether the next type is complete: the last stage needs what all before it sent, the
@@ -795,13 +800,13 @@ class PlayedTrainers:
             self._interrupt(trainer)
         return self.pipes[name]
 
-    def _compute_alone(self, trainer: Trainer, action: Compute) -> Event | _Half:
+    def _compute_alone(self, trainer: Trainer, action: Compute) -> Event | Half:
         held = {t for p in trainer.partials for t in range(p.first, p.last + 1)}
         todo = [t for t in action.types if t not in held]
         if not todo:
             return TodoDone(tuple(sorted(trainer.partials)))
         self._complete(trainer, 0, todo[0])
-        return _HALF
+        return HALF
 
     def _complete(self, trainer: Trainer, position: int, shard_type: int) -> None:
         grown = grow(trainer.partials, shard_type, self.shape.shards_per_lane)
@@ -811,7 +816,7 @@ class PlayedTrainers:
             value = trainer.partials.pop(run) + value
         trainer.partials[grown] = value
 
-    def _reduce(self, trainer: Trainer, action: Reduce) -> Event | _Half | None:
+    def _reduce(self, trainer: Trainer, action: Reduce) -> Event | Half | None:
         assert trainer.adopted is not None
         position = trainer.state.member_position
         key = f"{trainer.quorum}/{position}/{trainer.state.version}/{action.attempt}"
@@ -820,7 +825,7 @@ class PlayedTrainers:
             own = [s.partial for s in action.table if s.index == trainer.index]
             sums[trainer.index] = (action.table, {p: trainer.partials[p] for p in own})
             trainer.posted = True
-            return _HALF
+            return HALF
         members = [m.index for m in trainer.adopted.position_members(position)]
         missing = [i for i in members if i not in sums]
         lost = trainer.gather.client.ended is not None
@@ -852,18 +857,18 @@ class PlayedTrainers:
         in_quorum = other.gather.join.quorum == trainer.quorum
         return not (other.alive and in_quorum and other.gather.client.ended is None)
 
-    def _vote(self, trainer: Trainer, action: CastVote) -> Event | _Half | None:
+    def _vote(self, trainer: Trainer, action: CastVote) -> Event | Half | None:
         key = f"vote/{action.step}/{action.attempt}"
         if not trainer.posted:
             return self._post(trainer, key, self._make_vote(trainer, action))
         return self._gathered(trainer, key, VotesGathered)
 
-    def _share_saves(self, trainer: Trainer, action: ShareSaves) -> Event | _Half | None:
+    def _share_saves(self, trainer: Trainer, action: ShareSaves) -> Event | Half | None:
         key = f"save/{action.round}"
         if not trainer.posted:
             if trainer.background:
                 trainer.background.pop(0)()
-                return _HALF
+                return HALF
             return self._post(trainer, key, last_status(_save_status(trainer), action.state))
         return self._gathered(trainer, key, SavesGathered)
 
@@ -909,11 +914,11 @@ class PlayedTrainers:
         return Applied(trainer.params, action.commit)
 
 
-class _Half:
+class Half:
     """A move that ends in no event yet: something was posted or completed."""
 
 
-_HALF = _Half()
+HALF = Half()
 
 
 def _save_status(trainer: Trainer) -> SaveStatus:
@@ -932,7 +937,7 @@ def _identity(plan: Plan, index: int) -> str:
     return f"/{[life for _, life in plan.chain_identity(chain)]}"
 
 
-_BLOCKING: dict[type, Callable[..., Event | _Half | None]] = {
+_BLOCKING: dict[type, Callable[..., Event | Half | None]] = {
     WaitForPlan: PlayedTrainers._wait_for_plan,
     Settle: PlayedTrainers._settle,
     LoadState: PlayedTrainers._load_state,

@@ -341,7 +341,7 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
         for r in goal.counted
         if r.valid and r.lineage == plan.lineage and r.version == goal.version
     ]
-    if there:
+    if there and not goal.from_disk:
         commit = next((r.commit for r in there if r.commit is not None), None)
         certified_in = next((r.certified_in for r in there if r.certified_in is not None), None)
         known, chain = forks.last_known(there)
