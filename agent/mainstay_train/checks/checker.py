@@ -23,7 +23,7 @@ from mainstay_core.base.bounds import MAX_NAME, cut
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
@@ -130,9 +130,10 @@ class Checks:
             phase: the phase of the step.
             flip: which kernel and which bit.
         """
-        if self._can_flip:
+        can_flip = self._can_flip or flip.where is not Where.COMPUTE
+        if can_flip:
             self._orders.add(fault, step, phase, flip)
-        return self._can_flip
+        return can_flip
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
@@ -173,10 +174,18 @@ class Checks:
         Args:
             received: in an exchange of the reduction.
         """
-        if self._orders.is_empty:
-            return
-        for flip in self._orders.take(Place(self.step, Phase.REDUCE), None, EXCHANGE):
+        for flip in self.take(Where.WIRE, Place(self.step, Phase.REDUCE), EXCHANGE):
             bits.flip_bit(received, flip.element, flip.bit)
+
+    def take(self, where: Where, place: Place, what: str) -> list[Flip]:
+        """Return the flips of what no kernel has made; they wait no longer.
+
+        Args:
+            where: what they make wrong.
+            place: in the program.
+            what: its name for people.
+        """
+        return [] if self._orders.is_empty else self._orders.take(place, None, what, where)
 
     def tell(
         self,
@@ -344,6 +353,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if kept is None and overwritten is not None:
             kept = overwritten.copy()  # whatever it holds is overwritten
         _, third = call.again(kept)
+        _put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
 
     def _pass_whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
