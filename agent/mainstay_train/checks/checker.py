@@ -322,6 +322,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if kernel.is_view or kernel.allocates or kernel.communicates:
             return func(*args, **kwargs)
         operands = kernel.operands(args, kwargs)
+        if kernels.has_sparse(tensor for tensor, _ in operands):
+            return self._pass_sparse(func, args, kwargs)
         writes = any(is_written for _, is_written in operands)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         compares = self._compares
@@ -333,6 +335,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             twins = overwritten.copy()
             kept = overwritten.copy() if overwritten.has_contents else None
         result = func(*args, **kwargs)
+        if kernels.has_sparse(kernels.tensors_in(result)):
+            return self._pass_sparse(lambda: result, (), {}, name=kernel.name)
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
         if not outputs:
@@ -368,6 +372,22 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             FIELD,
             f"is {Mode.FULL.value}, but {self._who()} calls {func}, whose kernels cannot be "
             "executed one by one; write it with plain operators, or use Off",
+        )
+
+    def _pass_sparse(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str = ""
+    ) -> Any:
+        """Call what is given or makes a sparse tensor.
+
+        Raises:
+            InvalidSpecError: kernels are to be executed twice.
+        """
+        if not self._compares:
+            return func(*args, **kwargs)
+        raise InvalidSpecError(
+            FIELD,
+            f"is {Mode.FULL.value}, but {self._who()} calls {name or kernels.name_of(func)} with a "
+            "sparse tensor, whose bits are not compared; use dense tensors, or Off",
         )
 
     def _who(self) -> str:
