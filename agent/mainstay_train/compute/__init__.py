@@ -7,6 +7,7 @@
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``boundaries``: who keeps what crosses a stage's boundaries, and gives it back in a replay
 - ``interpreter``: runs the compute part of a step's program
+- ``purity``: tries whether blocks are pure functions, as checks take them to be
 - ``training``: builds engines, for a session
 - ``measure``: measures what a workload's blocks take, by one micro-batch
 """
