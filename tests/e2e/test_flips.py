@@ -23,6 +23,19 @@ PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 NAMES = {"wire": "exchange", "batch": "batch"}
 """What stands in findings for a kernel."""
+SUMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "forward",
+        {"replica": 1, "stage": 0, "inner": 1},
+        {"block": 1, "operator": "_c10d_functional.all_reduce"},
+    ),
+    (
+        "backward",
+        {"replica": 0, "stage": 1, "inner": 0},
+        {"block": 0, "operator": "_c10d_functional.all_reduce"},
+    ),
+]
+"""Sums over the ranks of a cell."""
 WHAT_FOLLOWS = {"exchange": ("wire", "reduce-again")}
 
 
@@ -42,16 +55,22 @@ def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path
     ids=["bf16", "experts", "inner"],
 )
 def test_other_models_and_inner_ranks_are_checked_likewise(tmp_path: Path, layout: Layout) -> None:
-    check_flips(tmp_path, layout)
+    places = PLACES if layout.ranks_per_stage == 1 else [PLACES[0], *SUMS, *PLACES[-2:]]
+    check_flips(tmp_path, layout, places)
 
 
-def check_flips(tmp_path: Path, layout: Layout) -> None:
+def check_flips(
+    tmp_path: Path,
+    layout: Layout,
+    places: list[tuple[str, dict[str, Any], dict[str, Any]]] = PLACES,
+) -> None:
     """Run a job with a wrong bit in each phase, and compare it with an undisturbed one."""
     (tmp_path / "corpus").mkdir()
     corpus = matrix.write_corpus(tmp_path / "corpus")
     for name in ("undisturbed", "disturbed"):
         (tmp_path / name).mkdir()
-    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
+    num_steps = len(places) + 1
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, num_steps, corpus)
     faults = [
         {
             "at": {"step": step, "phase": phase},
@@ -59,9 +78,9 @@ def check_flips(tmp_path: Path, layout: Layout) -> None:
             "action": "flip",
             "flip": {"element": 7, "bit": 30} | flip,
         }
-        for step, (phase, target, flip) in enumerate(PLACES, 1)
+        for step, (phase, target, flip) in enumerate(places, 1)
     ]
-    job = make_job(layout, NUM_STEPS, corpus, **FULL)
+    job = make_job(layout, num_steps, corpus, **FULL)
 
     with local_job(tmp_path / "disturbed", job, faults) as running:
         report = running.report()
@@ -71,12 +90,12 @@ def check_flips(tmp_path: Path, layout: Layout) -> None:
     assert report["recoveries"] == []
     told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
     told.sort(key=lambda finding: finding["step"])  # each pod tells its own
-    names = [flip.get("operator") or NAMES[flip["where"]] for _, _, flip in PLACES]
+    names = [flip.get("operator") or NAMES[flip["where"]] for _, _, flip in places]
     assert [(f["step"], f["operator"], (f["verdict"], f["remedy"])) for f in told] == [
         (step, name, WHAT_FOLLOWS.get(name, ("primary", "repair")))
         for step, name in enumerate(names, 1)
     ]
-    ranks = [{"inner": 0, **target} for _, target, _ in PLACES]
+    ranks = [{"inner": 0, **target} for _, target, _ in places]
     assert [finding["rank"] for finding in told] == ranks
     assert "was not put in" not in logs
 

@@ -108,7 +108,7 @@ def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:
     """Return whether a flip that fits a place means a kernel there."""
     if flip.where is not Where.COMPUTE or flip.operator == kernel:
         return True
-    if flip.operator is None:
+    if flip.operator is None and ordinal is not None:
         return not flip.sticky or ordinal == 0  # the first that comes; or always the same one
     return ordinal is not None and flip.operator == ordinal
 
