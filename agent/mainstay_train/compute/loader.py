@@ -201,8 +201,8 @@ def _load_twice(load: Callable[..., Loaded], wanted: Wanted) -> Loaded:
     )
 
 
-def _flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) -> Batch:
-    """Return a batch with the wrong bits of one of its fetches."""
+def flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) -> Batch:
+    """Return a batch with the wrong bits of one of its fetches; None: the third one."""
     parts = [batch.tokens, batch.targets]
     for flip in flips:
         if execution is not None and flip.execution in (execution, Execution.BOTH):
@@ -227,7 +227,7 @@ def _load(
     """Fetch a batch, as which fetch of it; None: the third one."""
     if device.type == "cuda":  # of this thread: else memory is locked for the first device
         torch.cuda.set_device(device)
-    batch = _flipped(dataset.batch(wanted.address), wanted.flips, execution)
+    batch = flipped(dataset.batch(wanted.address), wanted.flips, execution)
     consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
     num_tokens = data.num_tokens(batch)
     locked = (devices.page_locked(part, device) for part in (batch.tokens, batch.targets))

@@ -81,7 +81,7 @@ def _judge(rounds: list[list[Finding]], name: str, device: torch.device) -> None
     place, times = places.most_common(1)[0]
     if times < NEEDED:
         return
-    if not _computes_the_same(device):
+    if not computes_the_same(device):
         raise UnreliableDeviceError(
             "this device gave other bits for the same inputs again and again, also where no code "
             "of the workload ran"
@@ -100,7 +100,7 @@ def _refusal(what: str) -> InvalidSpecError:
     )
 
 
-def _computes_the_same(device: torch.device) -> bool:
+def computes_the_same(device: torch.device) -> bool:
     """Return whether two executions of torch's own kernels have the same bits on a device."""
     found: list[Finding] = []
     start = torch.arange(SIZE * SIZE, dtype=torch.float32, device=device).sin_().view(SIZE, SIZE)
