@@ -139,8 +139,8 @@ class Checks:
         return True
 
     def take_orders(self, orders: FlipOrders) -> None:
-        """Take flips from elsewhere, in place of those that wait."""
-        self._orders = orders
+        """Take flips from elsewhere, in place of those that wait; findings are counted anew."""
+        self._orders, self._told_in = orders, -1
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
