@@ -199,6 +199,7 @@ class TrainingJob(Section):
             backend=spec.runtime.backend.lower(),
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
+            recompute_share=spec.runtime.recompute_share,
             dmr=Mode(spec.detection.dmr.mode),
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
