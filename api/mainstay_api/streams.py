@@ -27,8 +27,8 @@ from mainstay_core.coordinator.stream import JobStream, StreamItem
 logger = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""A job's reader goes on for so long without a listener. To end it ends its connection to the store:
-whoever opens and closes streams would have a new one made, and the store identified, each time."""
+"""A job's reader goes on for so long without a listener. Its end ends a connection to the store:
+whoever opens and closes streams would have one made, and the store identified, each time."""
 MAX_QUEUED = 1000
 MAX_PER_JOB = 65_536
 """Streams of one job at a time: one for each pod of the largest jobs, four times over."""

@@ -44,8 +44,9 @@ def a_body(rng: random.Random, pod: str, number: int) -> tuple[str, Any]:
     fact = {"pod": pod, "slot": 0, "incarnation": life}
     digest = f"{number:032x}"
     entry = {
-        "stage": 0, "inner": 0, "quorum": {"id": 1, "nonce": "n"}, "gradient": "", "masters": digest,
-        "data": "", "loss": 1.0, "norm": 1.0, "tokens": 1, "step_s": 0.1, "replicas": 1,
+        "stage": 0, "inner": 0, "quorum": {"id": 1, "nonce": "n"}, "gradient": "",
+        "masters": digest, "data": "", "loss": 1.0, "norm": 1.0, "tokens": 1, "step_s": 0.1,
+        "replicas": 1,
     }  # fmt: skip
     step = number * 200 % STEPS
     registration = {
