@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from mainstay_api.limits import AT_ONCE_OF_EAGER, AT_ONCE_OF_JOB, PODS_OF_EAGER, Asked
 from mainstay_api.long_work import Places
 
+HEARTBEATS = "heartbeats"
 GIVE_WAY_S = 0.05
 """A request of pods that ask for much waits for others' for so long at most: some answer in five
 milliseconds, and a job must go on even if somebody always asks."""
@@ -65,7 +66,9 @@ class Lines:
             try:
                 yield
             finally:
-                await self._rest(min(MAX_REST_S, RESTS * (self._clock() - began_s)))
+                # Each pod has to be heard every second, however slow everything is.
+                if asked.route != HEARTBEATS:
+                    await self._rest(min(MAX_REST_S, RESTS * (self._clock() - began_s)))
 
     @contextlib.contextmanager
     def ahead(self) -> Iterator[None]:
@@ -86,4 +89,4 @@ def _line_of(asked: Asked) -> str:
     Heartbeats have one of their own: whatever else a pod asks, and however long it takes, no other
     pod of its job becomes silent by it.
     """
-    return f"{asked.job} heartbeats" if asked.route == "heartbeats" else asked.job
+    return f"{asked.job} heartbeats" if asked.route == HEARTBEATS else asked.job

@@ -133,6 +133,8 @@ def test_a_place_of_eager_pods_rests_longer_than_it_was_used() -> None:
         assert (inside, rests) == ([0], [lines.MAX_REST_S])
         async with queue.wait(a_request(job="other"), eager=False):
             pass  # nobody else waits for that
+        async with queue.wait(a_request("heartbeats"), eager=True):
+            pass  # nor does any pod become silent by it
         rested.set()
         await asyncio.gather(*asking)
         assert inside == [0, 1]
