@@ -26,7 +26,8 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
-from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
+from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
