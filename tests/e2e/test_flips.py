@@ -151,3 +151,20 @@ def test_a_sticky_flip_is_not_found_by_the_device_that_has_it(tmp_path: Path) ->
     steps, undisturbed = report["digests"]["steps"], expected["digests"]["steps"]
     assert steps[:2] == undisturbed[:2]
     assert all(one != other for one, other in zip(steps[2:], undisturbed[2:], strict=True))
+
+
+@pytest.mark.chaos
+def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Path) -> None:
+    fault = {
+        "at": {"step": 2, "phase": "backward"},
+        "target": {"replica": 1, "stage": 0},
+        "action": "kill-trainer",
+    }
+
+    layout = Layout(lanes=3, dtype="bfloat16", spares=0)
+    expected, report, logs = run_with(tmp_path, layout, [fault])
+
+    assert report["digests"] == expected["digests"], logs
+    assert "join" in [recovery["method"] for recovery in report["recoveries"]]
+    assert "healing failed" not in logs
+    assert "not compared with" not in logs

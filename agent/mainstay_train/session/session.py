@@ -273,7 +273,13 @@ class Session(RankSession[Connections]):
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
         self._wait_copied()
-        return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
+        return client.copy(
+            self.engine.state,
+            sources=sources,
+            wanted=wanted,
+            expected=expected,
+            holders=self.holders if self._checks.compares else (),
+        )
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
