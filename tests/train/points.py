@@ -2,7 +2,8 @@
 
 The trainer's own code runs; what is wrapped here says where it is and waits, in the main thread,
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
-flips a bit instead, ``reset-stage@STEP`` resets the sockets of the reduction.
+flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
+is wrong, ``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -150,6 +151,11 @@ class _Points:
         self._pipe.send(Computes(self._state.version, tuple(types)))
         self._step_point("computing")
         compute(engine, types, *rest)
+        if types and f"wrong-type@{self._state.version}" in self._wanted:
+            self._wanted.remove(f"wrong-type@{self._state.version}")
+            wrong = engine.store.held()[0]
+            flip_bit(engine.store.partials[wrong])
+            engine.wrong_types.add(wrong.last)
         self._step_point("computed")
 
     def _reduce(self, reduce: Callable[..., None], engine: Engine, *args: Any) -> None:

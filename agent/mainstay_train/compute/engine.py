@@ -68,6 +68,8 @@ class Engine:
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
     """Of all that the engine computes in a step."""
+    wrong_types: set[int] = field(default_factory=set)
+    """Types of which a check that came late has found that they are wrong."""
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -187,6 +189,7 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        self.wrong_types.difference_update(types)
         self._run(program, step, chain, log, self._deliver_to(early))
 
     def program_again(self) -> tuple[Action, ...]:
@@ -329,9 +332,24 @@ class Engine:
         for partial in self.store.held():
             types = range(partial.first, partial.last + 1)
             if any(self.type_results[shard_type].is_cut_off for shard_type in types):
-                self.store.drop(partial)
-                for shard_type in types:
-                    del self.type_results[shard_type]
+                self._drop(partial)
+
+    def _drop(self, partial: Partial) -> None:
+        self.store.drop(partial)
+        for shard_type in range(partial.first, partial.last + 1):
+            del self.type_results[shard_type]
+            self.wrong_types.discard(shard_type)
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Forget some partials and what is known of their types."""
+        self._give_up()
+        for partial in partials:
+            self._drop(partial)
+        self.sent = self._sums = ()
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return tuple(sorted(self.wrong_types.intersection(self.type_results)))
 
     def _judge(self) -> None:
         if self._chain is not None:
@@ -396,6 +414,7 @@ class Engine:
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
+            bad=self.bad_types(),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -461,6 +480,7 @@ class Engine:
         self._give_up()
         self.store.clear()
         self.type_results.clear()
+        self.wrong_types.clear()
         self.sent = self._sums = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

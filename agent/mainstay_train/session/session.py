@@ -345,6 +345,14 @@ class Session(RankSession[Connections]):
             self.engine.judge_held()
         return self.engine.store.held()
 
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return self.engine.bad_types()
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials."""
+        self.engine.drop_partials(partials)
+
     def drop_held(self) -> None:
         """Free all partials."""
         if self._engine is not None:

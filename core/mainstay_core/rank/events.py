@@ -181,6 +181,13 @@ class DropHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class DropPartials:
+    """Free some partials: they are void, or others' copies count."""
+
+    partials: tuple[Partial, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LoadState:
     """Copy the state from a member, read it from a checkpoint, or make it anew from segments.
 
@@ -338,6 +345,7 @@ Action = (
     | Settle
     | SendFact
     | DropHeld
+    | DropPartials
     | LoadState
     | Compute
     | Reduce

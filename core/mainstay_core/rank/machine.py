@@ -10,11 +10,13 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, windows
 from mainstay_core.rank.adoption import adopt, park
@@ -26,6 +28,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -69,7 +72,9 @@ from mainstay_core.wire.facts import (
     Phase,
     Settled,
 )
+from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.recoveries import Replayed
+from mainstay_core.wire.votes import MadeType
 
 __all__ = [
     "Interrupt",
@@ -135,6 +140,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
+    settled = replace(settled, bad=(), bad_chains=())
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
@@ -142,7 +148,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         # The votes that refused the step did not reach this rank: the others' reports tell it.
         return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
     if mine is StateAction.STAY:
-        return _begin(replace(settled, mark=None), tell, *needless)
+        kept = outcome.step.kept.get(state.index, ())
+        told = next(r.held for r in event.reports if r.index == state.index)
+        void = tuple(partial for partial in told if partial not in kept)
+        drop = (DropPartials(void),) if void else ()
+        return _begin(replace(settled, mark=None, held=kept), tell, *needless, *drop)
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
@@ -150,7 +160,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         actions = (tell, *needless, *record, Apply(outcome.commit))
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
-    void = (VoidSave(state.version),) if state.valid else ()
+    unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
@@ -168,7 +178,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.expected[state.index],
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
     )
-    return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
+    return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -276,13 +286,28 @@ def _todo(state: RankState) -> tuple[int, ...]:
     return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
 
 
+def _made(state: RankState, held: Sequence[Partial]) -> tuple[MadeType, ...]:
+    """Return which chains have computed what is held, once this rank's chain has computed."""
+    assert state.plan is not None
+    chain = state.plan.chain_of(state.index)
+    here, known = set(_todo(state)), {made.type: made for made in state.made}
+    for shard_type in here:
+        assert chain is not None
+        known[shard_type] = MadeType(
+            type=shard_type, quorum=state.plan.quorum.id, replica=chain.replica
+        )
+    types = sorted({t for partial in held for t in range(partial.first, partial.last + 1)})
+    return tuple(known[t] for t in types if t in known)
+
+
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
-    new = replace(state, held=event.held)
+    new = replace(state, held=event.held, made=_made(state, event.held))
     return adopt(new) if must_adopt(new) else _reduce(new)
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
-    broken = replace(state, held=event.held)
+    made = _made(state, event.held) if state.phase is Phase.COMPUTING else ()
+    broken = replace(state, held=event.held, made=made)
     return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
 
 
@@ -336,6 +361,8 @@ def _refused(
         failed = replace(state, phase=Phase.FAILED)
         tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+    if verdict.bad and not (worn or verdict.state_bad):
+        return _compute_again(state, verdict, prefix)
     if worn:
         # Reducing the same partials again does not help: one of them may be wrong.
         state = replace(state, recomputed=state.recomputed + 1)
@@ -352,6 +379,41 @@ def _refused(
     return replace(again, actions=(*prefix, *again.actions))
 
 
+def _compute_again(
+    state: RankState, verdict: Verdict, prefix: tuple[Action, ...]
+) -> Transition:
+    """Compute the types again that votes call wrong, and what they were summed into.
+
+    What else is held stays. A chain that called types wrong twice is passed over.
+    """
+    assert state.plan is not None
+    assert state.step_plan is not None
+    before, bad_chains = state.step_plan, (*state.bad_chains, *verdict.bad_chains)
+    tired = {r for r, times in Counter(bad_chains).items() if times > MAX_REPEATS}
+    step_plan = plan_step(
+        state.plan,
+        state.shards_per_lane,
+        before.holdings,
+        makers=before.makers,
+        bad=verdict.bad,
+        tired=tired,
+    )
+    kept = step_plan.kept.get(state.index, ())
+    void = tuple(partial for partial in state.held if partial not in kept)
+    new = replace(
+        state,
+        phase=Phase.COMPUTING,
+        step_plan=step_plan,
+        held=kept,
+        bad=tuple(sorted({*state.bad, *verdict.bad})),
+        bad_chains=bad_chains,
+        mark=None,
+        attempt=state.attempt + 1,
+    )
+    drop = (DropPartials(void),) if void else ()
+    return Transition(new, (*prefix, *drop, Compute(_todo(new))), verdict.reason)
+
+
 def _on_applied(state: RankState, event: Applied) -> Transition:
     """Note one more version, committed by the quorum's votes or rolled forward in a settle."""
     assert state.plan is not None
@@ -361,6 +423,9 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     new = replace(
         state,
         version=state.version + 1,
+        made=(),
+        bad=(),
+        bad_chains=(),
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

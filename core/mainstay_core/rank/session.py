@@ -171,6 +171,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self.drop_held()
                 if self.state.mark is None:
                     self._gradient = ""
+            case events.DropPartials():
+                self.drop_partials(action.partials)
             case events.Leave():
                 self.connections.leave()
             case events.RenameCheckpoint():
@@ -201,9 +203,11 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.status.waits()
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
+        held = self.held(judged=True) if action.report.held else ()
         report = replace(
             action.report,
-            held=self.held(judged=True) if action.report.held else (),
+            held=held,
+            bad=tuple(sorted({*action.report.bad, *(self.bad_types() if held else ())})),
             pipeline=self.connections.pipeline_name,
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),

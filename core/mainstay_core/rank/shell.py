@@ -147,11 +147,23 @@ class RankShell(ABC):
 
     @abstractmethod
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
-        """Return the complete partials; ``judged``: once a device behind its host is done."""
+        """Return the complete partials.
+
+        Args:
+            judged: once a device behind its host is done, and all checks of them are over.
+        """
+
+    @abstractmethod
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong; asked after ``held``."""
 
     @abstractmethod
     def drop_held(self) -> None:
         """Free all partials."""
+
+    @abstractmethod
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials: what checks have found of their types is told."""
 
     @abstractmethod
     async def reduce(self, group: Any, table: Sequence[Supply], members: Sequence[int]) -> None:

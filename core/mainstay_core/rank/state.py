@@ -23,7 +23,7 @@ from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
@@ -88,6 +88,12 @@ class RankState:
     """Quorum in which the oldest of ``held`` was begun."""
     held_with: frozenset[tuple[Slot, Incarnation]] = frozenset()
     """The cells, this one among them, of the chains that computed ``held``."""
+    made: tuple[MadeType, ...] = ()
+    """By which chains the types of ``held`` were computed."""
+    bad: tuple[int, ...] = ()
+    """Types of the step that votes have called wrong since the last settle."""
+    bad_chains: tuple[int, ...] = ()
+    """Replicas of this quorum whose cells have called a type wrong, once for each vote."""
     refused_in: int = -1
     """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None
@@ -255,6 +261,8 @@ def report_of(state: RankState) -> SettleReport:
         state=state.digest,
         held=state.held,
         held_in=state.held_in,
+        made=state.made if state.held else (),
+        bad=state.bad,
         mark=state.mark,
         settled=state.settled,
         basis=state.basis if state.snapshots is not None and state.is_oldest else None,

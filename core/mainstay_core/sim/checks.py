@@ -44,6 +44,10 @@ class Life(Protocol):
     def quorum(self) -> QuorumId | None:
         """Adopted quorum."""
 
+    @property
+    def known_wrong(self) -> tuple[int, ...]:
+        """Types that it holds, and of which its checks have found that they are wrong."""
+
 
 ROOM_BYTES = 1 << 30
 """A store of so much has room for all that any job here writes."""
@@ -279,11 +283,28 @@ class Checks:
                 f"{self._saved}",
             )
         self._check_not_lost(plan, reports, outcome)
+        self._check_not_wrong(plan, reports, outcome)
         if self.boundaries is not None:
             self.seen.update(self.boundaries.replays(outcome))
         if event.stores:
             self.seen["stores asked"] += 1
             self.kept.settled(plan, reports, event.stores, outcome)
+
+    def _check_not_wrong(
+        self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
+    ) -> None:
+        """What a member knows to be wrong does not count, whoever else has a copy."""
+        computed = {t for types in outcome.step.todo.values() for t in types}
+        for report in reports:
+            member = plan.members[report.index]
+            stays = outcome.actions[report.index] is StateAction.STAY
+            wrong = set(self._lives[str(member.incarnation)].known_wrong) if stays else set()
+            self.seen["settle with wrong types"] += bool(wrong)
+            _hold(
+                wrong <= computed,
+                f"I2: {plan.quorum} counts the types {sorted(wrong - computed)}, of which "
+                f"{member.rank} knows that they are wrong",
+            )
 
     def replayed(self, trainer: Life, version: int, params: str) -> None:
         """A rank has made the state of its position anew."""

@@ -40,6 +40,7 @@ class Compute:
         micro_batches: per type.
         hook: called before each action.
         sent: called with the action of each send, and what is sent.
+        goes_wrong: asked whether the next value comes out wrong.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Compute:
         micro_batches: int,
         hook: Hook,
         sent: Callable[[Action, str], None] = lambda *_: None,
+        goes_wrong: Callable[[], bool] = lambda: False,
     ) -> None:
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
-        self._hook, self._sent = hook, sent
+        self._hook, self._sent, self._goes_wrong = hook, sent, goes_wrong
         self.params = ""
         self.reduced: str | None = None
         self._begun: tuple[Group, tuple[Supply, ...], Any] | None = None
@@ -63,6 +65,11 @@ class Compute:
         self.partials: dict[Partial, tuple[str, ...]] = {}
         self.complete: set[int] = set()
         """Types whose statistics are known."""
+        self._wrong: set[int] = set()
+        """Types of which something was computed wrongly, as their checks will find."""
+        self._found: set[int] = set()
+        """Those of which they have found it."""
+        self._is_again = False
 
     def held(self) -> tuple[Partial, ...]:
         """Complete partials."""
@@ -73,6 +80,26 @@ class Compute:
         self.give_up()
         self.partials.clear()
         self.complete.clear()
+        self._wrong.clear()
+        self._found.clear()
+
+    def drop_partials(self, partials: Iterable[Partial]) -> None:
+        """Forget some partials, and what is known of their types."""
+        self.give_up()
+        for partial in partials:
+            del self.partials[partial]
+            types = range(partial.first, partial.last + 1)
+            self.complete.difference_update(types)
+            self._wrong.difference_update(types)
+            self._found.difference_update(types)
+
+    def judge(self) -> None:
+        """All checks of what is held are over."""
+        self._found = set(self._wrong)
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return tuple(sorted(self._found & self.complete))
 
     def give_up(self) -> None:
         """End a reduction that was begun and not ended, and its group."""
@@ -106,6 +133,8 @@ class Compute:
         done: dict[int, list[tuple[str, str, str]]] = {}
         sends: list[tuple[int, int]] = []
         self.give_up()
+        self._wrong.difference_update(types)
+        self._is_again = is_again
         compile_program = compile_replay if is_again else compile_compute
         program = compile_program(types, self._micro_batches, self.stage, self._stages)
         for action in program:
@@ -160,14 +189,22 @@ class Compute:
             if self.stage == 0:
                 flows[key] = [terms.sample(step, *key)]
             flow = flows[key]
-            part = terms.forward(self.position, flow[0], self.params)
+            part = self._spoiled(action, terms.forward(self.position, flow[0], self.params))
             flow.append((yield from self._mix(part, (*key, "f"), group)))
             return
         flow = flows[key]
         gradient = flow[2] if self.stage < self._stages - 1 else ""
         done.setdefault(action.type, []).append((flow[0], gradient, self.params))
         part = terms.backward(self.position, flow[0], gradient, self.params)
+        part = self._spoiled(action, part)
         flow[1:] = [(yield from self._mix(part, (*key, "b"), group))]
+
+    def _spoiled(self, action: Action, value: str) -> str:
+        """Return what a computation comes to: mostly the right value."""
+        if self._is_again or not self._goes_wrong():
+            return value
+        self._wrong.add(action.type)
+        return terms.term("wrong", value)
 
     def _mix(self, part: str, tag: tuple[object, ...], group: Group | None) -> Steps[str]:
         """All inner ranks of the stage see the sum of their parts."""
@@ -273,11 +310,13 @@ class Compute:
 
     def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
         """Return what enters the vote of member ``index``, to whom the table credits types."""
+        self.judge()
         return Ballot(
             norms_sq=terms.norms_sq(self.stage, self.inner),
             gradient=self.gradient_digest(),
             copies=terms.term("copies", self.stage, step),
             stats=self._stats(table, index, step),
+            bad=self.bad_types(),
         )
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

@@ -32,7 +32,7 @@ class Faults:
         self._at: Process | None = None
         self._lasts_s = 0.0
         self._unfinished = 0
-        self._gradient_due = self._state_due = False
+        self._gradient_due = self._state_due = self._type_due = False
         self.struck: list[str] = []
         self.calm_since_s: float | None = None
         """When the last one was over; None before."""
@@ -281,6 +281,23 @@ class Faults:
 
     def _corrupt_state(self) -> None:
         self._state_due = True
+
+    def _corrupt_type(self) -> None:
+        self._type_due = True
+
+    def _break_chain(self) -> None:
+        """A chain loses its pipeline, and all its cells live."""
+        victim = self._victim()
+        if victim is not None:
+            victim.connections.break_pipeline()
+
+    def goes_wrong(self, trainer: Trainer) -> bool:
+        """Have what a trainer computes next come out wrong."""
+        if not self._type_due:
+            return False
+        self._type_due = False
+        self._world.engine.say(trainer.name, "computes something wrong")
+        return True
 
     def corrupt_gradient(self, trainer: Trainer, compute: Compute) -> None:
         """Spoil a reduced gradient, where others of the stage have the right one."""

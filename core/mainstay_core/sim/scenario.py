@@ -54,6 +54,8 @@ KINDS = (
     "scale",
     "bad-source",
     "damage-segment",
+    "corrupt-type",
+    "break-chain",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -62,6 +64,9 @@ PLANNED = ("suspend", "scale")
 
 LASTING = ("bad-source",)
 """Faults that never end, so that a recovery from them repeats itself. Drawn apart, like wishes."""
+CHECKED = ("corrupt-type", "break-chain")
+"""A value that comes out wrong, which a check finds before the vote or a settle report, when others
+have used it; and what has some of these get to the vote no more. Drawn apart, like wishes."""
 IN_MEMORY = ("damage-segment",)
 """Faults of what pods keep in memory. A seed that may meet them may have snapshots, drawn apart."""
 SHARE_WITH_SNAPSHOTS = 0.35
@@ -70,7 +75,10 @@ SHARE_WITH_LITTLE_MEMORY = 0.2
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
 
-APART = (*PLANNED, *LASTING, *IN_MEMORY)
+SHARE_CHECKED = 0.3
+"""Share of the seeds in which something is computed wrongly."""
+
+APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED)
 """Kinds that are not drawn among the others."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
@@ -253,7 +261,24 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
-    return _with_snapshots(scenario, kinds)
+    return _with_what_is_checked(_with_snapshots(scenario, kinds), kinds)
+
+
+def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario, in some seeds with values that come out wrong among its faults.
+
+    They are drawn apart, like wishes.
+    """
+    checked = tuple(k for k in kinds if k in CHECKED)
+    rng = random.Random(f"checks {scenario.seed}")
+    always = len(checked) == len(kinds)
+    if not checked or (not always and rng.random() > SHARE_CHECKED):
+        return scenario
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randint(0, len(faults))
+        faults.insert(place, _draw_fault(rng, rng.choice(checked)))
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

@@ -25,6 +25,9 @@ class Strikes(Protocol):
     def reach_api(self, api: Process, change: Change, point: str) -> None:
         """An api replica is about to commit a change, or has just done it."""
 
+    def goes_wrong(self, trainer: Any) -> bool:
+        """Return whether what a trainer computes next comes out wrong; its checks find it late."""
+
     def corrupt_gradient(self, trainer: Any, compute: Any) -> None:
         """A trainer has reduced a gradient."""
 

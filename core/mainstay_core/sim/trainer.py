@@ -114,6 +114,11 @@ class Trainer(Process, RankSession[Connections]):
         """Adopted quorum."""
         return self.state.plan.quorum if self.state.plan else None
 
+    @property
+    def known_wrong(self) -> tuple[int, ...]:
+        """Types that it holds, and of which its checks have found that they are wrong."""
+        return self.cell.bad_types() if self.cell else ()
+
     # The connection to the supervisor --------------------------------------------------
 
     def connected(self, end: End) -> None:
@@ -278,6 +283,7 @@ class Trainer(Process, RankSession[Connections]):
                 shape.micro_batches,
                 self._before,
                 self._sent,
+                lambda: self.world.faults.goes_wrong(self),
             )
 
     def _sent(self, action: Action, content: str) -> None:
@@ -303,8 +309,15 @@ class Trainer(Process, RankSession[Connections]):
             raise
 
     def held(self, *, judged: bool = False) -> tuple[Any, ...]:
-        del judged  # a played device is never behind
+        if judged:
+            self.made_cell().judge()
         return self.made_cell().held()
+
+    def bad_types(self) -> tuple[int, ...]:
+        return self.made_cell().bad_types()
+
+    def drop_partials(self, partials: Sequence[Any]) -> None:
+        self.made_cell().drop_partials(partials)
 
     def drop_held(self) -> None:
         if self.cell is not None:

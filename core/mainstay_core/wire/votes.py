@@ -46,6 +46,21 @@ class TypeStat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MadeType:
+    """A type that a member holds, and the chain that computed it: copies of several never mix."""
+
+    type: TypeIndex
+    quorum: Count
+    """Id of the quorum in which it was computed."""
+    replica: Index
+    """Of the chain, in that quorum's plan."""
+
+
+BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
+"""Shard types of the step of which a check has found, after they were used, that they are wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStatus:
     """A rank's status of durable checkpoints.
 
@@ -113,6 +128,9 @@ class Vote(SaveStatus):
     rest: Digest = field(default="", metadata=codec.OMITTED)
     """Digest of a part of the position's state beside the masters, at version = step: which part is
     a function of the step. Empty in a job whose trainers do not check what they compute."""
+    bad: BadTypes = field(default=(), metadata=codec.OMITTED)
+    """Types that this rank has computed wrongly. Their copies are void in every position, with all
+    that they were summed into."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")
@@ -201,3 +219,9 @@ class SettleReport:
     """Likewise the digest of its masters before that step."""
     mark_gradient: Digest = field(default="", metadata=codec.OMITTED)
     """In a job with snapshots: digest of the mark's gradient, if it has voted with it."""
+    made: Annotated[tuple[MadeType, ...], Longest(MAX_TYPES)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """By which chains the types of ``held`` were computed."""
+    bad: BadTypes = field(default=(), metadata=codec.OMITTED)
+    """Types of the step that this rank knows to be wrong: by its own checks, or by votes."""
