@@ -3,7 +3,8 @@
 The trainer's own code runs; what is wrapped here says where it is and waits, in the main thread,
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
 flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
-is wrong, ``reset-stage@STEP`` resets the sockets of the reduction.
+is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
+(``wrong-sends``: always), ``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.reduction import Reducer
 from mainstay_train.launcher import main
@@ -103,6 +105,7 @@ class _Points:
         around(GatherClient, "wait", self._wait)
         around(Engine, "compute", self._compute)
         around(Engine, "reduce", self._reduce)
+        around(Interpreter, "_send_f", self._send_f)
         before(Reducer, "_gather", lambda *_: self._step_point("reduce-scattered"))
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
@@ -157,6 +160,19 @@ class _Points:
             flip_bit(engine.store.partials[wrong])
             engine.wrong_types.add(wrong.last)
         self._step_point("computed")
+
+    def _send_f(self, send: Callable[..., None], interpreter: Interpreter, action: Any) -> None:
+        once = f"wrong-send@{self._state.version}"
+        compared = self._state.step_plan.compared if self._state.step_plan else None
+        if f"wrong-witness@{self._state.version}" in self._wanted and compared is not None:
+            if action.type == compared.type and action.micro_batch == 1:
+                self._wanted.remove(f"wrong-witness@{self._state.version}")
+                flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if "wrong-sends" in self._wanted or once in self._wanted:
+            flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if once in self._wanted:
+            self._wanted.remove(once)
+        send(interpreter, action)
 
     def _reduce(self, reduce: Callable[..., None], engine: Engine, *args: Any) -> None:
         self._step_point("reduce-posting")

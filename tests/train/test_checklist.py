@@ -344,15 +344,20 @@ def test_a_wrong_gradient_on_one_cell_is_reduced_again(crew, tmp_path, undisturb
 def test_a_type_found_wrong_before_the_vote_is_computed_again_and_nothing_else(
     crew, tmp_path, undisturbed
 ):
-    halts = {"life3": [f"wrong-type@{STEP}"]}
+    world = PlayedSupervisors(
+        crew, tmp_path, make_config(), halts={"life3": [f"wrong-type@{STEP}"]}
+    )
 
     async def scenario(world):
         await world.committed(STEP)
 
-    run = play(PlayedSupervisors(crew, tmp_path, make_config(), halts=halts), scenario)
+    run = play(world, scenario)
     assert_same(run, undisturbed(crew))
     assert [plan.method for plan in run.plans] == [Method.START]
-    lists = [len([c for c in life.computed if c[0] == STEP and c[1]]) for life in run.lives.values()]
+    lists = [
+        len([types for step, types in life.computed if step == STEP and types])
+        for life in world.lives.values()
+    ]
     assert sorted(lists) == [1, 1, 2, 2], "both cells of one chain compute twice"
 
 

@@ -5,6 +5,7 @@
 - ``statistics``: gathers what a vote says of a shard type
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``interpreter``: runs the compute part of a step's program
+- ``watched``: digests of what leaves a cell for a type that other chains compute, too
 - ``training``: builds engines, for a session
 - ``measure``: measures what a workload's blocks take, by one micro-batch
 """

@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -29,6 +30,7 @@ from mainstay_train.compute import comparisons
 from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
+from mainstay_train.compute.watched import WatchedType, name_told
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
@@ -68,6 +70,8 @@ class Engine:
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
     """Of all that the engine computes in a step."""
+    accounts: dict[int, Account] = field(default_factory=dict)
+    """What left this cell while it computed a type that other chains compute, too."""
     wrong_types: set[int] = field(default_factory=set)
     """Types of which a check that came late has found that they are wrong."""
     _chain: ChainGroups | None = None
@@ -174,6 +178,7 @@ class Engine:
         chain: ChainGroups | None,
         early: EarlyReduction[Group] | None = None,
         log: SentLog | None = None,
+        watched: int | None = None,
     ) -> None:
         """Run the types through the stage; complete ones are in the store, whatever happens.
 
@@ -183,6 +188,7 @@ class Engine:
             chain: the groups of the rank's chain; None for a chain of one rank.
             early: the reduction that begins as soon as parts of the last type are there.
             log: keeps what is sent to neighbours; None: nothing does.
+            watched: a type that other chains compute, too, if it is among these.
 
         Raises:
             GroupEnded: the chain broke.
@@ -190,7 +196,28 @@ class Engine:
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         self.wrong_types.difference_update(types)
-        self._run(program, step, chain, log, self._deliver_to(early))
+        if watched is None or watched not in types:
+            self._run(program, step, chain, log, self._deliver_to(early))
+            return
+        # A reduction that begins meanwhile would digest in another thread.
+        seen = WatchedType(watched, lambda: self._describe(watched), log)
+        self.accounts.clear()
+        self._run(program, step, chain, seen)
+        if seen.account is not None:
+            self.accounts[watched] = seen.account
+
+    def _describe(self, shard_type: int) -> tuple[str, ...]:
+        """Return digests of a complete type that is a partial by itself, and what is told of it."""
+        (alone,) = (p for p in self.store.held() if p.first == p.last == shard_type)
+        result = self.type_results[shard_type]
+        loss, counted = result.loss_sum, result.statistics
+        told = name_told(
+            loss.item() if isinstance(loss, torch.Tensor) else loss,
+            result.tokens,
+            result.data,
+            None if counted is None else counted.tolist(),
+        )
+        return self._gradient.digest(self.store.partials[alone]).hex(), told
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""

@@ -21,6 +21,8 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.verdicts import Remedy
+from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Action, Op
@@ -60,6 +62,9 @@ from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
 
+WITNESS = "witness"
+"""Stands in findings for an operator: what other chains have computed differently."""
+
 
 class Session(RankSession[Connections]):
     """One life of a trainer, from its first plan to the end of the job.
@@ -85,6 +90,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=_snapshot_rules(config.snapshots, training),
+            witness_every_steps=config.witness_every_steps,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -337,7 +343,9 @@ class Session(RankSession[Connections]):
         log = None
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
-        self.engine.compute(types, state.version, groups, early, log)
+        compared = state.step_plan.compared if state.step_plan is not None else None
+        watched = compared.type if compared is not None and state.computes(compared) else None
+        self.engine.compute(types, state.version, groups, early, log, watched)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""
@@ -348,6 +356,29 @@ class Session(RankSession[Connections]):
     def bad_types(self) -> tuple[int, ...]:
         """Return the complete types that checks have found to be wrong."""
         return self.engine.bad_types()
+
+    def account(self, shard_type: int) -> Account | None:
+        """Return what left this rank while it computed a type; None: that was not kept."""
+        return self.engine.accounts.get(shard_type)
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        """Tell that this device has computed a type otherwise than most chains."""
+        difference = action.deviation.difference
+        self._tell_finding(
+            Finding(
+                step=action.step,
+                slot=self.state.slot,
+                in_pass=difference.in_pass,
+                shard_type=action.shard_type,
+                micro_batch=difference.micro_batch,
+                ordinal=0,
+                operator=WITNESS,
+                num_elements=0,
+                verdict=action.deviation.verdict,
+                remedy=Remedy.OTHER_COPY,
+                reason=action.reason,
+            )
+        )
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Free some partials."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.dmr.verdicts import MAX_REPEATS
+from mainstay_core.dmr.witness import rule
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, windows
 from mainstay_core.rank.adoption import adopt, park
@@ -43,13 +44,14 @@ from mainstay_core.rank.events import (
     SendFact,
     ShareSaves,
     StateLoaded,
+    TellDeviation,
     TodoDone,
     VoidSave,
     VotesGathered,
     WaitForPlan,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import PositionDigests, StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -62,8 +64,9 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.step_plan import plan_step
+from mainstay_core.rank.step_plan import StepPlan, plan_step, witnessed
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
+from mainstay_core.rank.witness import compared_again, compared_in, counts, tellings
 from mainstay_core.wire.facts import (
     Adopted,
     Cause,
@@ -74,7 +77,7 @@ from mainstay_core.wire.facts import (
 )
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import MadeType
+from mainstay_core.wire.votes import MadeType, Vote
 
 __all__ = [
     "Interrupt",
@@ -136,7 +139,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     settled = replace(
         settled,
         settlement=outcome,
-        step_plan=outcome.step,
+        step_plan=_witnessed(state, outcome),
+        told=(),
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
@@ -179,6 +183,15 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
     )
     return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
+
+
+def _witnessed(state: RankState, outcome: Settlement) -> StepPlan:
+    """Return the settled step with the type that a second chain is to compute, if there is one."""
+    assert state.plan is not None
+    compared = compared_in(
+        state.plan, outcome.version, state.witness_every_steps, state.shards_per_lane
+    )
+    return outcome.step if compared is None else witnessed(outcome.step, compared)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -233,7 +246,12 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if over:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
-    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
+    compared = compared_in(
+        state.plan, state.version, state.witness_every_steps, state.shards_per_lane
+    )
+    step_plan = state.step_plan or plan_step(
+        state.plan, state.shards_per_lane, compared=compared
+    )
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
     cells = state.plan.chain_identity(chain) if chain else ()
@@ -301,21 +319,39 @@ def _made(state: RankState, held: Sequence[Partial]) -> tuple[MadeType, ...]:
 
 
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
-    new = replace(state, held=event.held, made=_made(state, event.held))
-    return adopt(new) if must_adopt(new) else _reduce(new)
+    held, drop = _without_witness(state, event.held)
+    new = replace(state, held=held, made=_made(state, held))
+    return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
-    made = _made(state, event.held) if state.phase is Phase.COMPUTING else ()
-    broken = replace(state, held=event.held, made=made)
-    return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    if state.phase is not Phase.COMPUTING:
+        broken = replace(state, held=event.held, made=())
+        return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    held, drop = _without_witness(state, event.held)
+    broken = replace(state, held=held, made=_made(state, held))
+    return park(broken, event.why, event.suspects, *drop, cause=Cause.CHAIN)
 
 
-def _reduce(state: RankState) -> Transition:
+def _without_witness(
+    state: RankState, held: tuple[Partial, ...]
+) -> tuple[tuple[Partial, ...], tuple[Action, ...]]:
+    """Return what counts of what is held, and what drops the copy that a witness has made."""
+    compared = state.step_plan.compared if state.step_plan else None
+    chain = state.plan.chain_of(state.index) if state.plan else None
+    if compared is None or chain is None or chain.replica not in compared.replicas[1:]:
+        return held, ()
+    copies = tuple(p for p in held if p.first == p.last == compared.type)
+    kept = tuple(p for p in held if p not in copies)
+    return kept, (DropPartials(copies),) if copies else ()
+
+
+def _reduce(state: RankState, *prefix: Action) -> Transition:
     assert state.step_plan is not None
     table = state.step_plan.table[state.member_position]
     new = replace(state, phase=Phase.REDUCING)
-    return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
+    reduce = Reduce(table, state.attempt)
+    return Transition(new, (*prefix, reduce), f"reduces step {state.version}")
 
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
@@ -335,14 +371,51 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
     state, rename = checkpoints.note_saves(state, verdict.saves)
+    state, verdict, deviations = _heard(state, verdict, event.votes)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     state, needless = windows.note_copies(state, event.votes)
     state = windows.note_commit(state, verdict.commit, event.votes)
     record = windows.record_of(state, verdict.commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, Apply(verdict.commit))
+    actions = (*rename, *needless, *record, *deviations, Apply(verdict.commit))
     return Transition(applying, actions, verdict.reason)
+
+
+def _heard(
+    state: RankState, verdict: Verdict, votes: Sequence[Vote]
+) -> tuple[RankState, Verdict, tuple[Action, ...]]:
+    """Return the verdict with what chains tell of a type that several of them computed.
+
+    Beside it the state that remembers what they told, and what tells of this device, if it was
+    wrong and the step is committed.
+    """
+    plan, step_plan = state.plan, state.step_plan
+    assert plan is not None
+    compared = step_plan.compared if step_plan is not None else None
+    if compared is None:
+        return state, verdict, ()
+    told = tellings(plan, compared, votes)
+    if len(told) < len(compared.replicas):
+        return state, verdict, ()
+    ruling = rule((*state.told, told))
+    if not counts(compared, told, ruling):
+        bad = tuple(sorted({*verdict.bad, compared.type}))
+        reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
+        verdict = replace(verdict, commit=None, bad=bad, reason=reason)
+        again = compared_again(plan, compared, told, ruling)
+        assert step_plan is not None
+        step_plan = replace(step_plan, compared=again)
+        return replace(state, told=(*state.told, told), step_plan=step_plan), verdict, ()
+    own = plan.chain_of(state.index)
+    mine = [
+        TellDeviation(state.version, compared.type, deviation, ruling.reason)
+        for deviation in ruling.deviations
+        if own is not None
+        and deviation.replica == own.replica
+        and own.cells[deviation.difference.position] == state.index
+    ]
+    return state, verdict, tuple(mine) if verdict.commit is not None else ()
 
 
 def _refused(
@@ -397,6 +470,7 @@ def _compute_again(
         makers=before.makers,
         bad=verdict.bad,
         tired=tired,
+        compared=before.compared,
     )
     kept = step_plan.kept.get(state.index, ())
     void = tuple(partial for partial in state.held if partial not in kept)
@@ -426,6 +500,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         made=(),
         bad=(),
         bad_chains=(),
+        told=(),
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

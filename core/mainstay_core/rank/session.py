@@ -39,6 +39,7 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.witness import account_of
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
@@ -173,6 +174,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                     self._gradient = ""
             case events.DropPartials():
                 self.drop_partials(action.partials)
+            case events.TellDeviation():
+                self.tell_deviation(action)
             case events.Leave():
                 self.connections.leave()
             case events.RenameCheckpoint():
@@ -326,6 +329,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         ballot = self.make_ballot(action.step, table)
         self._gradient = ballot.gradient
         vote = vote_of(self.state, action, newest, ballot, self.writer.status())
+        compared = self.state.step_plan.compared
+        if compared is not None and self.state.computes(compared):
+            account = self.account(compared.type)
+            vote = replace(vote, witness=account_of(compared.type, account))
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))

@@ -9,15 +9,17 @@ thread comes back.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.dmr.witness import Telling
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.settle import Settlement
-from mainstay_core.rank.step_plan import StepPlan
+from mainstay_core.rank.step_plan import Compared, StepPlan
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
@@ -94,6 +96,10 @@ class RankState:
     """Types of the step that votes have called wrong since the last settle."""
     bad_chains: tuple[int, ...] = ()
     """Replicas of this quorum whose cells have called a type wrong, once for each vote."""
+    witness_every_steps: int = 0
+    """In each step that is a multiple of it a second chain computes a type; 0: in none."""
+    told: tuple[Mapping[int, Telling], ...] = ()
+    """What chains have told of the compared type in earlier attempts, by replica."""
     refused_in: int = -1
     """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None
@@ -134,6 +140,11 @@ class RankState:
         """Stage in the adopted plan."""
         assert self.plan is not None
         return self.plan.members[self.index].rank.stage
+
+    def computes(self, compared: Compared) -> bool:
+        """Return whether this rank's chain is one of those that compute a compared type."""
+        chain = self.plan.chain_of(self.index) if self.plan else None
+        return chain is not None and chain.replica in compared.replicas
 
     @property
     def is_lowest(self) -> bool:

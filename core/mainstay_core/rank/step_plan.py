@@ -11,7 +11,7 @@ them. Invariant: every shard type is supplied exactly once per position (design 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mainstay_core.base.errors import LocalProtocolError
@@ -44,6 +44,15 @@ Makers = Mapping[int, Mapping[int, Maker]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A type that several chains compute, so that a device that is always wrong is seen."""
+
+    type: int
+    replicas: tuple[int, ...]
+    """The first one's copy counts; the others drop theirs when they have told of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """The work of one step: who computes which type, and whose copy counts."""
 
@@ -54,9 +63,11 @@ class StepPlan:
     kept: Mapping[int, tuple[Partial, ...]] = field(default_factory=dict)
     """By member index, what counts of what it held. The rest is void: it is dropped first."""
     holdings: Mapping[int, tuple[Partial, ...]] = field(default_factory=dict)
-    """What each member holds once its list is computed."""
+    """What each member holds once its list is computed, without copies of witnesses."""
     makers: Makers = field(default_factory=dict)
     """Of the types that each member holds then."""
+    compared: Compared | None = None
+    """The type that several chains compute; None: there is none."""
 
 
 def plan_step(
@@ -68,6 +79,7 @@ def plan_step(
     makers: Makers | None = None,
     bad: Iterable[int] = (),
     tired: Iterable[int] = (),
+    compared: Compared | None = None,
 ) -> StepPlan:
     """Return who computes what in a step, given what the members hold already.
 
@@ -87,6 +99,7 @@ def plan_step(
         makers: which chains computed what is held.
         bad: types that some member calls wrong.
         tired: replicas whose chains compute only if there is no other.
+        compared: a type that several chains are to compute, if it is computed at all.
 
     Raises:
         LocalProtocolError: the plan has no chain.
@@ -95,16 +108,20 @@ def plan_step(
     positions, num_types = plan.positions, len(plan.suppliers)
     kept, counted = _counted_copies(plan, shards_per_lane, held or {}, makers or {}, bad)
     missing = [t for t in range(num_types) if t not in counted]
-    todo = _assign(missing, plan.suppliers, chains, shards_per_lane)
+    suppliers = plan.suppliers
+    if compared is not None:
+        before, after = suppliers[: compared.type], suppliers[compared.type + 1 :]
+        suppliers = (*before, compared.replicas[0], *after)
+    todo = _assign(missing, suppliers, chains, shards_per_lane)
     holdings = {m.index: kept.get(m.index, ()) for m in plan.members}
     known = {index: _makers_of(kept[index], makers or {}, index) for index in kept}
     for chain in chains:
         # Cells of a chain mostly hold the same: nothing, or what they computed together.
-        before = {holdings[index] for index in chain.cells}
-        after = {h: grow_all(h, todo[chain.replica], shards_per_lane) for h in before}
+        had = {holdings[index] for index in chain.cells}
+        grown = {h: grow_all(h, todo[chain.replica], shards_per_lane) for h in had}
         made = dict.fromkeys(todo[chain.replica], Maker(plan.quorum.id, chain.replica))
         for index in chain.cells:
-            holdings[index] = after[holdings[index]]
+            holdings[index] = grown[holdings[index]]
             known[index] = {**known[index], **made} if index in known else made
     replica_of = {i: c.replica for c in plan.chains for i in c.cells}
     num_lanes = num_types // shards_per_lane
@@ -112,7 +129,25 @@ def plan_step(
         _cover_position(members, holdings, replica_of, num_lanes, shards_per_lane)
         for members in positions
     )
-    return StepPlan(todo=todo, table=table, kept=kept, holdings=holdings, makers=known)
+    step = StepPlan(todo=todo, table=table, kept=kept, holdings=holdings, makers=known)
+    return step if compared is None else witnessed(step, compared)
+
+
+def witnessed(step: StepPlan, compared: Compared) -> StepPlan:
+    """Return the step with a type that other chains compute, too, behind their own lists.
+
+    Nobody does if the type is not computed in the step: it is held already.
+    """
+    supplier = [r for r, types in step.todo.items() if compared.type in types]
+    witnesses = [r for r in compared.replicas if r in step.todo and r not in supplier]
+    if not supplier or not witnesses:
+        return step
+    todo = {
+        replica: (*types, compared.type) if replica in witnesses else types
+        for replica, types in step.todo.items()
+    }
+    by = Compared(type=compared.type, replicas=(*supplier, *witnesses))
+    return replace(step, todo=todo, compared=by)
 
 
 def _counted_copies(

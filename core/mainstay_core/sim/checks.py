@@ -11,6 +11,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
@@ -39,6 +40,8 @@ class Life(Protocol):
     tampered: bool
     """Whether its state was corrupted on purpose: a vote must find it."""
     was_tampered: bool
+    was_wrong: bool
+    """Whether it computed something wrong that no check of its own sees."""
 
     @property
     def quorum(self) -> QuorumId | None:
@@ -315,6 +318,11 @@ class Checks:
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
         )
+
+    def accused(self, trainer: Life, verdict: Verdict) -> None:
+        """The votes have named a device that computed wrongly."""
+        self.seen[f"named {verdict}"] += 1
+        _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
         """A rank has computed something else than votes told."""

@@ -8,9 +8,11 @@ Runs the actions of :func:`mainstay_core.planning.program.compile_compute` as
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -29,6 +31,13 @@ Hook = Callable[[Action], Steps[None]]
 FORWARD, BACKWARD = 0, 1
 
 
+class Wrong(enum.Enum):
+    """The ways in which a value comes out wrong."""
+
+    FOUND = "a check of the device finds it late"
+    UNSEEN = "no check of the device sees it"
+
+
 class Compute:
     """Computes one position on terms: state, partials, interpreter and reducer of one cell.
 
@@ -40,7 +49,7 @@ class Compute:
         micro_batches: per type.
         hook: called before each action.
         sent: called with the action of each send, and what is sent.
-        goes_wrong: asked whether the next value comes out wrong.
+        goes_wrong: asked whether the next value of a type comes out wrong.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class Compute:
         micro_batches: int,
         hook: Hook,
         sent: Callable[[Action, str], None] = lambda *_: None,
-        goes_wrong: Callable[[], bool] = lambda: False,
+        goes_wrong: Callable[[int], Wrong | None] = lambda _: None,
     ) -> None:
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
@@ -70,6 +79,11 @@ class Compute:
         self._found: set[int] = set()
         """Those of which they have found it."""
         self._is_again = False
+        self._watched: int | None = None
+        """The type of which everything that leaves this cell is kept."""
+        self._left: dict[Op, list[str]] = {}
+        self.accounts: dict[int, Account] = {}
+        """Of watched types that are complete."""
 
     def held(self) -> tuple[Partial, ...]:
         """Complete partials."""
@@ -115,6 +129,7 @@ class Compute:
         early: EarlyReduction[Group] | None,
         *,
         is_again: bool = False,
+        watched: int | None = None,
     ) -> Steps[None]:
         """Run the types through the position; complete ones are held, whatever happens.
 
@@ -125,6 +140,7 @@ class Compute:
             early: the reduction that begins with the last type's weight gradients.
             is_again: whether the stage computes this step again, without its neighbours: then the
                 group stands for logs.
+            watched: a type that other chains compute, too.
 
         Raises:
             GroupEnded: the chain broke.
@@ -134,7 +150,9 @@ class Compute:
         sends: list[tuple[int, int]] = []
         self.give_up()
         self._wrong.difference_update(types)
-        self._is_again = is_again
+        self._is_again, self._watched, self._left = is_again, watched, {}
+        if watched in types:
+            self.accounts.clear()
         compile_program = compile_replay if is_again else compile_compute
         program = compile_program(types, self._micro_batches, self.stage, self._stages)
         for action in program:
@@ -173,6 +191,8 @@ class Compute:
             forward = action.op in (Op.SEND_F, Op.WRITE_F)
             peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
             self._sent(action, flows[key][1])
+            if action.type == self._watched:
+                self._left.setdefault(action.op, []).append(flows[key][1])
             group.send(flows[key][1], peer, tag)
             sends.append((peer, tag))
 
@@ -201,9 +221,11 @@ class Compute:
 
     def _spoiled(self, action: Action, value: str) -> str:
         """Return what a computation comes to: mostly the right value."""
-        if self._is_again or not self._goes_wrong():
+        how = None if self._is_again else self._goes_wrong(action.type)
+        if how is None:
             return value
-        self._wrong.add(action.type)
+        if how is Wrong.FOUND:
+            self._wrong.add(action.type)
         return terms.term("wrong", value)
 
     def _mix(self, part: str, tag: tuple[object, ...], group: Group | None) -> Steps[str]:
@@ -223,6 +245,12 @@ class Compute:
 
     def _complete(self, shard_type: int, gradient: str) -> None:
         self.partials = self._with(shard_type, gradient)
+        if shard_type == self._watched:
+            self.accounts[shard_type] = Account(
+                forward=tuple(self._left.get(Op.SEND_F, ())),
+                backward=tuple(self._left.get(Op.SEND_B, ())),
+                weights=(gradient,),
+            )
         self.complete.add(shard_type)
 
     def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:

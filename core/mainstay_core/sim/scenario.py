@@ -56,6 +56,8 @@ KINDS = (
     "damage-segment",
     "corrupt-type",
     "break-chain",
+    "corrupt-unseen",
+    "stick",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -78,7 +80,11 @@ SHARE_THAT_LASTS = 0.15
 SHARE_CHECKED = 0.3
 """Share of the seeds in which something is computed wrongly."""
 
-APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED)
+WITNESSED = ("corrupt-unseen", "stick")
+"""Values that come out wrong as no check of the device sees: once, or always. They are played alone,
+in types that a second chain computes, too: nothing else could find them."""
+
+APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 """Kinds that are not drawn among the others."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
@@ -261,7 +267,30 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
+    if kinds and set(kinds) <= set(WITNESSED):
+        return _with_witness(scenario, kinds)
     return _with_what_is_checked(_with_snapshots(scenario, kinds), kinds)
+
+
+def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario whose chains watch each other, and one device that is wrong."""
+    rng = random.Random(f"witness {scenario.seed}")
+    lanes = rng.choice((3, 3, 4))
+    # The output of a single stage goes nowhere in the played arithmetic.
+    stages = max(2, scenario.config.shape.stages)
+    shape = replace(
+        scenario.config.shape,
+        lanes=lanes,
+        replicas=lanes,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        stages=stages,
+        steps=lanes * (lanes - 1) + 3,
+    )
+    config = replace(scenario.config, shape=shape, witness_every_steps=1)
+    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, 40)
+    fault = Fault(kind=rng.choice(kinds), point=point, times=times)
+    return replace(scenario, config=config, slots_per_pod=1, faults=(fault,))
 
 
 def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

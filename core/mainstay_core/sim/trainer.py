@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
@@ -15,6 +16,7 @@ from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, types_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
+from mainstay_core.rank.step_plan import Compared
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
@@ -80,6 +82,7 @@ class Trainer(Process, RankSession[Connections]):
             heal_address=heal_address,
             checkpoint_every_steps=shape.checkpoint_every_steps,
             snapshots=_snapshot_rules(world),
+            witness_every_steps=world.config.witness_every_steps,
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
         connections.on_plan = lambda plan: self._send("plan", plan)
@@ -102,6 +105,10 @@ class Trainer(Process, RankSession[Connections]):
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
         self.was_tampered = False
+        self.sticks = False
+        """Whether its device is wrong in each forward of a type that others compute, too."""
+        self.was_wrong = False
+        """Whether its device was ever wrong where no check of its own sees it."""
         self.waits_in = "starting"
 
     @property
@@ -283,7 +290,7 @@ class Trainer(Process, RankSession[Connections]):
                 shape.micro_batches,
                 self._before,
                 self._sent,
-                lambda: self.world.faults.goes_wrong(self),
+                lambda shard_type: self.world.faults.goes_wrong(self, shard_type),
             )
 
     def _sent(self, action: Action, content: str) -> None:
@@ -301,9 +308,10 @@ class Trainer(Process, RankSession[Connections]):
         return self.cell
 
     async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
-        cell = self.made_cell()
+        cell, compared = self.made_cell(), self.compared
+        watched = None if compared is None else compared.type
         try:
-            await Awaited(cell.run(types, self.state.version, groups, early))
+            await Awaited(cell.run(types, self.state.version, groups, early, watched=watched))
         except GroupEnded:
             cell.give_up()
             raise
@@ -315,6 +323,20 @@ class Trainer(Process, RankSession[Connections]):
 
     def bad_types(self) -> tuple[int, ...]:
         return self.made_cell().bad_types()
+
+    @property
+    def compared(self) -> Compared | None:
+        """The type that this rank's chain and others compute in the step at hand."""
+        compared = self.state.step_plan.compared if self.state.step_plan else None
+        return compared if compared is not None and self.state.computes(compared) else None
+
+    def account(self, shard_type: int) -> Account | None:
+        return self.made_cell().accounts.get(shard_type)
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        deviation = action.deviation
+        self.engine.say(self.name, f"{deviation.verdict}: {action.reason}")
+        self.world.checks.accused(self, deviation.verdict)
 
     def drop_partials(self, partials: Sequence[Any]) -> None:
         self.made_cell().drop_partials(partials)

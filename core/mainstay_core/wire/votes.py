@@ -8,6 +8,7 @@ from typing import Annotated
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_FLOWS,
     MAX_MEMBERS,
     MAX_STATISTICS,
     MAX_TYPES,
@@ -54,6 +55,19 @@ class MadeType:
     """Id of the quorum in which it was computed."""
     replica: Index
     """Of the chain, in that quorum's plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessAccount:
+    """What a rank tells of a type that other chains compute in this step, too."""
+
+    type: TypeIndex
+    forward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()
+    """Digests of what it sent to the next stage, by micro-batch."""
+    backward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()
+    """Digests of what it sent to the stage before, by micro-batch."""
+    weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
+    """Digests of the type's gradient, and of what votes tell of the type."""
 
 
 BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
@@ -128,6 +142,8 @@ class Vote(SaveStatus):
     rest: Digest = field(default="", metadata=codec.OMITTED)
     """Digest of a part of the position's state beside the masters, at version = step: which part is
     a function of the step. Empty in a job whose trainers do not check what they compute."""
+    witness: WitnessAccount | None = field(default=None, metadata=codec.OMITTED)
+    """Of the type that several chains compute in this step, if this rank's does."""
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types that this rank has computed wrongly. Their copies are void in every position, with all
     that they were summed into."""
