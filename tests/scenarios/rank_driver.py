@@ -540,7 +540,8 @@ def _say(trainer: Trainer, action: Action) -> str:
         case DropHeld():
             return "frees what it holds"
         case DropPartials(partials=partials):
-            return f"frees types {list_runs(t for p in partials for t in range(p.first, p.last + 1))}"
+            types = (t for p in partials for t in range(p.first, p.last + 1))
+            return f"frees types {list_runs(types)}"
         case LoadState():
             return _say_load(trainer, action)
         case Compute(types=types):

@@ -4,7 +4,8 @@ The trainer's own code runs; what is wrapped here says where it is and waits, in
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
 flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
 is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
-(``wrong-sends``: always), ``reset-stage@STEP`` resets the sockets of the reduction.
+(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type), ``reset-stage@STEP`` resets
+the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -164,10 +165,11 @@ class _Points:
     def _send_f(self, send: Callable[..., None], interpreter: Interpreter, action: Any) -> None:
         once = f"wrong-send@{self._state.version}"
         compared = self._state.step_plan.compared if self._state.step_plan else None
-        if f"wrong-witness@{self._state.version}" in self._wanted and compared is not None:
-            if action.type == compared.type and action.micro_batch == 1:
-                self._wanted.remove(f"wrong-witness@{self._state.version}")
-                flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        copy = f"wrong-witness@{self._state.version}"
+        is_copy = compared is not None and (action.type, action.micro_batch) == (compared.type, 1)
+        if copy in self._wanted and is_copy:
+            self._wanted.remove(copy)
+            flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if "wrong-sends" in self._wanted or once in self._wanted:
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if once in self._wanted:

@@ -1,7 +1,7 @@
 """Digests everything that leaves a cell while it computes a type that other chains compute, too.
 
-Votes tell the digests (:mod:`mainstay_core.dmr.witness`): where two chains differ first, a device is
-wrong. It is a log of what is sent that stands before the step's own log, if there is one.
+Votes tell the digests (:mod:`mainstay_core.dmr.witness`): where two chains differ first, a device
+is wrong. It is a log of what is sent that stands before the step's own log, if there is one.
 """
 
 from __future__ import annotations

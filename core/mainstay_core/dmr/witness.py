@@ -77,14 +77,10 @@ def first_difference(one: Telling, other: Telling) -> Difference | None:
     for micro_batch in range(num_flows):
         for position, pair in enumerate(zip(one, other, strict=True)):
             if _differ(pair[0].forward, pair[1].forward, micro_batch):
-                return Difference(
-                    position=position, in_pass=Pass.FORWARD, micro_batch=micro_batch
-                )
+                return Difference(position=position, in_pass=Pass.FORWARD, micro_batch=micro_batch)
         for position, pair in reversed([*enumerate(zip(one, other, strict=True))]):
             if _differ(pair[0].backward, pair[1].backward, micro_batch):
-                return Difference(
-                    position=position, in_pass=Pass.BACKWARD, micro_batch=micro_batch
-                )
+                return Difference(position=position, in_pass=Pass.BACKWARD, micro_batch=micro_batch)
     for position, pair in enumerate(zip(one, other, strict=True)):
         if pair[0].weights != pair[1].weights:
             return Difference(position=position, in_pass=Pass.WEIGHT)

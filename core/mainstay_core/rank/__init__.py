@@ -3,6 +3,7 @@
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``step_plan``: who computes what in a step, and whose partials are summed
+- ``witness``: which type a second chain computes in a step, and what its vote means
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``early``: whether a reduction begins while the last type is computed
 - ``votes``: what all votes of a step say together

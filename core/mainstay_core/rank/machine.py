@@ -249,9 +249,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     compared = compared_in(
         state.plan, state.version, state.witness_every_steps, state.shards_per_lane
     )
-    step_plan = state.step_plan or plan_step(
-        state.plan, state.shards_per_lane, compared=compared
-    )
+    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane, compared=compared)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
     cells = state.plan.chain_identity(chain) if chain else ()
@@ -402,7 +400,9 @@ def _heard(
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
-        verdict = replace(verdict, commit=None, bad=bad, reason=reason)
+        # A norm that is no number may come from the wrong copy.
+        hopeless = verdict.hopeless and bool(verdict.state_bad)
+        verdict = replace(verdict, commit=None, hopeless=hopeless, bad=bad, reason=reason)
         again = compared_again(plan, compared, told, ruling)
         assert step_plan is not None
         step_plan = replace(step_plan, compared=again)
@@ -452,9 +452,7 @@ def _refused(
     return replace(again, actions=(*prefix, *again.actions))
 
 
-def _compute_again(
-    state: RankState, verdict: Verdict, prefix: tuple[Action, ...]
-) -> Transition:
+def _compute_again(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
     """Compute the types again that votes call wrong, and what they were summed into.
 
     What else is held stays. A chain that called types wrong twice is passed over.

@@ -60,7 +60,9 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
     state_bad = _state_bad(plan, states)
     problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if v.problem]
     problems += [_name_types(plan, i, v.bad) for i, v in enumerate(votes) if v.bad]
-    problems += [f"member {i} says no" for i, v in enumerate(votes) if not (v.ok or v.problem or v.bad)]
+    problems += [
+        f"member {i} says no" for i, v in enumerate(votes) if not (v.ok or v.problem or v.bad)
+    ]
     problems += _disagreements(plan, votes)
     adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
         votes[0].newest_plan > plan.quorum.id

@@ -16,9 +16,7 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Vote, WitnessAccount
 
 
-def compared_in(
-    plan: Plan, step: int, every_steps: int, shards_per_lane: int
-) -> Compared | None:
+def compared_in(plan: Plan, step: int, every_steps: int, shards_per_lane: int) -> Compared | None:
     """Return the type that two chains compute in a step, and by whom; None: there is none.
 
     It is the first of a lane, so no run begins with the witness's copy.

@@ -81,8 +81,8 @@ SHARE_CHECKED = 0.3
 """Share of the seeds in which something is computed wrongly."""
 
 WITNESSED = ("corrupt-unseen", "stick")
-"""Values that come out wrong as no check of the device sees: once, or always. They are played alone,
-in types that a second chain computes, too: nothing else could find them."""
+"""Values that come out wrong as no check of the device sees: once, or always. They are played
+alone, in types that a second chain computes, too: nothing else could find them."""
 
 APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 """Kinds that are not drawn among the others."""

@@ -30,10 +30,7 @@ def test_in_a_round_each_chain_is_witnessed_by_each_other_once(
         turns = [turn_of(step, every_steps, num_chains) for step in steps]
         pairs = [turn for turn in turns if turn is not None]
         assert sorted(pairs) == [
-            (one, other)
-            for one in range(num_chains)
-            for other in range(num_chains)
-            if one != other
+            (one, other) for one in range(num_chains) for other in range(num_chains) if one != other
         ]
         assert [one for one, _ in pairs[:num_chains]] == [*range(num_chains)]
 

@@ -137,9 +137,7 @@ def draw(rng: random.Random) -> Case:
     )
 
 
-def draw_makers(
-    rng: random.Random, num_types: int, held: Held
-) -> dict[int, dict[int, Maker]]:
+def draw_makers(rng: random.Random, num_types: int, held: Held) -> dict[int, dict[int, Maker]]:
     """Of most types one chain has all copies; of some several have, or nobody knows."""
     usual = [Maker(rng.randint(1, 2), rng.randint(0, 2)) for _ in range(num_types)]
     odd = rng.choice((0.0, 0.1, 0.4))
@@ -210,8 +208,6 @@ def test_a_chain_that_was_wrong_twice_is_passed_over_while_there_is_another() ->
     plan = make_plan({0: ["a.1"], 1: ["b.1"]}, shards_per_lane=1)
     assert plan_step(plan, 1, tired=[0]).todo == {1: (1, 0)}
     assert plan_step(plan, 1, tired=[0, 1]).todo == {0: (0,), 1: (1,)}
-
-
 
 
 def test_a_partial_of_a_lane_that_the_job_does_not_have_is_of_no_use() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.dmr.witness import Ruling, Telling
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import settle, step_plan
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.scenario import Fault, Scenario
+from mainstay_core.sim.scenario import WITNESSED, Fault, Scenario
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import SettleReport
@@ -113,9 +114,23 @@ def _settle_without_bad_types(
     return _SETTLE(plan, shards_per_lane, told, stores, log)
 
 
+def _believe_the_first(rounds: Sequence[Mapping[int, Telling]]) -> Ruling:
+    return Ruling(agreed=next(iter(rounds[-1].values())))
+
+
 INTERRUPTIONS = ("break-chain", "break-chain", "reset", "kill-meeting", "kill-trainer")
 
 CHECK_MUTANTS = {
+    "witness-not-heard": Mutant(
+        "a step is committed in which two chains have computed a type differently",
+        [(rank_machine, "_heard", lambda state, verdict, _: (state, verdict, ()))],
+        WITNESSED,
+    ),
+    "asked-once": Mutant(
+        "of two chains that differ the first one is believed at once",
+        [(rank_machine, "rule", _believe_the_first)],
+        WITNESSED,
+    ),
     "held-before-checked": Mutant(
         "a type counts as held before its checks are over",
         [(Compute, "judge", lambda _: None)],

@@ -203,6 +203,18 @@ def test_what_a_check_finds_late_never_counts_whoever_dies_before_the_vote() -> 
     assert seen["settle with wrong types"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [("corrupt-unseen", "transient"), ("stick", "deterministic")]
+)
+def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdict: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(10):
+        outcome = simulate(draw(seed, kinds=(kind,)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen[f"named {verdict}"]
+
+
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:
     others = tuple(kind for kind in KINDS if kind not in IN_MEMORY)
     for seed in range(30):

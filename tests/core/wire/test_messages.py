@@ -50,6 +50,7 @@ from mainstay_core.wire.votes import (
     SnapshotStatus,
     TypeStat,
     Vote,
+    WitnessAccount,
 )
 from mainstay_core.wire.windows import Measures, Popularity, WindowBasis
 
@@ -350,6 +351,20 @@ EXAMPLES: dict[str, Any] = {
         newest_plan=8,
         newest_nonce="beef",
         bad=(2, 5),
+    ),
+    "vote-with-a-witness": Vote(
+        step=4,
+        attempt=0,
+        ok=True,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(),
+        newest_plan=8,
+        newest_nonce="beef",
+        witness=WitnessAccount(
+            type=2, forward=("f" * 32, "0" * 32), backward=("b" * 32,), weights=("e" * 32,)
+        ),
     ),
     "vote-with-snapshots": Vote(
         step=4,
