@@ -159,7 +159,7 @@ class _Points:
             self._wanted.remove(f"wrong-type@{self._state.version}")
             wrong = engine.store.held()[0]
             flip_bit(engine.store.partials[wrong])
-            engine.wrong_types.add(wrong.last)
+            engine.types.wrong.add(wrong.last)
         self._step_point("computed")
 
     def _send_f(self, send: Callable[..., None], interpreter: Interpreter, action: Any) -> None:

@@ -9,7 +9,6 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
-from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -27,10 +26,11 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
+from mainstay_train.compute.held import HeldTypes
 from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
-from mainstay_train.compute.watched import WatchedType, name_told
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
@@ -70,10 +70,10 @@ class Engine:
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
     """Of all that the engine computes in a step."""
-    accounts: dict[int, Account] = field(default_factory=dict)
-    """What left this cell while it computed a type that other chains compute, too."""
-    wrong_types: set[int] = field(default_factory=set)
-    """Types of which a check that came late has found that they are wrong."""
+    seen: WatchedType | None = None
+    """What left this cell while it last computed a type that other chains compute, too."""
+    types: HeldTypes = field(init=False)
+    """Partials and results together."""
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -91,6 +91,7 @@ class Engine:
     """Digest and norms of a flat gradient, reduced or a partial."""
 
     def __post_init__(self) -> None:
+        self.types = HeldTypes(self.store, self.type_results)
         self._gradient = GradientSums(
             self.state.layout,
             self.reducer.bounds,
@@ -195,29 +196,13 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
-        self.wrong_types.difference_update(types)
+        self.types.wrong.difference_update(types)
         if watched is None or watched not in types:
             self._run(program, step, chain, log, self._deliver_to(early))
             return
         # A reduction that begins meanwhile would digest in another thread.
-        seen = WatchedType(watched, lambda: self._describe(watched), log)
-        self.accounts.clear()
-        self._run(program, step, chain, seen)
-        if seen.account is not None:
-            self.accounts[watched] = seen.account
-
-    def _describe(self, shard_type: int) -> tuple[str, ...]:
-        """Return digests of a complete type that is a partial by itself, and what is told of it."""
-        (alone,) = (p for p in self.store.held() if p.first == p.last == shard_type)
-        result = self.type_results[shard_type]
-        loss, counted = result.loss_sum, result.statistics
-        told = name_told(
-            loss.item() if isinstance(loss, torch.Tensor) else loss,
-            result.tokens,
-            result.data,
-            None if counted is None else counted.tolist(),
-        )
-        return self._gradient.digest(self.store.partials[alone]).hex(), told
+        self.seen = WatchedType(watched, self.types, self._gradient, log)
+        self._run(program, step, chain, self.seen)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -356,27 +341,13 @@ class Engine:
         """
         self._give_up()
         self._judge()
-        for partial in self.store.held():
-            types = range(partial.first, partial.last + 1)
-            if any(self.type_results[shard_type].is_cut_off for shard_type in types):
-                self._drop(partial)
-
-    def _drop(self, partial: Partial) -> None:
-        self.store.drop(partial)
-        for shard_type in range(partial.first, partial.last + 1):
-            del self.type_results[shard_type]
-            self.wrong_types.discard(shard_type)
+        self.types.drop_cut_off()
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Forget some partials and what is known of their types."""
         self._give_up()
-        for partial in partials:
-            self._drop(partial)
+        self.types.drop(partials)
         self.sent = self._sums = ()
-
-    def bad_types(self) -> tuple[int, ...]:
-        """Return the complete types that checks have found to be wrong."""
-        return tuple(sorted(self.wrong_types.intersection(self.type_results)))
 
     def _judge(self) -> None:
         if self._chain is not None:
@@ -441,7 +412,7 @@ class Engine:
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
-            bad=self.bad_types(),
+            bad=self.types.bad(),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -505,9 +476,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
-        self.store.clear()
-        self.type_results.clear()
-        self.wrong_types.clear()
+        self.types.clear()
         self.sent = self._sums = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

@@ -355,11 +355,12 @@ class Session(RankSession[Connections]):
 
     def bad_types(self) -> tuple[int, ...]:
         """Return the complete types that checks have found to be wrong."""
-        return self.engine.bad_types()
+        return self.engine.types.bad()
 
     def account(self, shard_type: int) -> Account | None:
         """Return what left this rank while it computed a type; None: that was not kept."""
-        return self.engine.accounts.get(shard_type)
+        seen = self.engine.seen
+        return seen.account(shard_type) if seen is not None else None
 
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""

@@ -42,7 +42,7 @@ def turn_of(step: int, every_steps: int, num_chains: int) -> tuple[int, int] | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """What one cell tells of a type that it computed: digests of all that left it."""
+    """The digests of all that left one cell while it computed a type."""
 
     forward: tuple[str, ...] = ()
     """Of what it sent to the next stage, by micro-batch; of the loss, on the last stage."""
@@ -104,7 +104,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What the tellings of a type come to."""
+    """The result of what several chains tell of a type."""
 
     agreed: Telling | None = None
     """What counts; None: too few agree, or those who differ have not been asked again."""

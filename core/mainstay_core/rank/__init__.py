@@ -10,6 +10,7 @@
 - ``saves``: what votes say of durable checkpoints
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``adoption``: when a rank leaves its quorum: for the newest plan, or parked until there is one
+- ``recheck``: what a rank computes again when its results are doubted
 - ``machine``: the rank's state machine
 - ``own_saves``: what one rank has written of checkpoints, as its votes say it
 - ``disk_room``: what is removed from the disk so that a checkpoint has room

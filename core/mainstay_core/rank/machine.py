@@ -10,16 +10,13 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.dmr.verdicts import MAX_REPEATS
-from mainstay_core.dmr.witness import rule
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, windows
+from mainstay_core.rank import checkpoints, recheck, windows
 from mainstay_core.rank.adoption import adopt, park
 from mainstay_core.rank.events import (
     Action,
@@ -44,14 +41,13 @@ from mainstay_core.rank.events import (
     SendFact,
     ShareSaves,
     StateLoaded,
-    TellDeviation,
     TodoDone,
     VoidSave,
     VotesGathered,
     WaitForPlan,
 )
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -64,9 +60,7 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.step_plan import StepPlan, plan_step, witnessed
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
-from mainstay_core.rank.witness import compared_again, compared_in, counts, tellings
 from mainstay_core.wire.facts import (
     Adopted,
     Cause,
@@ -75,9 +69,7 @@ from mainstay_core.wire.facts import (
     Phase,
     Settled,
 )
-from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import MadeType, Vote
 
 __all__ = [
     "Interrupt",
@@ -139,7 +131,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     settled = replace(
         settled,
         settlement=outcome,
-        step_plan=_witnessed(state, outcome),
+        step_plan=recheck.witnessed_step(state, outcome),
         told=(),
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
@@ -183,15 +175,6 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
     )
     return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
-
-
-def _witnessed(state: RankState, outcome: Settlement) -> StepPlan:
-    """Return the settled step with the type that a second chain is to compute, if there is one."""
-    assert state.plan is not None
-    compared = compared_in(
-        state.plan, outcome.version, state.witness_every_steps, state.shards_per_lane
-    )
-    return outcome.step if compared is None else witnessed(outcome.step, compared)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -246,10 +229,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if over:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
-    compared = compared_in(
-        state.plan, state.version, state.witness_every_steps, state.shards_per_lane
-    )
-    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane, compared=compared)
+    step_plan = state.step_plan or recheck.plan_undisturbed(state)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
     cells = state.plan.chain_identity(chain) if chain else ()
@@ -262,7 +242,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         held_with=held_with,
     )
     copies = windows.due_snapshot(new)
-    actions = (*prefix, *copies, Compute(_todo(new)))
+    actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
 
 
@@ -295,30 +275,9 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
-def _todo(state: RankState) -> tuple[int, ...]:
-    assert state.plan is not None
-    assert state.step_plan is not None
-    chain = state.plan.chain_of(state.index)
-    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
-
-
-def _made(state: RankState, held: Sequence[Partial]) -> tuple[MadeType, ...]:
-    """Return which chains have computed what is held, once this rank's chain has computed."""
-    assert state.plan is not None
-    chain = state.plan.chain_of(state.index)
-    here, known = set(_todo(state)), {made.type: made for made in state.made}
-    for shard_type in here:
-        assert chain is not None
-        known[shard_type] = MadeType(
-            type=shard_type, quorum=state.plan.quorum.id, replica=chain.replica
-        )
-    types = sorted({t for partial in held for t in range(partial.first, partial.last + 1)})
-    return tuple(known[t] for t in types if t in known)
-
-
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
-    held, drop = _without_witness(state, event.held)
-    new = replace(state, held=held, made=_made(state, held))
+    held, drop = recheck.without_witness(state, event.held)
+    new = replace(state, held=held, made=recheck.makers_of_held(state, held))
     return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
@@ -326,22 +285,9 @@ def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
     if state.phase is not Phase.COMPUTING:
         broken = replace(state, held=event.held, made=())
         return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
-    held, drop = _without_witness(state, event.held)
-    broken = replace(state, held=held, made=_made(state, held))
+    held, drop = recheck.without_witness(state, event.held)
+    broken = replace(state, held=held, made=recheck.makers_of_held(state, held))
     return park(broken, event.why, event.suspects, *drop, cause=Cause.CHAIN)
-
-
-def _without_witness(
-    state: RankState, held: tuple[Partial, ...]
-) -> tuple[tuple[Partial, ...], tuple[Action, ...]]:
-    """Return what counts of what is held, and what drops the copy that a witness has made."""
-    compared = state.step_plan.compared if state.step_plan else None
-    chain = state.plan.chain_of(state.index) if state.plan else None
-    if compared is None or chain is None or chain.replica not in compared.replicas[1:]:
-        return held, ()
-    copies = tuple(p for p in held if p.first == p.last == compared.type)
-    kept = tuple(p for p in held if p not in copies)
-    return kept, (DropPartials(copies),) if copies else ()
 
 
 def _reduce(state: RankState, *prefix: Action) -> Transition:
@@ -369,7 +315,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
     state, rename = checkpoints.note_saves(state, verdict.saves)
-    state, verdict, deviations = _heard(state, verdict, event.votes)
+    state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     state, needless = windows.note_copies(state, event.votes)
@@ -378,44 +324,6 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
     actions = (*rename, *needless, *record, *deviations, Apply(verdict.commit))
     return Transition(applying, actions, verdict.reason)
-
-
-def _heard(
-    state: RankState, verdict: Verdict, votes: Sequence[Vote]
-) -> tuple[RankState, Verdict, tuple[Action, ...]]:
-    """Return the verdict with what chains tell of a type that several of them computed.
-
-    Beside it the state that remembers what they told, and what tells of this device, if it was
-    wrong and the step is committed.
-    """
-    plan, step_plan = state.plan, state.step_plan
-    assert plan is not None
-    compared = step_plan.compared if step_plan is not None else None
-    if compared is None:
-        return state, verdict, ()
-    told = tellings(plan, compared, votes)
-    if len(told) < len(compared.replicas):
-        return state, verdict, ()
-    ruling = rule((*state.told, told))
-    if not counts(compared, told, ruling):
-        bad = tuple(sorted({*verdict.bad, compared.type}))
-        reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
-        # A norm that is no number may come from the wrong copy.
-        hopeless = verdict.hopeless and bool(verdict.state_bad)
-        verdict = replace(verdict, commit=None, hopeless=hopeless, bad=bad, reason=reason)
-        again = compared_again(plan, compared, told, ruling)
-        assert step_plan is not None
-        step_plan = replace(step_plan, compared=again)
-        return replace(state, told=(*state.told, told), step_plan=step_plan), verdict, ()
-    own = plan.chain_of(state.index)
-    mine = [
-        TellDeviation(state.version, compared.type, deviation, ruling.reason)
-        for deviation in ruling.deviations
-        if own is not None
-        and deviation.replica == own.replica
-        and own.cells[deviation.difference.position] == state.index
-    ]
-    return state, verdict, tuple(mine) if verdict.commit is not None else ()
 
 
 def _refused(
@@ -435,7 +343,7 @@ def _refused(
         tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
     if verdict.bad and not (worn or verdict.state_bad):
-        return _compute_again(state, verdict, prefix)
+        return recheck.compute_again(state, verdict, prefix)
     if worn:
         # Reducing the same partials again does not help: one of them may be wrong.
         state = replace(state, recomputed=state.recomputed + 1)
@@ -450,40 +358,6 @@ def _refused(
         return park(void, verdict.reason, (), *prefix, cause=cause, differing=verdict.differing)
     again = _reduce(replace(state, attempt=state.attempt + 1, mark=None))
     return replace(again, actions=(*prefix, *again.actions))
-
-
-def _compute_again(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
-    """Compute the types again that votes call wrong, and what they were summed into.
-
-    What else is held stays. A chain that called types wrong twice is passed over.
-    """
-    assert state.plan is not None
-    assert state.step_plan is not None
-    before, bad_chains = state.step_plan, (*state.bad_chains, *verdict.bad_chains)
-    tired = {r for r, times in Counter(bad_chains).items() if times > MAX_REPEATS}
-    step_plan = plan_step(
-        state.plan,
-        state.shards_per_lane,
-        before.holdings,
-        makers=before.makers,
-        bad=verdict.bad,
-        tired=tired,
-        compared=before.compared,
-    )
-    kept = step_plan.kept.get(state.index, ())
-    void = tuple(partial for partial in state.held if partial not in kept)
-    new = replace(
-        state,
-        phase=Phase.COMPUTING,
-        step_plan=step_plan,
-        held=kept,
-        bad=tuple(sorted({*state.bad, *verdict.bad})),
-        bad_chains=bad_chains,
-        mark=None,
-        attempt=state.attempt + 1,
-    )
-    drop = (DropPartials(void),) if void else ()
-    return Transition(new, (*prefix, *drop, Compute(_todo(new))), verdict.reason)
 
 
 def _on_applied(state: RankState, event: Applied) -> Transition:

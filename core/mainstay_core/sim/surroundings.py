@@ -12,7 +12,8 @@ from mainstay_core.sim.compute import Wrong
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.network import Network
-from mainstay_core.sim.scenario import Pace, Scenario
+from mainstay_core.sim.pace import Pace
+from mainstay_core.sim.scenario import Scenario
 from mainstay_core.sim.store import Store
 from mainstay_core.wire.plan import Plan
 

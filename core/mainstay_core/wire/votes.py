@@ -59,7 +59,7 @@ class MadeType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessAccount:
-    """What a rank tells of a type that other chains compute in this step, too."""
+    """The account that a rank gives of a type which other chains compute in this step, too."""
 
     type: TypeIndex
     forward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()

@@ -11,7 +11,7 @@ from tests.core.sim.mutants import Mutant
 
 from mainstay_core.dmr.witness import Ruling, Telling
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank import settle, step_plan
+from mainstay_core.rank import recheck, settle, step_plan
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
@@ -123,12 +123,12 @@ INTERRUPTIONS = ("break-chain", "break-chain", "reset", "kill-meeting", "kill-tr
 CHECK_MUTANTS = {
     "witness-not-heard": Mutant(
         "a step is committed in which two chains have computed a type differently",
-        [(rank_machine, "_heard", lambda state, verdict, _: (state, verdict, ()))],
+        [(recheck, "heard", lambda state, verdict, _: (state, verdict, ()))],
         WITNESSED,
     ),
     "asked-once": Mutant(
         "of two chains that differ the first one is believed at once",
-        [(rank_machine, "rule", _believe_the_first)],
+        [(recheck, "rule", _believe_the_first)],
         WITNESSED,
     ),
     "held-before-checked": Mutant(
