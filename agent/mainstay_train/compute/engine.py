@@ -26,8 +26,9 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
+from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.held import HeldTypes
-from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.compute.watched import WatchedType
@@ -70,10 +71,7 @@ class Engine:
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
     """Of all that the engine computes in a step."""
-    seen: WatchedType | None = None
-    """What left this cell while it last computed a type that other chains compute, too."""
     types: HeldTypes = field(init=False)
-    """Partials and results together."""
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -179,7 +177,6 @@ class Engine:
         chain: ChainGroups | None,
         early: EarlyReduction[Group] | None = None,
         log: SentLog | None = None,
-        watched: int | None = None,
     ) -> None:
         """Run the types through the stage; complete ones are in the store, whatever happens.
 
@@ -189,7 +186,6 @@ class Engine:
             chain: the groups of the rank's chain; None for a chain of one rank.
             early: the reduction that begins as soon as parts of the last type are there.
             log: keeps what is sent to neighbours; None: nothing does.
-            watched: a type that other chains compute, too, if it is among these.
 
         Raises:
             GroupEnded: the chain broke.
@@ -197,12 +193,11 @@ class Engine:
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
         self.types.wrong.difference_update(types)
-        if watched is None or watched not in types:
-            self._run(program, step, chain, log, self._deliver_to(early))
-            return
-        # A reduction that begins meanwhile would digest in another thread.
-        self.seen = WatchedType(watched, self.types, self._gradient, log)
-        self._run(program, step, chain, self.seen)
+        self._run(program, step, chain, log, self._deliver_to(early))
+
+    def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
+        """Return a log that digests what leaves this cell for a type, before another log."""
+        return WatchedType(shard_type, self.types, self._gradient, log)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -299,11 +294,7 @@ class Engine:
         self._worker.end()
 
     def reduce(
-        self,
-        group: Group | None,
-        table: Sequence[Supply],
-        members: Sequence[int],
-        index: int,
+        self, group: Group | None, table: Sequence[Supply], members: Sequence[int], index: int
     ) -> None:
         """Reduce the stage's gradient; arguments as of :meth:`Reducer.reduce`.
 
@@ -334,11 +325,7 @@ class Engine:
         self._gradient.take(self.reducer.reduced, start)
 
     def judge_held(self) -> None:
-        """Wait until the device has computed what is held, and drop what the chain's end cut off.
-
-        A partial is dropped as a whole: the sum in it cannot be taken apart. No reduction of what
-        is held goes on after that.
-        """
+        """Wait until the device is done, and drop what the chain's end cut off."""
         self._give_up()
         self._judge()
         self.types.drop_cut_off()
@@ -347,7 +334,6 @@ class Engine:
         """Forget some partials and what is known of their types."""
         self._give_up()
         self.types.drop(partials)
-        self.sent = self._sums = ()
 
     def _judge(self) -> None:
         if self._chain is not None:

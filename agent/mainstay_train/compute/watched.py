@@ -13,8 +13,8 @@ import torch
 from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action, Op
 from mainstay_train.comm.chains import Mark
+from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.held import HeldTypes
-from mainstay_train.compute.interpreter import SentLog
 from mainstay_train.exact.digests import tensor_digest
 from mainstay_train.exact.gradients import GradientSums
 

@@ -21,6 +21,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.verdicts import Remedy
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
@@ -48,8 +49,10 @@ from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
+from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
@@ -64,6 +67,8 @@ logger = logging.getLogger(__name__)
 
 WITNESS = "witness"
 """Stands in findings for an operator: what other chains have computed differently."""
+AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
+"""Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
 
 class Session(RankSession[Connections]):
@@ -101,7 +106,7 @@ class Session(RankSession[Connections]):
             config.heartbeat_s,
             connections.see,
             self._stop,
-            lambda faults: self._faults.add(faults),
+            lambda faults, sticky: self._faults.add(faults, sticky),
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
@@ -112,6 +117,8 @@ class Session(RankSession[Connections]):
             config.faults, config.shape.replicas, self._uplink, self._order_flip
         )
         self._engine: Engine | None = None
+        self._seen: WatchedType | None = None
+        """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
         """Of the last reduction."""
         self._lap_began_s = time.monotonic()
@@ -311,10 +318,14 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._checks.begin_step(self.state.step_at_hand)
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
+        if action.op in AT_REST:
+            at_rest.put_flips(self._checks, self.engine.state)
 
     def _order_flip(self, fault: FaultPoint, step: int) -> None:
         """Have the wrong bit of a fault put in (also other threads)."""
         phase = None if fault.phase is None else Phase.of(fault.phase)
+        if fault.flip is not None and fault.flip.where is Where.STATE:
+            phase = Phase.FORWARD  # before it
         if fault.flip is None or phase is None:
             logger.warning("flip %s names no phase of a step that computes", fault.id)
         elif not self._checks.order(fault.id, step, phase, fault.flip):
@@ -344,8 +355,11 @@ class Session(RankSession[Connections]):
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
         compared = state.step_plan.compared if state.step_plan is not None else None
-        watched = compared.type if compared is not None and state.computes(compared) else None
-        self.engine.compute(types, state.version, groups, early, log, watched)
+        if compared is not None and compared.type in types:
+            # A reduction that begins meanwhile would digest in another thread.
+            early, log = None, self.engine.watch(compared.type, log)
+            self._seen = log
+        self.engine.compute(types, state.version, groups, early, log)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""
@@ -359,8 +373,7 @@ class Session(RankSession[Connections]):
 
     def account(self, shard_type: int) -> Account | None:
         """Return what left this rank while it computed a type; None: that was not kept."""
-        seen = self.engine.seen
-        return seen.account(shard_type) if seen is not None else None
+        return self._seen.account(shard_type) if self._seen is not None else None
 
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""

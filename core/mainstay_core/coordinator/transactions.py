@@ -301,7 +301,9 @@ class JobTransactions(ABC):
         """Write entries; a step whose positions are all there is committed for the coordinator.
 
         A step that was committed before must come to the same bits: a difference is announced
-        and the newer quorum's entry stands.
+        and the newer quorum's entry stands. Entries are written before their step is committed. So
+        of a step that is not committed, entries that are there already count as well: whoever wrote
+        them may have died before the commit, and a store may have fallen back to between the two.
 
         Raises:
             StoreBehindError: the teller's plan is not known here; nothing was written.
@@ -316,7 +318,9 @@ class JobTransactions(ABC):
         await self._store.put_ledger(news.fresh)
         self.entered(state, news.fresh)
         positions = state.shape.positions
-        for step in sorted({e.step for e in news.fresh}):
+        restarted_id = state.restarted_id
+        ahead = [e for e in entries if e.step >= state.step and e.quorum.id >= restarted_id]
+        for step in sorted({e.step for e in (*news.fresh, *ahead)}):
             found = await self._store.fetch_ledger([(step, *p) for p in positions])
             if len(found) == len(positions):
                 await self._commit_step(step, tuple(found.values()))

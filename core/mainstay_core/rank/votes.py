@@ -22,6 +22,11 @@ CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
+PARAMETERS = "parameters"
+BESIDE_THEM = "the optimizer's moments, or the weights that are computed with,"
+"""The parts of a state, for people."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of a full set of votes. It is equal on every rank."""
@@ -74,7 +79,9 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
             problems = [_hopeless(commit)]
             commit, hopeless = None, True
     if state_bad:
-        problems.append(_name_bad(plan, state_bad))
+        masters = _state_bad(plan, {i: v.state for i, v in enumerate(votes)})
+        what = PARAMETERS if masters else BESIDE_THEM
+        problems.append(_name_bad(plan, state_bad, what))
         hopeless = hopeless or _undecided(plan, states, state_bad)
     return Verdict(
         commit=commit,
@@ -138,9 +145,9 @@ def _chains_of(plan: Plan, indices: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({chain.replica for chain in chains if chain is not None}))
 
 
-def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
+def _name_bad(plan: Plan, state_bad: Sequence[int], what: str = PARAMETERS) -> str:
     members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
-    return f"parameters of {members} differ from the rest of the stage"
+    return f"{what} of {members} differ from the rest of the stage"
 
 
 def _differing(plan: Plan, states: Mapping[int, str], state_bad: Sequence[int]) -> tuple[Slot, ...]:
