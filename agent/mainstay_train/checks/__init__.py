@@ -6,5 +6,6 @@
 - ``bits``: compares tensors bit by bit, and changes single bits
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
+- ``collectives``: executes what inner ranks compute together a second time
 - ``checker``: executes each kernel a second time, and a third one where two differ
 """

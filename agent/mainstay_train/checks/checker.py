@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -23,12 +24,12 @@ from mainstay_core.base.bounds import MAX_NAME, cut
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.base import device as devices
-from mainstay_train.checks import bits, kernels
+from mainstay_train.checks import bits, collectives, kernels
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of
 from mainstay_train.checks.places import Phase, Place
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 FIELD = "spec.detection.dmr.mode"
 EXCHANGE = "exchange"
 """Stands for a kernel: what comes from other cells in a reduction."""
+HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
+SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
@@ -130,9 +133,14 @@ class Checks:
             phase: the phase of the step.
             flip: which kernel and which bit.
         """
-        if self._can_flip:
-            self._orders.add(fault, step, phase, flip)
-        return self._can_flip
+        if not self._can_flip and flip.where is Where.COMPUTE:
+            return False
+        self._orders.add(fault, step, phase, flip)
+        return True
+
+    def take_orders(self, orders: FlipOrders) -> None:
+        """Take flips from elsewhere, in place of those that wait; findings are counted anew."""
+        self._orders, self._told_in = orders, -1
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
@@ -173,10 +181,18 @@ class Checks:
         Args:
             received: in an exchange of the reduction.
         """
-        if self._orders.is_empty:
-            return
-        for flip in self._orders.take(Place(self.step, Phase.REDUCE), None, EXCHANGE):
+        for flip in self.take(Where.WIRE, Place(self.step, Phase.REDUCE), EXCHANGE):
             bits.flip_bit(received, flip.element, flip.bit)
+
+    def take(self, where: Where, place: Place, what: str) -> list[Flip]:
+        """Return the flips of what no kernel has made; they wait no longer.
+
+        Args:
+            where: what they make wrong.
+            place: in the program.
+            what: its name for people.
+        """
+        return [] if self._orders.is_empty else self._orders.take(place, None, what, where)
 
     def tell(
         self,
@@ -288,6 +304,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self._checks, self._orders, self._place = checks, orders, place
         self._compares = compares
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
+        self._num_collectives = 0
 
     supports_higher_order_operators = True  # so that they are refused by name
 
@@ -308,11 +325,15 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
         if not isinstance(func, torch._ops.OpOverload):
-            return self._pass_whole(func, args, kwargs)
+            return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
         kernel = kernel_of(func)
+        if kernel.name in collectives.REPEATED:
+            return self._communicate(func, args, kwargs, kernel.name)
         if kernel.is_view or kernel.allocates or kernel.communicates:
             return func(*args, **kwargs)
         operands = kernel.operands(args, kwargs)
+        if kernels.has_sparse(tensor for tensor, _ in operands):
+            return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
         writes = any(is_written for _, is_written in operands)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         compares = self._compares
@@ -324,6 +345,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             twins = overwritten.copy()
             kept = overwritten.copy() if overwritten.has_contents else None
         result = func(*args, **kwargs)
+        if kernels.has_sparse(kernels.tensors_in(result)):
+            return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
         if not outputs:
@@ -344,21 +367,32 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if kept is None and overwritten is not None:
             kept = overwritten.copy()  # whatever it holds is overwritten
         _, third = call.again(kept)
+        _put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
 
-    def _pass_whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call what is no kernel but calls some out of sight, as flexible attention does.
+    def _communicate(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    ) -> torch.Tensor:
+        """Run a collective of the inner ranks, and check its result.
+
+        Raises:
+            UnreliableDeviceError: three executions had three results here.
+        """
+        number, self._num_collectives = self._num_collectives, self._num_collectives + 1
+        flips = self._orders.take(self._place, None, name)
+        tell = partial(self._checks.tell, self._place, ordinal=number, operator=name)
+        call = collectives.Call(func, args, kwargs)
+        return call.check(flips, tell) if self._compares else call.run(flips)
+
+    def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
+        """Call what cannot be checked.
 
         Raises:
             InvalidSpecError: kernels are to be executed twice.
         """
         if not self._compares:
             return func(*args, **kwargs)
-        raise InvalidSpecError(
-            FIELD,
-            f"is {Mode.FULL.value}, but {self._who()} calls {func}, whose kernels cannot be "
-            "executed one by one; write it with plain operators, or use Off",
-        )
+        raise InvalidSpecError(FIELD, f"is Full, but {self._who()} calls {why}, or use Off")
 
     def _who(self) -> str:
         """Return who calls, for people."""

@@ -8,21 +8,23 @@ delivered its weight gradients, so an interruption leaves whole types only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import torch
 
+from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import UNCHECKED, Checks, Scope
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.comm.chains import ChainGroups, Mark
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
+from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact.draws import Address
@@ -36,41 +38,6 @@ Hook = Callable[[Action], None]
 Deliver = Callable[[int], None]
 """Called with a block's number, from the last block to the first, once its weights have their
 gradients of a program's last type."""
-
-
-class SentLog(Protocol):
-    """Keeps what a stage gives its neighbours."""
-
-    def sent(self, action: Action, tensor: torch.Tensor) -> None:
-        """Keep what a neighbour gets in an action. Nobody writes to the tensor any more."""
-
-    def completed(self, shard_type: int, mark: Mark | None) -> None:
-        """All of a type was sent, and the type is complete.
-
-        Args:
-            shard_type: the type.
-            mark: says whether it counts; None: it does.
-        """
-
-
-class Recomputed(Protocol):
-    """The particulars of a step that is computed again by a stage that lost its state."""
-
-    @property
-    def lowest(self) -> int:
-        """The lowest block of the stage through which the backward goes."""
-
-    def skipped(self, block: int) -> Collection[str]:
-        """Units of a block of the stage whose weight gradients are left out."""
-
-    def read(self, action: Action, into: torch.Tensor) -> None:
-        """Read what a neighbour sent from its log.
-
-        Args:
-            action: READ_F or READ_B.
-            into: receives it, of the shape and type of an activation.
-        """
-
 
 BATCH = "batch"
 """Stands in findings for a kernel: the fetch of a batch."""
@@ -121,7 +88,8 @@ class Interpreter:
         micro_batches: per type.
         store: where complete types go.
         results: what is learnt of complete types goes here.
-        recompute: run forwards again in the backward instead of keeping tapes.
+        recompute: share of the blocks, the first ones, whose forwards run again in the backward
+            instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
         checks: of what is computed; None: nothing is checked.
@@ -140,7 +108,7 @@ class Interpreter:
         micro_batches: int,
         store: PartialStore,
         results: dict[int, TypeResult],
-        recompute: bool,
+        recompute: float,
         hook: Hook,
         inner: InnerMesh = SINGLE,
         checks: Checks | None = None,
@@ -152,7 +120,8 @@ class Interpreter:
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
         self._store, self._results = store, results
-        self._recompute, self._hook, self._inner = recompute, hook, inner
+        self._num_recomputed = num_recomputed(recompute, len(self._blocks))
+        self._hook, self._inner = hook, inner
         self._device = blocks[0].device
         self._loads = stage in (0, num_stages - 1)
         self._tells_data = stage == 0 and inner.counts_copies
@@ -252,11 +221,14 @@ class Interpreter:
     def _take(self, address: Address) -> Loaded:
         wanted = self._upcoming.popleft()
         assert wanted.address == address, "forwards run in the program's order"
+        place = Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch)
+        if flips := self._checks.take(Where.BATCH, place, BATCH):
+            wanted = replace(wanted, flips=tuple(flips))  # it may be loaded: it is fetched anew
         loaded = self._loader.take(wanted)
         self._load_ahead()
         if loaded.judgement is not None:
             self._checks.tell(
-                Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch),
+                place,
                 ordinal=0,
                 operator=BATCH,
                 output=0,
@@ -410,7 +382,7 @@ class Interpreter:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
                 x = _as_received(block.forward(x, flow.address))
-            elif self._recompute:
+            elif number < self._num_recomputed:
                 flow.inputs.append(x)
                 x = _as_received(block.forward(x, flow.address))
             else:
@@ -441,9 +413,9 @@ class Interpreter:
         self, action: Action, flow: _Flow, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
-        at_once = self._recompute or action in self._closing
+        at_once = self._num_recomputed > 0 or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
-            again = self._recompute and not block.spec.is_last
+            again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:

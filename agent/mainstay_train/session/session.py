@@ -21,22 +21,20 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Where
+from mainstay_core.dmr.verdicts import Remedy
+from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.forks import ForkRules, boost_of
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
-from mainstay_core.reinitialisation.sources import Policy
-from mainstay_core.reinitialisation.weights import Weighting
-from mainstay_core.snapshots.job_units import check_ordering
-from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
@@ -50,21 +48,28 @@ from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
+from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
-from mainstay_train.exact.blending import make_anew
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
+from mainstay_train.session.rules import fork_rules, snapshot_rules
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
+from mainstay_train.state.beside import BesideStates
 from mainstay_train.state.controller import Checkpointing
-from mainstay_train.state.heal import HealClient, HealServer, masters_digest
+from mainstay_train.state.heal import HealClient, HealServer
 from mainstay_train.state.segments import SegmentClient, socket_beside
 from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
+
+WITNESS = "witness"
+"""Stands in findings for an operator: what other chains have computed differently."""
+AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
+"""Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
 
 class Session(RankSession[Connections]):
@@ -90,8 +95,9 @@ class Session(RankSession[Connections]):
             clip_norm=training.clip_norm,
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
-            snapshots=_snapshot_rules(config.snapshots, training),
-            fork_rules=_fork_rules(config.approximate, training),
+            snapshots=snapshot_rules(config.snapshots, training),
+            fork_rules=fork_rules(config.approximate, training),
+            witness_every_steps=config.witness_every_steps,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -102,7 +108,7 @@ class Session(RankSession[Connections]):
             config.heartbeat_s,
             connections.see,
             self._stop,
-            lambda faults: self._faults.add(faults),
+            lambda faults, sticky: self._faults.add(faults, sticky),
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
@@ -113,8 +119,9 @@ class Session(RankSession[Connections]):
             config.faults, config.shape.replicas, self._uplink, self._order_flip
         )
         self._engine: Engine | None = None
-        self._beside: dict[tuple[int, int], StageState] = {}
-        """Masters of other positions, of which this one is made anew; by (stage, inner rank)."""
+        self._beside = BesideStates(training)
+        self._seen: WatchedType | None = None
+        """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
         """Of the last reduction."""
         self._lap_began_s = time.monotonic()
@@ -278,26 +285,24 @@ class Session(RankSession[Connections]):
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
         self._wait_copied()
-        return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
+        return client.copy(
+            self.engine.state,
+            sources=sources,
+            wanted=wanted,
+            expected=expected,
+            holders=self.holders if self._checks.compares else (),
+        )
 
     async def copy_beside(
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         """Copy the masters of another stage's position; return their digest."""
-        place = divmod(wanted.position, self.plan.ranks_per_stage)
-        if place not in self._beside:
-            stage, inner = place
-            self._beside[place] = self._training.build_beside(stage, self.plan.num_stages, inner)
-        state = self._beside[place]
-        return client.copy(state, sources=sources, wanted=wanted, expected=expected)
+        return self._beside.copy(client, self.plan, sources, wanted, expected)
 
     async def make_anew(self, made: MadePosition) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""
         self._wait_copied()
-        state = self.engine.state
-        make_anew(state, made, self._beside)
-        self._beside = {}
-        return masters_digest(state)
+        return self._beside.make(self.engine.state, made)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
@@ -334,10 +339,14 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._checks.begin_step(self.state.step_at_hand)
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
+        if action.op in AT_REST:
+            at_rest.put_flips(self._checks, self.engine.state)
 
     def _order_flip(self, fault: FaultPoint, step: int) -> None:
         """Have the wrong bit of a fault put in (also other threads)."""
         phase = None if fault.phase is None else Phase.of(fault.phase)
+        if fault.flip is not None and fault.flip.where is Where.STATE:
+            phase = Phase.FORWARD  # before it
         if fault.flip is None or phase is None:
             logger.warning("flip %s names no phase of a step that computes", fault.id)
         elif not self._checks.order(fault.id, step, phase, fault.flip):
@@ -366,6 +375,11 @@ class Session(RankSession[Connections]):
         log = None
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
+        compared = state.step_plan.compared if state.step_plan is not None else None
+        if compared is not None and compared.type in types:
+            # A reduction that begins meanwhile would digest in another thread.
+            early, log = None, self.engine.watch(compared.type, log)
+            self._seen = log
         self.engine.compute(types, state.version, groups, early, log)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
@@ -373,6 +387,37 @@ class Session(RankSession[Connections]):
         if judged:
             self.engine.judge_held()
         return self.engine.store.held()
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return self.engine.types.bad()
+
+    def account(self, shard_type: int) -> Account | None:
+        """Return what left this rank while it computed a type; None: that was not kept."""
+        return self._seen.account(shard_type) if self._seen is not None else None
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        """Tell that this device has computed a type otherwise than most chains."""
+        difference = action.deviation.difference
+        self._tell_finding(
+            Finding(
+                step=action.step,
+                slot=self.state.slot,
+                in_pass=difference.in_pass,
+                shard_type=action.shard_type,
+                micro_batch=difference.micro_batch,
+                ordinal=0,
+                operator=WITNESS,
+                num_elements=0,
+                verdict=action.deviation.verdict,
+                remedy=Remedy.OTHER_COPY,
+                reason=action.reason,
+            )
+        )
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials."""
+        self.engine.drop_partials(partials)
 
     def drop_held(self) -> None:
         """Free all partials."""
@@ -406,8 +451,7 @@ class Session(RankSession[Connections]):
             learning_rate = self._training.learning_rate(commit.step)
         engine = self.engine
         copy_wait_s = self._wait_copied()
-        blocks, history = engine.state.blocks, self.state.history
-        boosts = {block.name: boost_of(history, block.name, commit.step) for block in blocks}
+        boosts = boosts_of(self.state.history, commit.step)
         digest = engine.apply(commit, learning_rate, boosts)
         masters = engine.counted_masters(digest)
         return AppliedStep(
@@ -454,37 +498,3 @@ class Session(RankSession[Connections]):
         if state.plan is not None:
             action = Action(Op.SERVE, state.member_stage)
             self._faults.reach(state.plan, state.index, state.version, action)
-
-
-def _snapshot_rules(
-    config: SnapshotConfig | None, training: Training
-) -> machine.SnapshotRules | None:
-    """Return by which rules this trainer copies its state.
-
-    Raises:
-        InvalidSpecError: the model does not tell enough for the ordering.
-    """
-    if config is None:
-        return None
-    units, ordering = training.job_units(), Ordering(config.ordering)
-    check_ordering(units, ordering)
-    return machine.SnapshotRules(
-        num_instalments=config.num_instalments,
-        peers=config.peers,
-        ordering=ordering,
-        decay=config.decay,
-        units=units,
-        log=config.log,
-    )
-
-
-def _fork_rules(config: ApproximateConfig | None, training: Training) -> ForkRules | None:
-    """Return by which rules lost stages are made anew; None where none may be."""
-    if config is None:
-        return None
-    return ForkRules(
-        outline=training.outline(),
-        policy=Policy(weighting=Weighting(config.weights)),
-        lr_boost=config.lr_boost,
-        boost_steps=config.boost_steps,
-    )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mainstay_train.exact import digests
-from mainstay_train.exact.optimizer import StateTensor
+from mainstay_train.exact.optimizer import StageState, StateTensor
 
 CHUNK_BYTES = 4 << 20
 """Size of a chunk; the last one of a flat buffer is smaller. Large enough that asking for it and
@@ -45,6 +45,20 @@ class Chunk(NamedTuple):
     def digest(self) -> str:
         """Digest of its elements at their places in the state: waits for the device."""
         return digests.tensor_digest(self.flat.id, self.tensor, self.start).hex()
+
+
+def flats_of(
+    state: StageState, *, masters_only: bool = False, everything: bool = False
+) -> list[StateTensor]:
+    """Return the flat buffers of a state that travel.
+
+    Args:
+        state: of a stage.
+        masters_only: whether the optimizer's state is left out.
+        everything: whether what is computed with comes, too, where that is a copy.
+    """
+    flats = state.everything() if everything else state.flats()
+    return [flat for flat in flats if flat.kind == "master"] if masters_only else flats
 
 
 def cut(flats: Iterable[StateTensor], size_bytes: int = CHUNK_BYTES) -> list[Chunk]:

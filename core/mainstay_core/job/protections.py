@@ -106,10 +106,13 @@ def protections_of(
 
 def _checks(*, loop: bool, dmr: Mode) -> Protection:
     """Return whether operators are executed twice and compared."""
-    if loop:
-        why = "needs blocks, whose passes can be compared; what an own loop runs is not seen"
+    if loop and dmr is Mode.FULL:
+        why = (
+            "each work is computed a second time, at twice the cost of a step's computation, and "
+            "compared by gradient and loss; sums, reduction and apply by operators"
+        )
     elif dmr is Mode.FULL:
         why = "every operator is executed twice at once, and a wrong result is repaired"
     else:
         why = "detection.dmr.mode is Off"
-    return Protection("op-level checks", dmr is Mode.FULL and not loop, why)
+    return Protection("op-level checks", dmr is Mode.FULL, why)

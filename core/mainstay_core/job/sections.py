@@ -154,12 +154,21 @@ class Runtime(Section):
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved, one block
     at a time. The stage before waits longer for its gradient. It never changes the bits."""
+    recompute_share: Annotated[float, pydantic.Field(ge=0.01, le=1)] = 1.0
+    """Share of each stage's blocks that recompute applies to: the first ones, rounded up to whole
+    blocks. The others keep what they saved. It means nothing without recompute, and never changes
+    the bits."""
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )
     """How much of a stage's gradient is packed, exchanged and summed at a time, while its
     neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
     partial that a cell sends. It never changes the bits."""
+
+    @property
+    def recomputed(self) -> float:
+        """Share of a stage's blocks that run their forward again; 0: none does."""
+        return self.recompute_share if self.recompute else 0.0
 
     @property
     def bucket_bytes(self) -> int:
@@ -210,6 +219,20 @@ class Dmr(Section):
     computation."""
 
 
+class Witness(Section):
+    """Checks by another device: in some steps a second replica computes one shard type of a
+    replica, too. What both tell of it is compared, from what crosses the stages to the gradient.
+    A device that is wrong in the same way each time is seen by nothing else. It never changes the
+    bits of the result.
+    """
+
+    every_steps: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 0
+    """In each step whose number is a multiple of it a type is computed twice; 0: in none. Each
+    replica is witnessed by each other in turn. Needs three replicas, to tell which of two that
+    differ is wrong, and one rank to a stage; in steps with fewer replicas nothing is computed
+    twice."""
+
+
 class Detection(Section):
     """When silence counts as a fault, and how wrong results are found. Failures that are noticed do
     not wait for any of these times.
@@ -223,6 +246,7 @@ class Detection(Section):
     """A pod this far behind the job's newest heartbeat counts as gone. At least three times
     heartbeatSeconds."""
     dmr: Dmr = Dmr()
+    witness: Witness = Witness()
 
 
 class Checkpoint(Section):

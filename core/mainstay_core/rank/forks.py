@@ -69,6 +69,11 @@ class Forked(NamedTuple):
     chain: str
     """Their commit chain."""
 
+    @property
+    def reason(self) -> str:
+        """What is made of what, as the end of a sentence; empty without a fork."""
+        return f"; {self.fork.made.reason}" if self.fork is not None else ""
+
 
 def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     """Return the positions that a plan orders to make anew, of those that nobody holds."""
@@ -181,18 +186,17 @@ def plan_making(
     return Making(made=made, beside=tuple(beside))
 
 
-def boost_of(history: History, block: str, step: int) -> float:
-    """Return the factor of a block's learning rate in a step.
+def boosts_of(history: History, step: int) -> dict[str, float]:
+    """Return the factors of the learning rate in a step, by block; 1 for what is not named.
 
-    A second loss of the same stage sets it again; it does not compound.
+    A second loss of the same stage sets a block's factor again; it does not compound.
     """
-    factor = 1.0
-    for fork in history:
-        if any(block == made.block for place in fork.made.positions for made in place.blocks):
-            end = None if fork.boost_steps is None else fork.version + fork.boost_steps
-            lasts = fork.version <= step and (end is None or step < end)
-            factor = fork.lr_boost if lasts else factor if step < fork.version else 1.0
-    return factor
+    boosts: dict[str, float] = {}
+    for fork in history_at(history, step):
+        lasts = fork.boost_steps is None or step < fork.version + fork.boost_steps
+        blocks = (made.block for place in fork.made.positions for made in place.blocks)
+        boosts |= dict.fromkeys(blocks, fork.lr_boost if lasts else 1.0)
+    return boosts
 
 
 def history_at(history: History, step: int) -> History:

@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, windows
+from mainstay_core.rank import checkpoints, forks, recheck, windows
 from mainstay_core.rank.adoption import adopt, park
 from mainstay_core.rank.events import (
     Action,
@@ -26,6 +26,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -59,7 +60,6 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.step_plan import plan_step
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import (
     Adopted,
@@ -134,10 +134,12 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     settled = replace(
         settled,
         settlement=outcome,
-        step_plan=outcome.step,
+        step_plan=recheck.witnessed_step(state, outcome),
+        told=(),
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
+    settled = replace(settled, bad=(), bad_chains=())
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
@@ -149,7 +151,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         # what is held came through a stage that is another one now.
         return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
     if mine is StateAction.STAY:
-        return _begin(replace(settled, mark=None), tell, *needless)
+        kept = outcome.step.kept.get(state.index, ())
+        told = next(r.held for r in event.reports if r.index == state.index)
+        void = tuple(partial for partial in told if partial not in kept)
+        drop = (DropPartials(void),) if void else ()
+        return _begin(replace(settled, mark=None, held=kept), tell, *needless, *drop)
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
@@ -157,7 +163,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         actions = (tell, *needless, *record, Apply(outcome.commit))
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
-    void = (VoidSave(state.version),) if state.valid else ()
+    unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
@@ -176,7 +182,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
         _making(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
-    return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
+    return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
 
 
 def _forked(state: RankState, outcome: Settlement) -> RankState:
@@ -250,7 +256,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if over:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
-    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
+    step_plan = state.step_plan or recheck.plan_undisturbed(state)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
     cells = state.plan.chain_identity(chain) if chain else ()
@@ -263,7 +269,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         held_with=held_with,
     )
     copies = windows.due_snapshot(new)
-    actions = (*prefix, *copies, Compute(_todo(new)))
+    actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
 
 
@@ -296,28 +302,27 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
-def _todo(state: RankState) -> tuple[int, ...]:
-    assert state.plan is not None
-    assert state.step_plan is not None
-    chain = state.plan.chain_of(state.index)
-    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
-
-
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
-    new = replace(state, held=event.held)
-    return adopt(new) if must_adopt(new) else _reduce(new)
+    held, drop = recheck.without_witness(state, event.held)
+    new = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
-    broken = replace(state, held=event.held)
-    return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    if state.phase is not Phase.COMPUTING:
+        broken = replace(state, held=event.held, made=())
+        return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    held, drop = recheck.without_witness(state, event.held)
+    broken = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    return park(broken, event.why, event.suspects, *drop, cause=Cause.CHAIN)
 
 
-def _reduce(state: RankState) -> Transition:
+def _reduce(state: RankState, *prefix: Action) -> Transition:
     assert state.step_plan is not None
     table = state.step_plan.table[state.member_position]
     new = replace(state, phase=Phase.REDUCING)
-    return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
+    reduce = Reduce(table, state.attempt)
+    return Transition(new, (*prefix, reduce), f"reduces step {state.version}")
 
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
@@ -338,6 +343,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     before = state.commit.data_total if state.commit else ""
     verdict = judge(plan, event.votes, state.clip_norm, before)
     state, rename = checkpoints.note_saves(state, verdict.saves)
+    state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     commit = verdict.commit
@@ -347,7 +353,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     state = windows.note_commit(state, commit, event.votes)
     record = windows.record_of(state, commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, Apply(commit))
+    actions = (*rename, *needless, *record, *deviations, Apply(commit))
     return Transition(applying, actions, verdict.reason)
 
 
@@ -367,6 +373,8 @@ def _refused(
         failed = replace(state, phase=Phase.FAILED)
         tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+    if verdict.bad and not (worn or verdict.state_bad):
+        return recheck.compute_again(state, verdict, prefix)
     if worn:
         # Reducing the same partials again does not help: one of them may be wrong.
         state = replace(state, recomputed=state.recomputed + 1)
@@ -392,6 +400,10 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     new = replace(
         state,
         version=state.version + 1,
+        made=(),
+        bad=(),
+        bad_chains=(),
+        told=(),
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

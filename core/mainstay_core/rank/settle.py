@@ -27,10 +27,9 @@ from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
-from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
-from mainstay_core.rank.step_plan import StepPlan, plan_step
+from mainstay_core.rank.step_plan import Maker, StepPlan, plan_step
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
@@ -171,7 +170,7 @@ def settle(
     reports: Sequence[SettleReport],
     store_reports: Sequence[StoreReport] = (),
     log: LogKind = LogKind.GRADIENTS,
-    fork_rules: ForkRules | None = None,
+    fork_rules: forks.ForkRules | None = None,
 ) -> Settlement:
     """Return the settled version, what each rank does, and the table of the step.
 
@@ -196,9 +195,16 @@ def settle(
     version = goal.version
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
+    # Where a stage is another one now, what is held came through the lost one.
     held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
-    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
-    step = plan_step(plan, shards_per_lane, held, healing)
+    step = plan_step(
+        plan,
+        shards_per_lane,
+        held,
+        [i for i, a in enumerate(actions) if a in _WITHOUT_STATE],
+        makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in ordered},
+        bad={t for r in ordered if r.version == version for t in r.bad},
+    )
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
     fork = _fork(plan, fork_rules, goal, history)
@@ -218,7 +224,7 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched, fork.fork),
+        reason=_reason(version, history.origin, actions, patched) + fork.reason,
         basis=basis,
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),
@@ -247,10 +253,7 @@ def _ways(
 def _held(
     ordered: Sequence[SettleReport], actions: Sequence[StateAction], version: int, refused_in: int
 ) -> dict[int, tuple[Partial, ...]]:
-    """Return what counts of what members hold of the step, by their index.
-
-    Where a stage is another one now, nothing does: it came through the lost one.
-    """
+    """Return what counts of what members hold of the step, by their index."""
     return {
         r.index: r.held
         for r in ordered
@@ -258,7 +261,9 @@ def _held(
     }
 
 
-def _fork(plan: Plan, rules: ForkRules | None, goal: _Goal, history: _History) -> forks.Forked:
+def _fork(
+    plan: Plan, rules: forks.ForkRules | None, goal: _Goal, history: _History
+) -> forks.Forked:
     """Return the fork of a settle, if there is one, and what all states have then."""
     known = forks.Forked(None, history.forks, history.chain)
     if not goal.made:
@@ -487,14 +492,9 @@ def _computed(plan: Plan, step: StepPlan) -> tuple[int, ...]:
 
 
 def _reason(
-    version: int,
-    origin: str,
-    actions: Sequence[StateAction],
-    patched: Sequence[int],
-    fork: Fork | None,
+    version: int, origin: str, actions: Sequence[StateAction], patched: Sequence[int]
 ) -> str:
     counts = {a: actions.count(a) for a in StateAction if actions.count(a)}
     what = ", ".join(f"{n} {a}" for a, n in counts.items())
     tail = f"; {count(len(patched), 'type')} computed again" if patched else ""
-    made = f"; {fork.made.reason}" if fork is not None else ""
-    return f"step {version} from {origin}: {what}{tail}{made}"
+    return f"step {version} from {origin}: {what}{tail}"

@@ -321,21 +321,21 @@ def fork(version: int, *blocks: str, steps: int | None = None) -> Fork:
 def test_the_learning_rate_of_what_was_made_is_raised_from_then_on() -> None:
     history = (fork(8, "x"), fork(20, "x", "y"))
 
-    assert [forks.boost_of(history, "x", step) for step in (7, 8, 19, 20, 99)] == [
+    assert [forks.boosts_of(history, step).get("x", 1.0) for step in (7, 8, 19, 20, 99)] == [
         1.0,
         1.1,
         1.1,
         1.1,
         1.1,
     ], "a second loss sets it again, and does not compound"
-    assert [forks.boost_of(history, "y", step) for step in (8, 19, 20)] == [1.0, 1.0, 1.1]
-    assert forks.boost_of(history, "z", 99) == 1.0
+    assert [forks.boosts_of(history, step).get("y", 1.0) for step in (8, 19, 20)] == [1.0, 1.0, 1.1]
+    assert "z" not in forks.boosts_of(history, 99)
 
 
 def test_a_boost_may_last_for_some_steps() -> None:
     history = (fork(8, "x", steps=3), fork(20, "x", steps=3))
 
-    boosted = [step for step in range(30) if forks.boost_of(history, "x", step) > 1]
+    boosted = [step for step in range(30) if forks.boosts_of(history, step).get("x", 1.0) > 1]
     assert boosted == [8, 9, 10, 20, 21, 22]
 
 

@@ -1,0 +1,44 @@
+"""Masters of other stages that a trainer copies, to make its own stage anew of them."""
+
+from __future__ import annotations
+
+from mainstay_core.rank.serving import Sources, Wanted
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import MadePosition
+from mainstay_train.compute.training import Training
+from mainstay_train.exact.blending import make_anew
+from mainstay_train.exact.optimizer import StageState
+from mainstay_train.state.heal import HealClient, masters_digest
+
+
+class BesideStates:
+    """The states of other positions beside a trainer's own, until that is made of them.
+
+    Args:
+        training: allocates them.
+    """
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._states: dict[tuple[int, int], StageState] = {}
+        """By (stage, inner rank)."""
+
+    def copy(
+        self, client: HealClient, plan: Plan, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        """Copy the masters of a position; return their digest.
+
+        Raises:
+            HealFailed: see :meth:`HealClient.copy`.
+        """
+        stage, inner = place = divmod(wanted.position, plan.ranks_per_stage)
+        if place not in self._states:
+            self._states[place] = self._training.build_beside(stage, plan.num_stages, inner)
+        state = self._states[place]
+        return client.copy(state, sources=sources, wanted=wanted, expected=expected)
+
+    def make(self, state: StageState, made: MadePosition) -> str:
+        """Write a state of what was copied, which goes; return its masters' digest."""
+        make_anew(state, made, self._states)
+        self._states = {}
+        return masters_digest(state)
