@@ -378,6 +378,7 @@ class Session(RankSession[Connections]):
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""
         difference = action.deviation.difference
+        where = f"type {action.shard_type}: other devices differ first in {difference.describe()}"
         self._tell_finding(
             Finding(
                 step=action.step,
@@ -390,7 +391,7 @@ class Session(RankSession[Connections]):
                 num_elements=0,
                 verdict=action.deviation.verdict,
                 remedy=Remedy.OTHER_COPY,
-                reason=action.reason,
+                reason=f"{where}; {action.reason}",
             )
         )
 
