@@ -176,3 +176,19 @@ def test_a_witness_names_the_device_of_a_sticky_flip_and_no_other(tmp_path: Path
     assert ranks == [{"replica": 1, "stage": 1, "inner": 0}] * len(told)
     assert {finding["verdict"] for finding in told} == {"deterministic"}
     assert report["recoveries"] == []
+
+
+def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Path) -> None:
+    fault = {
+        "at": {"step": 2, "phase": "backward"},
+        "target": {"replica": 1, "stage": 0},
+        "action": "kill-trainer",
+    }
+
+    layout = Layout(lanes=3, dtype="bfloat16", spares=0)
+    expected, report, logs = run_with(tmp_path, layout, [fault])
+
+    assert report["digests"] == expected["digests"], logs
+    assert "join" in [recovery["method"] for recovery in report["recoveries"]]
+    assert "healing failed" not in logs
+    assert "not compared with" not in logs

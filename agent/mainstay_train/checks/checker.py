@@ -133,10 +133,14 @@ class Checks:
             phase: the phase of the step.
             flip: which kernel and which bit.
         """
-        can_flip = self._can_flip or flip.where is not Where.COMPUTE
-        if can_flip:
-            self._orders.add(fault, step, phase, flip)
-        return can_flip
+        if not self._can_flip and flip.where is Where.COMPUTE:
+            return False
+        self._orders.add(fault, step, phase, flip)
+        return True
+
+    def take_orders(self, orders: FlipOrders) -> None:
+        """Take flips from elsewhere, in place of those that wait; findings are counted anew."""
+        self._orders, self._told_in = orders, -1
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
@@ -388,9 +392,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         """
         if not self._compares:
             return func(*args, **kwargs)
-        raise InvalidSpecError(
-            FIELD, f"is {Mode.FULL.value}, but {self._who()} calls {why}, or use Off"
-        )
+        raise InvalidSpecError(FIELD, f"is Full, but {self._who()} calls {why}, or use Off")
 
     def _who(self) -> str:
         """Return who calls, for people."""

@@ -49,6 +49,6 @@ def _meant(state: StageState, flip: Flip) -> list[torch.Tensor]:
     block = state.blocks[number]
     if flip.part is StatePart.MASTERS:
         return [block.masters]
-    if flip.part is StatePart.COMPUTE:
+    if flip.part is not StatePart.MOMENTS:
         return [block.compute]
     return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]

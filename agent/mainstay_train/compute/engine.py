@@ -144,7 +144,7 @@ class Engine:
             micro_batches=config.shape.micro_batches,
             store=store,
             results=results,
-            recompute=config.recompute,
+            recompute=config.recomputed,
             hook=hook,
             inner=inner,
             checks=checks,

@@ -16,6 +16,7 @@ import torch
 
 from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import UNCHECKED, Checks, Scope
@@ -87,7 +88,8 @@ class Interpreter:
         micro_batches: per type.
         store: where complete types go.
         results: what is learnt of complete types goes here.
-        recompute: run forwards again in the backward instead of keeping tapes.
+        recompute: share of the blocks, the first ones, whose forwards run again in the backward
+            instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
         checks: of what is computed; None: nothing is checked.
@@ -106,7 +108,7 @@ class Interpreter:
         micro_batches: int,
         store: PartialStore,
         results: dict[int, TypeResult],
-        recompute: bool,
+        recompute: float,
         hook: Hook,
         inner: InnerMesh = SINGLE,
         checks: Checks | None = None,
@@ -118,7 +120,8 @@ class Interpreter:
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
         self._store, self._results = store, results
-        self._recompute, self._hook, self._inner = recompute, hook, inner
+        self._num_recomputed = num_recomputed(recompute, len(self._blocks))
+        self._hook, self._inner = hook, inner
         self._device = blocks[0].device
         self._loads = stage in (0, num_stages - 1)
         self._tells_data = stage == 0 and inner.counts_copies
@@ -379,7 +382,7 @@ class Interpreter:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
                 x = _as_received(block.forward(x, flow.address))
-            elif self._recompute:
+            elif number < self._num_recomputed:
                 flow.inputs.append(x)
                 x = _as_received(block.forward(x, flow.address))
             else:
@@ -410,9 +413,9 @@ class Interpreter:
         self, action: Action, flow: _Flow, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
-        at_once = self._recompute or action in self._closing
+        at_once = self._num_recomputed > 0 or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
-            again = self._recompute and not block.spec.is_last
+            again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:

@@ -56,6 +56,7 @@ _PATHS = {
     "compile": "spec.runtime.compile",
     "dmr": "spec.detection.dmr.mode",
     "recompute": "spec.runtime.recompute",
+    "recompute_share": "spec.runtime.recomputeShare",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",

@@ -154,12 +154,21 @@ class Runtime(Section):
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved, one block
     at a time. The stage before waits longer for its gradient. It never changes the bits."""
+    recompute_share: Annotated[float, pydantic.Field(ge=0.01, le=1)] = 1.0
+    """Share of each stage's blocks that recompute applies to: the first ones, rounded up to whole
+    blocks. The others keep what they saved. It means nothing without recompute, and never changes
+    the bits."""
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )
     """How much of a stage's gradient is packed, exchanged and summed at a time, while its
     neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
     partial that a cell sends. It never changes the bits."""
+
+    @property
+    def recomputed(self) -> float:
+        """Share of a stage's blocks that run their forward again; 0: none does."""
+        return self.recompute_share if self.recompute else 0.0
 
     @property
     def bucket_bytes(self) -> int:

@@ -201,6 +201,7 @@ class TrainingJob(Section):
             backend=spec.runtime.backend.lower(),
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
+            recompute_share=spec.runtime.recompute_share,
             dmr=Mode(spec.detection.dmr.mode),
             witness_every_steps=spec.detection.witness.every_steps,
             bucket_bytes=spec.runtime.bucket_bytes,

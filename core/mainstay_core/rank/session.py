@@ -34,7 +34,7 @@ from mainstay_core.rank.reports import (
     replayed_of,
     vote_of,
 )
-from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
@@ -88,6 +88,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.keeper = keeper
         self.status = Status()
         self._reports: tuple[SettleReport, ...] = ()
+        self.holders: Sources = ()
+        """Members that have the state which is copied."""
         self._gradient = ""
         """Digest of the reduced gradient, once it is known."""
         self._log = EntryLog()
@@ -250,6 +252,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
         why = f"no member of position {wanted.position} has version {wanted.version}"
         expected, known = action.expected, sources_of(self.plan, self._reports, action.sources)
+        self.holders = known
         for sources in copy_attempts(known, expected):
             try:
                 masters = await self.copy(client, sources, wanted, expected)

@@ -103,13 +103,13 @@ class Step:
 
     Args:
         model: one of :data:`MODELS`.
-        recompute: whether forwards run again in the backward.
+        recompute: share of blocks whose forwards run again in the backward.
         stages: of the chain.
         micro_batches: of a type.
     """
 
     def __init__(
-        self, model: str, *, recompute: bool, stages: int = 1, micro_batches: int = 2
+        self, model: str, *, recompute: float, stages: int = 1, micro_batches: int = 2
     ) -> None:
         self._micro_batches = micro_batches
         numerics.setup("cpu")
@@ -136,7 +136,8 @@ class Step:
             entrypoint="",
             workload={},
             device="cpu",
-            recompute=self._recompute,
+            recompute=self._recompute > 0,
+            recompute_share=self._recompute or 1.0,
         )
         engines = []
         for stage in range(self._stages):
