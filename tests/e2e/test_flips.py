@@ -178,6 +178,7 @@ def test_a_witness_names_the_device_of_a_sticky_flip_and_no_other(tmp_path: Path
     assert report["recoveries"] == []
 
 
+@pytest.mark.chaos
 def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Path) -> None:
     fault = {
         "at": {"step": 2, "phase": "backward"},
