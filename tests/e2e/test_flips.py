@@ -154,6 +154,31 @@ def test_a_sticky_flip_is_not_found_by_the_device_that_has_it(tmp_path: Path) ->
 
 
 @pytest.mark.chaos
+def test_a_witness_names_the_device_of_a_sticky_flip_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    fault = {
+        "at": {"step": 2, "phase": "forward"},
+        "target": {"replica": 1, "stage": 1},
+        "action": "flip",
+        "flip": {"operator": "aten.mm", "element": 3, "bit": 20, "sticky": True},
+    }
+    layout = Layout(stages=2, lanes=3, shards_per_lane=2, spares=0)
+    witness = {"detection": {"witness": {"everySteps": 1}}}
+    # From step 2 on each replica is witnessed by each other within six steps.
+    job = make_job(layout, 8, matrix.write_corpus(tmp_path / "corpus"), **witness)
+
+    with local_job(tmp_path, job, [fault]) as running:
+        report, logs = running.report(), running.tails(num_lines=1000)
+
+    told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    assert told, logs
+    ranks = [finding["rank"] for finding in told]
+    assert ranks == [{"replica": 1, "stage": 1, "inner": 0}] * len(told)
+    assert {finding["verdict"] for finding in told} == {"deterministic"}
+    assert report["recoveries"] == []
+
+
+@pytest.mark.chaos
 def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Path) -> None:
     fault = {
         "at": {"step": 2, "phase": "backward"},

@@ -158,6 +158,7 @@ NAMED: dict[str, str] = {
     "Reducing": "step",
     "Voting": "certificate",
     "Blocked, and a member is gone": "redone from what is held",
+    "witness": "tests/core/rank/test_witness.py",
     "reaches": "roll",
     "patched": "patch",
     "hand-over": "hand-over",

@@ -10,8 +10,10 @@ import pytest
 from tests.train.quorum import make_config, run_job
 from tests.worlds.supervisors import PlayedSupervisors
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
+from mainstay_train.session import driver
 
 LANES, STEPS = 3, 4
 STEP = 2
@@ -72,6 +74,12 @@ def test_a_device_that_is_wrong_once_is_outvoted_and_named(crew, tmp_path, undis
     ((name, finding),) = world.findings
     assert (name, finding.verdict, finding.step) == (life, Verdict.TRANSIENT, STEP)
     assert (finding.in_pass, finding.rank.stage) == (Pass.FORWARD, 0)
+
+
+def test_a_loop_of_ones_own_is_refused_by_the_name_of_the_field():
+    config = dataclasses.replace(make_config(stages=1, lanes=3), witness_every_steps=2)
+    with pytest.raises(InvalidSpecError, match="is 2, but what an own loop computes"):
+        driver.check_job(config)
 
 
 def test_a_device_that_is_always_wrong_insists_and_nobody_else_is_named(crew, tmp_path):

@@ -22,14 +22,13 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Where
-from mainstay_core.dmr.verdicts import Remedy
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.forks import boosts_of
-from mainstay_core.rank.reports import AppliedStep, Ballot
+from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.shell import Message, MessageT
@@ -66,8 +65,6 @@ from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
 
-WITNESS = "witness"
-"""Stands in findings for an operator: what other chains have computed differently."""
 AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
 """Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
@@ -398,22 +395,7 @@ class Session(RankSession[Connections]):
 
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""
-        difference = action.deviation.difference
-        self._tell_finding(
-            Finding(
-                step=action.step,
-                slot=self.state.slot,
-                in_pass=difference.in_pass,
-                shard_type=action.shard_type,
-                micro_batch=difference.micro_batch,
-                ordinal=0,
-                operator=WITNESS,
-                num_elements=0,
-                verdict=action.deviation.verdict,
-                remedy=Remedy.OTHER_COPY,
-                reason=action.reason,
-            )
-        )
+        self._tell_finding(finding_of(self.state, action))
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Free some partials."""

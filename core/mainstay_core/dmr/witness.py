@@ -65,6 +65,11 @@ class Difference:
     micro_batch: int | None = None
     """None of the weights: these are of all micro-batches."""
 
+    def describe(self) -> str:
+        """Return the place for people: ``the forward pass of micro-batch 1``."""
+        flow = "" if self.micro_batch is None else f" of micro-batch {self.micro_batch}"
+        return f"the {self.in_pass} pass{flow}"
+
 
 def first_difference(one: Telling, other: Telling) -> Difference | None:
     """Return where two chains differ first; None if they do not.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from mainstay_core.base.ids import QuorumId, RankId
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.verdicts import Remedy
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay
-from mainstay_core.rank.events import CastVote
+from mainstay_core.rank.events import CastVote, TellDeviation
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import Phase, SlotStatus
@@ -37,6 +39,8 @@ gradients that are logged, and of those that are not."""
 KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""
+WITNESS = "witness"
+"""Stands in findings for an operator: what other chains have computed differently."""
 
 
 @dataclass(slots=True)
@@ -126,6 +130,25 @@ def vote_of(
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
         **asdict(saves),
+    )
+
+
+def finding_of(state: RankState, action: TellDeviation) -> Finding:
+    """Return what is told of a device that has computed a type otherwise than most chains."""
+    difference = action.deviation.difference
+    where = f"type {action.shard_type}: other devices differ first in {difference.describe()}"
+    return Finding(
+        step=action.step,
+        slot=state.slot,
+        in_pass=difference.in_pass,
+        shard_type=action.shard_type,
+        micro_batch=difference.micro_batch,
+        ordinal=0,
+        operator=WITNESS,
+        num_elements=0,
+        verdict=action.deviation.verdict,
+        remedy=Remedy.OTHER_COPY,
+        reason=f"{where}; {action.reason}",
     )
 
 

@@ -179,29 +179,32 @@ def test_all_copies_of_a_type_that_count_are_of_one_chain(seed: int) -> None:
                         assert maker == Maker(case.plan.quorum.id, computed[t])
 
 
+# Two replicas of two stages: members 0 (a) and 2 (b) are replica 0, 1 (c) and 3 (d) replica 1.
+GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, shards_per_lane=2)
+NARROW = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, shards_per_lane=1)
+
+
 def test_what_is_computed_again_counts_in_every_stage_also_where_an_old_copy_is_longer() -> None:
     """Stage 1 had finished type 1 when the chain was interrupted, stage 0 had not."""
-    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, shards_per_lane=2)
     run, first = Partial(lane=0, first=0, last=1), Partial(lane=0, first=0, last=0)
-    makers = {index: dict.fromkeys((0, 1), Maker(1, 0)) for index in (0, 1)}
+    makers = {index: dict.fromkeys((0, 1), Maker(1, 0)) for index in (0, 2)}
 
-    step = plan_step(plan, 2, {0: (first,), 1: (run,)}, makers=makers)
+    step = plan_step(GRID, 2, {0: (first,), 2: (run,)}, makers=makers)
 
     assert step.todo == {0: (0, 1), 1: (2, 3)}, "a sum cannot be taken apart"
-    assert step.kept == {0: (), 1: ()}
-    assert [table[0] for table in step.table] == [Supply(partial=run, index=i) for i in (0, 1)]
+    assert step.kept == {0: (), 2: ()}
+    assert [table[0] for table in step.table] == [Supply(partial=run, index=i) for i in (0, 2)]
 
 
 def test_copies_of_two_chains_are_not_mixed() -> None:
-    plan = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, shards_per_lane=1)
     own, other = Partial(lane=0, first=0, last=0), Partial(lane=1, first=1, last=1)
     held = {0: (own, other), 1: (other,), 2: (other,), 3: (own, other)}
-    makers = {i: {0: Maker(1, int(i > 1)), 1: Maker(1, int(i > 1))} for i in range(4)}
+    makers = {i: dict.fromkeys((0, 1), Maker(1, i % 2)) for i in range(4)}
 
-    step = plan_step(plan, 1, held, makers=makers)
+    step = plan_step(NARROW, 1, held, makers=makers)
 
     assert step.todo == {0: (0,), 1: ()}
-    assert step.kept == {0: (), 1: (), 2: (other,), 3: (other,)}, "the newest, then the last chain"
+    assert step.kept == {0: (), 1: (other,), 2: (), 3: (other,)}, "the newest, then the last chain"
 
 
 def test_a_chain_that_was_wrong_twice_is_passed_over_while_there_is_another() -> None:
