@@ -221,6 +221,12 @@ def check_job(config: JobConfig) -> None:
             "computes each work twice, or Off, or bring the model as blocks "
             "(mainstay_train.workload)",
         )
+    if config.witness_every_steps:
+        raise InvalidSpecError(
+            "spec.detection.witness.everySteps",
+            f"is {config.witness_every_steps}, but what an own loop computes of a type is not "
+            "seen; use 0, or bring the model as blocks (mainstay_train.workload)",
+        )
     if config.snapshots is not None and config.snapshots.boundary:
         raise InvalidSpecError(
             "spec.snapshots.replay",

@@ -22,6 +22,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Where
+from mainstay_core.dmr.verdicts import Remedy
+from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Action, Op
@@ -50,6 +52,7 @@ from mainstay_train.comm.group import Group
 from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
@@ -62,6 +65,8 @@ from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
 
+WITNESS = "witness"
+"""Stands in findings for an operator: what other chains have computed differently."""
 AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
 """Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
@@ -90,6 +95,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=_snapshot_rules(config.snapshots, training),
+            witness_every_steps=config.witness_every_steps,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -111,6 +117,8 @@ class Session(RankSession[Connections]):
             config.faults, config.shape.replicas, self._uplink, self._order_flip
         )
         self._engine: Engine | None = None
+        self._seen: WatchedType | None = None
+        """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
         """Of the last reduction."""
         self._lap_began_s = time.monotonic()
@@ -352,6 +360,11 @@ class Session(RankSession[Connections]):
         log = None
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
+        compared = state.step_plan.compared if state.step_plan is not None else None
+        if compared is not None and compared.type in types:
+            # A reduction that begins meanwhile would digest in another thread.
+            early, log = None, self.engine.watch(compared.type, log)
+            self._seen = log
         self.engine.compute(types, state.version, groups, early, log)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
@@ -359,6 +372,37 @@ class Session(RankSession[Connections]):
         if judged:
             self.engine.judge_held()
         return self.engine.store.held()
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return self.engine.types.bad()
+
+    def account(self, shard_type: int) -> Account | None:
+        """Return what left this rank while it computed a type; None: that was not kept."""
+        return self._seen.account(shard_type) if self._seen is not None else None
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        """Tell that this device has computed a type otherwise than most chains."""
+        difference = action.deviation.difference
+        self._tell_finding(
+            Finding(
+                step=action.step,
+                slot=self.state.slot,
+                in_pass=difference.in_pass,
+                shard_type=action.shard_type,
+                micro_batch=difference.micro_batch,
+                ordinal=0,
+                operator=WITNESS,
+                num_elements=0,
+                verdict=action.deviation.verdict,
+                remedy=Remedy.OTHER_COPY,
+                reason=action.reason,
+            )
+        )
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials."""
+        self.engine.drop_partials(partials)
 
     def drop_held(self) -> None:
         """Free all partials."""

@@ -125,6 +125,8 @@ class JobConfig:
     compile: Name = "off"
     """``blocks`` runs each block as compiled code; ``off`` does not."""
     dmr: Mode = field(default=Mode.OFF, metadata=OMITTED)
+    witness_every_steps: int = field(default=0, metadata=OMITTED)
+    """In each step that is a multiple of it a second chain computes a type; 0: in none."""
     """Which operators are executed twice and compared."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""

@@ -219,6 +219,20 @@ class Dmr(Section):
     computation."""
 
 
+class Witness(Section):
+    """Checks by another device: in some steps a second replica computes one shard type of a
+    replica, too. What both tell of it is compared, from what crosses the stages to the gradient.
+    A device that is wrong in the same way each time is seen by nothing else. It never changes the
+    bits of the result.
+    """
+
+    every_steps: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 0
+    """In each step whose number is a multiple of it a type is computed twice; 0: in none. Each
+    replica is witnessed by each other in turn. Needs three replicas, to tell which of two that
+    differ is wrong, and one rank to a stage; in steps with fewer replicas nothing is computed
+    twice."""
+
+
 class Detection(Section):
     """When silence counts as a fault, and how wrong results are found. Failures that are noticed do
     not wait for any of these times.
@@ -232,6 +246,7 @@ class Detection(Section):
     """A pod this far behind the job's newest heartbeat counts as gone. At least three times
     heartbeatSeconds."""
     dmr: Dmr = Dmr()
+    witness: Witness = Witness()
 
 
 class Checkpoint(Section):

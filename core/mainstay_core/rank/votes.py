@@ -42,6 +42,10 @@ class Verdict:
     saves: Saves
     """The state of durable checkpoints, whether or not the step is applied."""
     reason: str
+    bad: tuple[int, ...] = ()
+    """Shard types that some member calls wrong: all copies are void."""
+    bad_chains: tuple[int, ...] = ()
+    """Replicas whose cells do so."""
     differing: tuple[Slot, ...] = ()
     """Slots of the members of ``state_bad``. Empty when a position has no majority: then no member
     of it can be believed."""
@@ -59,7 +63,11 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
     # Joined, as both are of one state: whoever differs in either of them has a bad one.
     states = {i: f"{v.state} {v.rest}" for i, v in enumerate(votes)}
     state_bad = _state_bad(plan, states)
-    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
+    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if v.problem]
+    problems += [_name_types(plan, i, v.bad) for i, v in enumerate(votes) if v.bad]
+    problems += [
+        f"member {i} says no" for i, v in enumerate(votes) if not (v.ok or v.problem or v.bad)
+    ]
     problems += _disagreements(plan, votes)
     adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
         votes[0].newest_plan > plan.quorum.id
@@ -82,6 +90,8 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         adopt_planned=adopt,
         saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
+        bad=tuple(sorted({t for v in votes for t in v.bad if t < len(plan.suppliers)})),
+        bad_chains=_chains_of(plan, [i for i, v in enumerate(votes) if v.bad]),
         differing=_differing(plan, states, state_bad),
     )
 
@@ -122,6 +132,17 @@ def judge_states(plan: Plan, states: Mapping[int, str], pending: Collection[int]
         reason=_name_bad(plan, state_bad) if state_bad else "all states agree",
         differing=_differing(plan, states, state_bad),
     )
+
+
+def _name_types(plan: Plan, index: int, bad: Sequence[int]) -> str:
+    types, member = ", ".join(map(str, bad)), plan.members[index]
+    return f"{member.rank} on {member.slot} has computed wrongly what belongs to types {types}"
+
+
+def _chains_of(plan: Plan, indices: Iterable[int]) -> tuple[int, ...]:
+    """Return the replicas of whose chains some of the members are cells, each once."""
+    chains = (plan.chain_of(i) for i in indices)
+    return tuple(sorted({chain.replica for chain in chains if chain is not None}))
 
 
 def _name_bad(plan: Plan, state_bad: Sequence[int], what: str = PARAMETERS) -> str:
