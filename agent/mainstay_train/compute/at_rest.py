@@ -7,6 +7,8 @@ import logging
 import torch
 
 from mainstay_core.dmr.flips import Flip, StatePart, Where
+from mainstay_core.faults.points import FaultPoint
+from mainstay_core.planning.program import Op
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
@@ -14,8 +16,20 @@ from mainstay_train.exact.optimizer import StageState
 
 logger = logging.getLogger(__name__)
 
+BEGINS = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
+"""Actions with which a step of a rank may begin. Nothing computes with its state then."""
 STATE = "state"
 """Stands for a kernel: the state in memory."""
+
+
+def phase_of(fault: FaultPoint) -> Phase | None:
+    """Return the phase in which a flip is put in; None: nothing of a step computes there.
+
+    What hits the state is put in before the first one.
+    """
+    if fault.flip is not None and fault.flip.where is Where.STATE:
+        return Phase.FORWARD
+    return None if fault.phase is None else Phase.of(fault.phase)
 
 
 def put_flips(checks: Checks, state: StageState) -> None:

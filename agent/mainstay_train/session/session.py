@@ -21,7 +21,6 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -43,7 +42,6 @@ from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
@@ -64,9 +62,6 @@ from mainstay_train.state.segments import SegmentClient, socket_beside
 from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
-
-AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
-"""Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
 
 class Session(RankSession[Connections]):
@@ -336,14 +331,12 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._checks.begin_step(self.state.step_at_hand)
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
-        if action.op in AT_REST:
+        if action.op in at_rest.BEGINS:
             at_rest.put_flips(self._checks, self.engine.state)
 
     def _order_flip(self, fault: FaultPoint, step: int) -> None:
         """Have the wrong bit of a fault put in (also other threads)."""
-        phase = None if fault.phase is None else Phase.of(fault.phase)
-        if fault.flip is not None and fault.flip.where is Where.STATE:
-            phase = Phase.FORWARD  # before it
+        phase = at_rest.phase_of(fault)
         if fault.flip is None or phase is None:
             logger.warning("flip %s names no phase of a step that computes", fault.id)
         elif not self._checks.order(fault.id, step, phase, fault.flip):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from mainstay_core.base.bounds import Count, Longest, Name, Range, Sentence
+from mainstay_core.base.bounds import Count, Longest, Name, Range, Sentence, Signed
 from mainstay_core.job.config import JobConfig
 
 MAX_FLIPS = 100_000
@@ -20,7 +20,7 @@ class FlipQuestion:
 
     config: JobConfig
     num_flips: Annotated[int, Range(1, MAX_FLIPS)]
-    seed: int
+    seed: Signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
