@@ -135,6 +135,13 @@ REFUSED = [
         "is not Off, but of compiled blocks the operators are not seen; use runtime.compile Off",
     ),
     Refused(
+        "spec.detection.dmr.mode",
+        "cross",
+        "spec",
+        SMALLEST["spec"] | {"detection": {"dmr": {"mode": "Piggyback"}}},
+        "is Piggyback, but without runtime.recompute no forward is executed again; set",
+    ),
+    Refused(
         "spec.snapshots.window",
         "cross",
         "spec.snapshots",

@@ -85,7 +85,7 @@ def test_the_sentence_of_the_page_is_that_of_a_finding() -> None:
 def test_names_and_bounds_of_the_page_are_those_of_the_code() -> None:
     for verdict in Verdict:
         assert f"| `{verdict.value}` |" in PAGE
-    for name in (FINDING_CODE, describe_coverage(Mode.FULL)):
+    for name in (FINDING_CODE, *map(describe_coverage, (Mode.FULL, Mode.PIGGYBACK))):
         assert f"`{name}`" in PAGE
     assert f"A pod holds {MAX_WAITING} findings" in PAGE
     assert f"keeps the newest {MAX_KEPT:,} of a job" in PAGE

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 6
 FULL = {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}}
+PIGGYBACK = {"detection": {"dmr": {"mode": "Piggyback"}}, "runtime": {"recompute": True}}
 PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("forward", {"replica": 0, "stage": 1}, {"operator": "aten.mm"}),
     ("backward", {"replica": 1, "stage": 0}, {"pass": "weight", "operator": "aten.mm"}),
@@ -76,3 +77,44 @@ def check_flips(tmp_path: Path, layout: Layout) -> None:
     ranks = [{"inner": 0, **target} for _, target, _ in PLACES]
     assert [finding["rank"] for finding in told] == ranks
     assert "was not put in" not in logs
+
+
+def test_a_wrong_forward_refuses_its_step_and_a_wrong_recompute_is_repaired(
+    tmp_path: Path,
+) -> None:
+    """In mode Piggyback: what a wrong forward gave the next stage is found only afterwards."""
+    layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
+    (tmp_path / "corpus").mkdir()
+    corpus = matrix.write_corpus(tmp_path / "corpus")
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
+    places = [
+        ("forward", {"replica": 0, "stage": 0}, ("primary", "void-type")),
+        ("backward", {"replica": 1, "stage": 1}, ("checker", "repair")),
+    ]
+    faults = [
+        {
+            "at": {"step": step, "phase": phase},
+            "target": target,
+            "action": "flip",
+            "flip": {"element": 7, "bit": 30, "pass": "forward", "operator": "aten.mm"},
+        }
+        for step, (phase, target, _) in enumerate(places, 1)
+    ]
+    job = make_job(layout, NUM_STEPS, corpus, **PIGGYBACK)
+
+    with local_job(tmp_path / "disturbed", job, faults) as running:
+        report = running.report()
+        logs = running.tails(num_lines=1000)
+
+    assert report["digests"] == expected["digests"], logs
+    told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    told.sort(key=lambda finding: finding["step"])
+    assert [(f["step"], (f["verdict"], f["remedy"])) for f in told] == [
+        (step, follows) for step, (_, _, follows) in enumerate(places, 1)
+    ]
+    assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _ in places]
+    assert report["dmr_coverage"].startswith("P 100 %")
+    (recovery,) = report["recoveries"]
+    assert "wrong result was used in shard type" in str(recovery), recovery

@@ -6,5 +6,9 @@
 - ``bits``: compares tensors bit by bit, and changes single bits
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
+- ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
+- ``imprints``: what is left of a forward's tensors until its recompute
+- ``recomputes``: compares the recompute of a block with its forward
+- ``scopes``: what may be asked of a part of the work that is checked
 - ``checker``: executes each kernel a second time, and a third one where two differ
 """

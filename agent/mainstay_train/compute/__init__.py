@@ -4,6 +4,7 @@
 - ``comparisons``: what cells compare of their states and of what they send each other
 - ``statistics``: gathers what a vote says of a shard type
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
+- ``micro_batch``: one micro-batch on its way through the stage
 - ``interpreter``: runs the compute part of a step's program
 - ``training``: builds engines, for a session
 - ``measure``: measures what a workload's blocks take, by one micro-batch

@@ -121,6 +121,7 @@ class Engine:
             checks: of what is computed; None: nothing is checked.
         """
         checks = checks or Checks()
+        checks.void.clear()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
             mine = workload.stages(num_stages)[stage]
@@ -395,7 +396,8 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
-            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
+            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
+            or comparisons.describe_void(self.checks.void),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -460,6 +462,7 @@ class Engine:
         """Forget all partials and what is known of their types."""
         self._give_up()
         self.store.clear()
+        self.checks.void.clear()
         self.type_results.clear()
         self.sent = self._sums = ()
 

@@ -204,16 +204,16 @@ def check_job(config: JobConfig) -> None:
             "spec.parallelism.ranksPerStage",
             f"is {shape.ranks_per_stage}, but an own loop has one rank for the whole model; use 1",
         )
-    if config.recompute:
-        raise InvalidSpecError(
-            "spec.runtime.recompute",
-            "is for models of blocks; in an own loop use torch.utils.checkpoint",
-        )
     if config.dmr is not Mode.OFF:
         raise InvalidSpecError(
             "spec.detection.dmr.mode",
             f"is {config.dmr.value}, but the passes of an own loop are not known; use Off, or "
             "bring the model as blocks (mainstay_train.workload)",
+        )
+    if config.recompute:
+        raise InvalidSpecError(
+            "spec.runtime.recompute",
+            "is for models of blocks; in an own loop use torch.utils.checkpoint",
         )
     if config.snapshots is not None and config.snapshots.boundary:
         raise InvalidSpecError(

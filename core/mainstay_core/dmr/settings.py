@@ -10,10 +10,21 @@ class Mode(enum.StrEnum):
 
     OFF = "Off"
     """None."""
+    PIGGYBACK = "Piggyback"
+    """Those of forward and recompute: each is the second execution of the other. The last block,
+    which has no recompute, is executed twice at once."""
     FULL = "Full"
     """All whose results can reach a gradient or the state, each at once (the plan Naive)."""
 
 
+_COVERAGE = {
+    Mode.OFF: "",
+    Mode.PIGGYBACK: "P 100 % of forward and recompute (naive in the last block); "
+    "none of gradients, sums, reduction, apply and batch",
+    Mode.FULL: "naive 100 %",
+}
+
+
 def describe_coverage(mode: Mode) -> str:
     """Return the share of operator time that is executed twice, by method; empty: none is."""
-    return "naive 100 %" if mode is Mode.FULL else ""
+    return _COVERAGE[mode]

@@ -134,6 +134,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "runtime.compile Off, or mode Off",
     ),
     Rule(
+        section=SPEC,
+        field=".detection.dmr.mode",
+        rule="self.runtime.recompute || self.detection.dmr.mode != 'Piggyback'",
+        message="is Piggyback, but without runtime.recompute no forward is executed again; set "
+        "runtime.recompute, or use Full",
+    ),
+    Rule(
         section="spec.snapshots",
         field=".window",
         rule=f"type(self.window) != int || self.window <= {MAX_SNAPSHOT_WINDOW}",

@@ -110,6 +110,11 @@ def _checks(*, loop: bool, dmr: Mode) -> Protection:
         why = "needs blocks, whose passes can be compared; what an own loop runs is not seen"
     elif dmr is Mode.FULL:
         why = "every operator is executed twice at once, and a wrong result is repaired"
+    elif dmr is Mode.PIGGYBACK:
+        why = (
+            "recomputes are compared with their forwards; gradients, sums and apply are executed "
+            "once (detection.dmr.mode: Full)"
+        )
     else:
         why = "detection.dmr.mode is Off"
-    return Protection("op-level checks", dmr is Mode.FULL and not loop, why)
+    return Protection("op-level checks", dmr is not Mode.OFF and not loop, why)

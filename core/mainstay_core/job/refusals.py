@@ -23,7 +23,6 @@ NOT_YET = {
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.detection.dmr.mode": "this mode is not in this version; use Full, or Off",
     "spec.detection.dmr.plan": "checks run at once in this version; use Naive",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",

@@ -201,10 +201,12 @@ class Dmr(Section):
     the result.
     """
 
-    mode: Literal["Off", "Full"] = "Off"
-    """Off: nothing is executed twice. Full: each operator whose result can reach a gradient or the
-    state is. A wrong value is repaired before anybody reads it. Needs runtime.compile Off, and a
-    model that comes as blocks."""
+    mode: Literal["Off", "Piggyback", "Full"] = "Off"
+    """Off: nothing is executed twice. Piggyback: the recompute of a forward is compared with it,
+    which costs little and covers forward and recompute alone. Needs runtime.recompute. Full: each
+    operator whose result can reach a gradient or the state is executed twice. A wrong value is
+    repaired before anybody reads it; in Piggyback a step in which a wrong forward was used is
+    computed again. Needs runtime.compile Off, and a model that comes as blocks."""
     plan: Literal["Naive"] = "Naive"
     """When the second execution runs. Naive: at once, after the first one; it doubles the
     computation."""

@@ -333,6 +333,12 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             f"is {detection.dmr.mode}, but of compiled blocks the operators are not seen; use "
             "runtime.compile Off, or mode Off",
         )
+    if detection.dmr.mode == "Piggyback" and not spec.runtime.recompute:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            "is Piggyback, but without runtime.recompute no forward is executed again; set "
+            "runtime.recompute, or use Full",
+        )
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:
         raise InvalidSpecError(

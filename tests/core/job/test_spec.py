@@ -266,11 +266,11 @@ def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_befor
         ("spec.snapshots.memory", -1, "is -1, must be an amount as in a pod's resources"),
         ("spec.protection.domains", 0, "is 0, must be greater than or equal to 1"),
         ("spec.protection.domain", 2, "unknown field; did you mean domains?"),
-        ("spec.detection.dmr.mode", "Piggyback", "not in this version; use Full, or Off"),
+        ("spec.detection.dmr.mode", "Piggyback", "set runtime.recompute, or use Full"),
         (
             "spec.detection.dmr.mode",
             False,
-            "must be 'Off' or 'Full'; YAML reads Off without quotes",
+            "must be 'Off', 'Piggyback' or 'Full'; YAML reads Off without quotes",
         ),
         ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
         ("spec.detection.dmr.plan", "Auto", "checks run at once in this version; use Naive"),

@@ -91,6 +91,8 @@ class Ended:
     digests: tuple[str, ...]
     """Of gradient, masters, moments and compute copies, losses included, by stage."""
     findings: list[Finding]
+    num_refused: int = 0
+    """How often all of the step was computed again, since a type of it was void."""
     spots: list[Spot] = field(default_factory=list)
 
 
@@ -168,6 +170,12 @@ class Step:
         if flip is not None and at is not None:
             engines[at.stage].checks.order("flip", 0, at.place.phase, flip)
         self._compute(engines)
+        num_refused = 0
+        while any(engine.checks.void for engine in engines):
+            num_refused += 1
+            for engine in engines:
+                engine.drop_held()
+            self._compute(engines)
         digests = []
         for engine in engines:
             table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
@@ -177,7 +185,7 @@ class Step:
             digests.append(bits.digest_of([flat.tensor for flat in engine.state.flats()]))
             digests.append(bits.digest_of([block.compute for block in engine.state.blocks]))
             assert flip is None or engine.checks._orders.is_empty, "the flip found its kernel"
-        return Ended(tuple(digests), self._findings)
+        return Ended(tuple(digests), self._findings, num_refused)
 
     def _compute(self, engines: list[Engine]) -> None:
         if len(engines) == 1:
