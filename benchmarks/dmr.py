@@ -7,13 +7,16 @@ variants take turns within each round, and ratios are medians over the rounds.
 
 - *none*: the interpreter has no scopes of checks, as before there were any
 - *Off*: as a job without checks runs
+- *Piggyback*: recomputes are compared with their forwards (with recompute on alone)
 - *Full*: each kernel is executed twice, at once (the plan Naive)
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +37,7 @@ from mainstay_train.model import workload as workloads
 SEED, WARM_UP_ROUNDS = 1, 2
 LARGE = {"dim": 256, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 768, "sequence": 1024}
 SMALL = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 160, "sequence": 256}
-NONE, OFF, FULL = "none", "Off", "Full"
+NONE, OFF, PIGGYBACK, FULL = "none", "Off", "Piggyback", "Full"
 
 
 class Stage:
@@ -43,7 +46,7 @@ class Stage:
     Args:
         config: of the model.
         recompute: whether forwards run again in the backward.
-        variant: one of none, Off and Full.
+        variant: one of none, Off, Piggyback and Full.
     """
 
     def __init__(self, config: dict[str, object], recompute: bool, variant: str) -> None:
@@ -66,7 +69,8 @@ class Stage:
             recompute=recompute,
         )
         model = workloads.load("", config)
-        self.checks = Checks(Mode.FULL if variant == FULL else Mode.OFF, tell=self._found)
+        mode = Mode.OFF if variant == NONE else Mode(variant)
+        self.checks = Checks(mode, tell=self._found)
         self._engine = Engine.build(
             model,
             job,
@@ -108,20 +112,28 @@ def seconds(do: Callable[[], None]) -> float:
 
 def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) -> None:
     """Print one line."""
-    names = [NONE, OFF, FULL]
+    names = [NONE, OFF, *([PIGGYBACK] if recompute else []), FULL]
     stages = {variant: Stage(config, recompute, variant) for variant in names}
     times: list[dict[str, float]] = []
     for turn in range(rounds + WARM_UP_ROUNDS):
-        order = names[turn % 3 :] + names[: turn % 3]
+        first = turn % len(names)
+        order = names[first:] + names[:first]
         took = {variant: seconds(stages[variant].step) for variant in order}
         if turn >= WARM_UP_ROUNDS:
             times.append(took)
     ms = {variant: statistics.median(row[variant] for row in times) * 1e3 for variant in names}
-    off = statistics.median(row[OFF] / row[NONE] for row in times)
-    full = statistics.median(row[FULL] / row[OFF] for row in times)
+
+    def ratio(over: str, under: str) -> str:
+        if over not in names:
+            return "-"
+        return f"{statistics.median(row[over] / row[under] for row in times):.3f}"
+
+    piggyback = f"{ms[PIGGYBACK]:.0f}" if recompute else "-"
+    num_findings = sum(stage.num_findings for stage in stages.values())
     print(
-        f"| {name} | {'on' if recompute else 'off'} | {ms[NONE]:.0f} | {ms[OFF]:.0f} | {off:.3f} "
-        f"| {ms[FULL]:.0f} | {full:.2f} | {stages[FULL].num_findings} |",
+        f"| {name} | {'on' if recompute else 'off'} | {ms[NONE]:.0f} | {ms[OFF]:.0f} "
+        f"| {ratio(OFF, NONE)} | {piggyback} | {ratio(PIGGYBACK, OFF)} | {ms[FULL]:.0f} "
+        f"| {ratio(FULL, OFF)} | {num_findings} |",
         flush=True,
     )
 
@@ -135,8 +147,13 @@ def main() -> None:
     torch.set_num_threads(1)
     digests.warm_up()
     config, rounds = (SMALL, 3) if args.quick else (LARGE, args.rounds)
-    print("| model | recompute | none ms | Off ms | Off/none | Full ms | Full/Off | findings |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(
+        "| model | recompute | none ms | Off ms | Off/none | Piggyback ms | Piggyback/Off "
+        "| Full ms | Full/Off | findings |"
+    )
+    print("|" + " --- |" * 10)
+    load = os.getloadavg()[0]
+    print(f"load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     for name, dtype in (("Llama fp32", "float32"), ("Llama bf16", "bfloat16")):
         for recompute in (False, True):
             measure(name, {**config, "dtype": dtype}, recompute, rounds)
