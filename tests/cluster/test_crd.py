@@ -142,6 +142,20 @@ REFUSED = [
         "is Piggyback, but without runtime.recompute no forward is executed again; set",
     ),
     Refused(
+        "spec.detection.dmr.plan",
+        "cross",
+        "spec.detection.dmr",
+        {"mode": "Off", "plan": "Dynamic"},
+        "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+    ),
+    Refused(
+        "spec.detection.dmr.memory",
+        "cross",
+        "spec.detection.dmr",
+        {"mode": "Full", "memory": "1Gi"},
+        "is for checks that wait; use plan Dynamic, or leave it out",
+    ),
+    Refused(
         "spec.snapshots.window",
         "cross",
         "spec.snapshots",
@@ -193,6 +207,7 @@ REFUSED = [
     Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
     Refused("spec.snapshots.window", "type", "spec.snapshots.window", 0, AUTO),
     Refused("spec.snapshots.memory", "type", "spec.snapshots.memory", "much", AMOUNT),
+    Refused("spec.detection.dmr.memory", "type", "spec.detection.dmr.memory", "much", AMOUNT),
     Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),
     Refused(f"{RESOURCES}.requests.cpu", "type", f"{RESOURCES}.requests.cpu", "-1", AMOUNT),
     Refused("spec.redundancy", "type", "spec.redundancy", 0, AUTO),

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 6
 FULL = {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}}
+DYNAMIC = {"detection": {"dmr": {"mode": "Full", "plan": "Dynamic", "memory": "64Mi"}}}
 PIGGYBACK = {"detection": {"dmr": {"mode": "Piggyback"}}, "runtime": {"recompute": True}}
 PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("forward", {"replica": 0, "stage": 1}, {"operator": "aten.mm"}),
@@ -79,10 +80,24 @@ def check_flips(tmp_path: Path, layout: Layout) -> None:
     assert "was not put in" not in logs
 
 
-def test_a_wrong_forward_refuses_its_step_and_a_wrong_recompute_is_repaired(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("spec", "second", "coverage"),
+    [
+        (PIGGYBACK, {"pass": "forward"}, "P 100 %"),
+        pytest.param(
+            DYNAMIC,
+            {"pass": "backward", "execution": "checker"},
+            "inter and naive",
+            marks=pytest.mark.chaos,
+        ),
+    ],
+    ids=["Piggyback", "Dynamic"],
+)
+def test_a_wrong_value_that_was_used_refuses_its_step(
+    tmp_path: Path, spec: dict[str, Any], second: dict[str, Any], coverage: str
 ) -> None:
-    """In mode Piggyback: what a wrong forward gave the next stage is found only afterwards."""
+    """What a wrong forward gave the next stage is found only afterwards."""
+    follows = ("checker", "repair") if spec is PIGGYBACK else ("checker", "nothing")
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     (tmp_path / "corpus").mkdir()
     corpus = matrix.write_corpus(tmp_path / "corpus")
@@ -90,19 +105,19 @@ def test_a_wrong_forward_refuses_its_step_and_a_wrong_recompute_is_repaired(
         (tmp_path / name).mkdir()
     expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
     places = [
-        ("forward", {"replica": 0, "stage": 0}, ("primary", "void-type")),
-        ("backward", {"replica": 1, "stage": 1}, ("checker", "repair")),
+        ("forward", {"replica": 0, "stage": 0}, {"pass": "forward"}, ("primary", "void-type")),
+        ("backward", {"replica": 1, "stage": 1}, second, follows),
     ]
     faults = [
         {
             "at": {"step": step, "phase": phase},
             "target": target,
             "action": "flip",
-            "flip": {"element": 7, "bit": 30, "pass": "forward", "operator": "aten.mm"},
+            "flip": {"element": 7, "bit": 30, "operator": "aten.mm", **flip},
         }
-        for step, (phase, target, _) in enumerate(places, 1)
+        for step, (phase, target, flip, _) in enumerate(places, 1)
     ]
-    job = make_job(layout, NUM_STEPS, corpus, **PIGGYBACK)
+    job = make_job(layout, NUM_STEPS, corpus, **spec)
 
     with local_job(tmp_path / "disturbed", job, faults) as running:
         report = running.report()
@@ -112,9 +127,9 @@ def test_a_wrong_forward_refuses_its_step_and_a_wrong_recompute_is_repaired(
     told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
     told.sort(key=lambda finding: finding["step"])
     assert [(f["step"], (f["verdict"], f["remedy"])) for f in told] == [
-        (step, follows) for step, (_, _, follows) in enumerate(places, 1)
+        (step, expect) for step, (_, _, _, expect) in enumerate(places, 1)
     ]
-    assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _ in places]
-    assert report["dmr_coverage"].startswith("P 100 %")
+    assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
+    assert report["dmr_coverage"].startswith(coverage)
     (recovery,) = report["recoveries"]
     assert "wrong result was used in shard type" in str(recovery), recovery

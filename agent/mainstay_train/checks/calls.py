@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mainstay_core.base.errors import MainstayError
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
 from mainstay_train.checks.kernels import Effects, Kernel
@@ -99,3 +100,13 @@ def first_differing(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tenso
         if not bits.are_equal(one, other):
             return number
     return None
+
+
+def put(
+    flips: Sequence[Flip], executions: Sequence[Execution], outputs: Sequence[torch.Tensor]
+) -> None:
+    """Put the flips of some executions into what an execution has made."""
+    for flip in flips:
+        if flip.execution in executions:
+            output = outputs[flip.output % len(outputs)]
+            bits.flip_bit(output, flip.element, flip.bit)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Self
@@ -28,20 +28,22 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
-from mainstay_train.checks import bits, imprints, kernels
+from mainstay_train.checks import bits, imprints, kernels, late
 from mainstay_train.checks.calls import (
     Call,
     UnreliableDeviceError,
     await_copies,
     first_differing,
+    put,
     repaired,
 )
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import Effects, kernel_of
+from mainstay_train.checks.kernels import Effects, kernel_of, key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import UNCHECKED, Pushed, Scope
 from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.checks.waiting import WaitingChecks
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Checks:
         slot: of the trainer.
         tell: called with each finding as soon as it is judged, by the thread that computes.
         can_flip: whether flips can be put in: compiled code shows no kernels.
+        waiting_bytes: what checks that wait may retain; 0: none waits.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Checks:
         tell: Callable[[Finding], None] = lambda _: None,
         *,
         can_flip: bool = True,
+        waiting_bytes: int = 0,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip = can_flip
@@ -86,6 +90,10 @@ class Checks:
         self.void: set[int] = set()
         """Shard types of the step at hand that do not count: something was computed from what was
         found wrong afterwards. Until their partials are dropped."""
+        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
+        """Of the blocks' passes, with plan Dynamic."""
+        self.given: frozenset[int] = frozenset()
+        """Memories of the parameters: a check that waits takes no more for them."""
 
     @property
     def compares(self) -> bool:
@@ -109,6 +117,11 @@ class Checks:
         if self._can_flip:
             self._orders.add(fault, step, phase, flip)
         return self._can_flip
+
+    def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Say which memory a stage's parameters have; nothing of another stage is void there."""
+        self.void.clear()
+        self.given = frozenset(map(key_of, parameters))
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
@@ -315,6 +328,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return func(*args, **kwargs)
         operands = kernel.operands(args, kwargs)
         writes = any(is_written for _, is_written in operands)
+        if writes and self._checks.waiting:
+            self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         compares = self._compares
         repeats = compares or self._noted is not None
@@ -333,7 +348,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         await_copies(operands, outputs)
         call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
-        _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+        put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
             result = outputs[0].item()
         if self._notes is not None:
@@ -342,8 +357,11 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return self._compare(self._noted, call, (result, outputs), kept)
         if not compares:
             return result
+        if self._checks.waiting.is_used and late.can_wait(self._place, call, outputs):
+            late.let_wait(self._checks, self._place, call, outputs, flips)
+            return result
         second, found = call.again(twins)
-        _put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
         differing = first_differing(outputs, found)
         if differing is None:
             return result
@@ -480,13 +498,3 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if judgement.remedy is not Remedy.REPAIR:
             return result
         return repaired(call, primary, checker)
-
-
-def _put(
-    flips: Sequence[Flip], executions: Sequence[Execution], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Put the flips of some executions into what an execution has made."""
-    for flip in flips:
-        if flip.execution in executions:
-            output = outputs[flip.output % len(outputs)]
-            bits.flip_bit(output, flip.element, flip.bit)

@@ -65,9 +65,11 @@ class _Unchecked:
         return nullcontext()
 
     def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
+        del record
         return nullcontext()
 
     def compare(self, record: ForwardRecord) -> AbstractContextManager[None]:
+        del record
         return nullcontext()
 
 

@@ -68,6 +68,13 @@ def tell_arrived(
     return problem
 
 
+def problem_of(
+    checks: Checks, step: int, members: Sequence[int], differing: Sequence[Later]
+) -> str:
+    """Return the problem of the vote, empty if there is none; arguments as of tell_arrived."""
+    return tell_arrived(checks, step, members, differing) or describe_void(checks.void)
+
+
 def describe_void(types: Collection[int]) -> str:
     """Return the problem of the vote of a cell that found types void; empty if there are none.
 

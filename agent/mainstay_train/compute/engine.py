@@ -26,7 +26,8 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
-from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter, Recomputed, SentLog
+from mainstay_train.compute.boundary_logs import Recomputed, SentLog
+from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
 from mainstay_train.exact import digests
@@ -121,7 +122,6 @@ class Engine:
             checks: of what is computed; None: nothing is checked.
         """
         checks = checks or Checks()
-        checks.void.clear()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
             mine = workload.stages(num_stages)[stage]
@@ -396,8 +396,7 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
-            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
-            or comparisons.describe_void(self.checks.void),
+            problem=comparisons.problem_of(self.checks, step, self._members, arrived),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()

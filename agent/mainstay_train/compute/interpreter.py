@@ -8,9 +8,8 @@ delivered its weight gradients, so an interruption leaves whole types only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Protocol
 
 import torch
 
@@ -22,9 +21,11 @@ from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.scopes import UNCHECKED, Scope
-from mainstay_train.comm.chains import ChainGroups, Mark
+from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
+from mainstay_train.compute import arrivals
+from mainstay_train.compute.boundary_logs import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
@@ -38,40 +39,6 @@ Hook = Callable[[Action], None]
 Deliver = Callable[[int], None]
 """Called with a block's number, from the last block to the first, once its weights have their
 gradients of a program's last type."""
-
-
-class SentLog(Protocol):
-    """Keeps what a stage gives its neighbours."""
-
-    def sent(self, action: Action, tensor: torch.Tensor) -> None:
-        """Keep what a neighbour gets in an action. Nobody writes to the tensor any more."""
-
-    def completed(self, shard_type: int, mark: Mark | None) -> None:
-        """All of a type was sent, and the type is complete.
-
-        Args:
-            shard_type: the type.
-            mark: says whether it counts; None: it does.
-        """
-
-
-class Recomputed(Protocol):
-    """The particulars of a step that is computed again by a stage that lost its state."""
-
-    @property
-    def lowest(self) -> int:
-        """The lowest block of the stage through which the backward goes."""
-
-    def skipped(self, block: int) -> Collection[str]:
-        """Units of a block of the stage whose weight gradients are left out."""
-
-    def read(self, action: Action, into: torch.Tensor) -> None:
-        """Read what a neighbour sent from its log.
-
-        Args:
-            action: READ_F or READ_B.
-            into: receives it, of the shape and type of an activation.
-        """
 
 
 BATCH = "batch"
@@ -119,6 +86,7 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
+        self._checks.begin_stage(block.compute for block in blocks)
         self._scope: Scope = UNCHECKED
         """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
@@ -202,6 +170,7 @@ class Interpreter:
             self._sends.clear()
             self._posted.clear()
             self._deliver = self._log = self._again = None
+            self._checks.waiting.drop()  # what is complete has no check that waits
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -308,7 +277,7 @@ class Interpreter:
             message = self._incoming(action.op, flow)
             posted = message.tensor, self._pipeline.receive(message)
         tensor, pending = posted
-        self._pipeline.finish(pending)
+        arrivals.finish(self._pipeline, pending, self._checks.waiting)
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
@@ -467,6 +436,7 @@ class Interpreter:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
             if completes:
+                self._checks.waiting.settle(action.type)
                 scope.enter(Pass.STEP)
                 self._complete(action)
         if completes and self._log is not None:

@@ -100,7 +100,11 @@ class Session(RankSession[Connections]):
         )
         connections.on_plan = self._uplink.pass_plan
         self._checks = Checks(
-            config.dmr, state.slot, self._tell_finding, can_flip=config.compile == compilation.OFF
+            config.dmr,
+            state.slot,
+            self._tell_finding,
+            can_flip=config.compile == compilation.OFF,
+            waiting_bytes=config.dmr_memory_bytes,
         )
         self._faults = FaultPoints(
             config.faults, config.shape.replicas, self._uplink, self._order_flip

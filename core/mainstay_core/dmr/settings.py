@@ -17,6 +17,18 @@ class Mode(enum.StrEnum):
     """All whose results can reach a gradient or the state, each at once (the plan Naive)."""
 
 
+class PlanName(enum.StrEnum):
+    """When the second execution of an operator runs in mode Full."""
+
+    NAIVE = "Naive"
+    """At once."""
+    DYNAMIC = "Dynamic"
+    """In waits for other stages, as the dynamic planner decides while the step runs."""
+
+
+WAITING_BYTES = 256 << 20
+"""What checks that wait retain at most, unless the job says it."""
+
 _COVERAGE = {
     Mode.OFF: "",
     Mode.PIGGYBACK: "P 100 % of forward and recompute (naive in the last block); "
@@ -25,6 +37,8 @@ _COVERAGE = {
 }
 
 
-def describe_coverage(mode: Mode) -> str:
+def describe_coverage(mode: Mode, plan: PlanName = PlanName.NAIVE) -> str:
     """Return the share of operator time that is executed twice, by method; empty: none is."""
+    if mode is Mode.FULL and plan is PlanName.DYNAMIC:
+        return "inter and naive together 100 %"
     return _COVERAGE[mode]

@@ -13,7 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.detection.dmr.memory": "checks run at once in this version and keep nothing for later",
     "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
     "spec.detection.witness": "no second device computes the same in this version",
     "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
@@ -23,7 +22,7 @@ NOT_YET = {
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.detection.dmr.plan": "checks run at once in this version; use Naive",
+    "spec.detection.dmr.plan": "this plan is not in this version; use Naive, or Dynamic",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.allowApproximate": "every recovery is exact in this version; use false",

@@ -20,7 +20,7 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import JobConfig, SnapshotConfig
@@ -200,6 +200,8 @@ class TrainingJob(Section):
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
             dmr=Mode(spec.detection.dmr.mode),
+            dmr_plan=PlanName(spec.detection.dmr.plan),
+            dmr_memory_bytes=spec.detection.dmr.waiting_bytes,
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
@@ -338,6 +340,16 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "spec.detection.dmr.mode",
             "is Piggyback, but without runtime.recompute no forward is executed again; set "
             "runtime.recompute, or use Full",
+        )
+    if detection.dmr.plan == "Dynamic" and detection.dmr.mode != "Full":
+        raise InvalidSpecError(
+            "spec.detection.dmr.plan",
+            "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        )
+    if detection.dmr.memory != "Auto" and detection.dmr.plan != "Dynamic":
+        raise InvalidSpecError(
+            "spec.detection.dmr.memory",
+            "is for checks that wait; use plan Dynamic, or leave it out",
         )
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:

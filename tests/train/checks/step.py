@@ -104,12 +104,19 @@ class Step:
         recompute: whether forwards run again in the backward.
         stages: of the chain.
         micro_batches: of a type.
+        waiting_bytes: what checks of mode Full that wait may retain.
     """
 
     def __init__(
-        self, model: str, *, recompute: bool, stages: int = 1, micro_batches: int = 2
+        self,
+        model: str,
+        *,
+        recompute: bool,
+        stages: int = 1,
+        micro_batches: int = 2,
+        waiting_bytes: int = 0,
     ) -> None:
-        self._micro_batches = micro_batches
+        self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
         entrypoint, config = MODELS[model]
         self._workload = workloads.load(entrypoint, config)
@@ -142,7 +149,11 @@ class Step:
             training = BlockTraining(
                 workload=self._workload, config=job, device="cpu", loader=loader
             )
-            checks = Checks(mode, tell=lambda finding: self._findings.append(finding))
+            checks = Checks(
+                mode,
+                tell=lambda finding: self._findings.append(finding),
+                waiting_bytes=self._waiting_bytes,
+            )
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
         self._first = [[flat.tensor.clone() for flat in e.state.flats()] for e in engines]

@@ -88,7 +88,7 @@ def test_a_block_that_calls_other_kernels_the_second_time_is_named() -> None:
     record.note("aten.add", [torch.ones(2)])
 
     assert record.take("aten.mm") == imprints.imprints([torch.ones(2)])
-    with pytest.raises(InvalidSpecError, match=r"'layers.3' calls nothing where .* called aten.add"):
+    with pytest.raises(InvalidSpecError, match=r"layers.3.* calls nothing where .* aten.add"):
         record.end()
     with pytest.raises(InvalidSpecError, match=r"calls aten.mul where its forward called aten.add"):
         record.take("aten.mul")

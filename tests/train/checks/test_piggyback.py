@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.train.checks.step import MODELS, Ended, Spot, Step
+from tests.train.checks.step import MODELS, Spot, Step
 from tests.train.checks.test_flips import draw, has_effect
 
 from mainstay_core.base.ids import PodUid, Slot
@@ -34,7 +34,7 @@ ALL: list[Setting] = [(model, stages) for model in MODELS for stages in (1, 2)]
 
 @pytest.fixture
 def flipped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each flip found a bit. High bits of a count would ask for more memory than there is."""
+    """Whether each flip found a bit; high bits of a count would ask for too much memory."""
     flip_bit, found = bits.flip_bit, []
 
     def flip(tensor: torch.Tensor, element: int, bit: int) -> bool:
@@ -60,9 +60,7 @@ def what_follows(step: Step, spot: Spot) -> tuple[Verdict, Remedy]:
     return Verdict.PRIMARY_HIT, Remedy.VOID_TYPE
 
 
-def check_flips(
-    setting: Setting, num_flips: int, seed: int, flipped: list[bool]
-) -> Counter[str]:
+def check_flips(setting: Setting, num_flips: int, seed: int, flipped: list[bool]) -> Counter[str]:
     """Run steps with one flip each; return how many have an effect without checks, by phase."""
     model, stages = setting
     step = Step(model, recompute=True, stages=stages, micro_batches=1)
@@ -84,8 +82,10 @@ def check_flips(
             raised = finding.operator == "forward"
             assert raised or (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
             assert finding.block == spot.place.name
-            told = (finding.verdict, finding.remedy)
-            assert told == ((Verdict.PRIMARY_HIT, Remedy.REPAIR) if raised else what_follows(step, spot))
+            follows = what_follows(step, spot)
+            if raised:
+                follows = Verdict.PRIMARY_HIT, Remedy.REPAIR
+            assert (finding.verdict, finding.remedy) == follows
             assert ended.num_refused == (finding.remedy is Remedy.VOID_TYPE)
     return effective
 
