@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
-from mainstay_core.dmr.verdicts import Remedy, judge
+from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.calls import Call, first_differing, put
 from mainstay_train.checks.places import Phase, Place
@@ -24,7 +24,16 @@ class Judged(Protocol):
     waiting: WaitingChecks
     given: frozenset[int]
 
-    def tell(self, place: Place, **found: Any) -> None:
+    def tell(
+        self,
+        place: Place,
+        *,
+        ordinal: int,
+        operator: str,
+        output: int,
+        num_elements: int,
+        judgement: Judgement,
+    ) -> None:
         """Tell what two executions that differed came to."""
 
 

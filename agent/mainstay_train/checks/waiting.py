@@ -49,8 +49,6 @@ class WaitingChecks:
         self._number = 0
         self.most_bytes = 0
         """The most that was ever retained."""
-        self.num_in_waits = 0
-        """How many were executed in waits."""
 
     @property
     def is_used(self) -> bool:
@@ -88,12 +86,10 @@ class WaitingChecks:
         """Execute one check after the other, in their order, while a window is open."""
         if not self._waiting or not is_open():
             return
-        before = len(self._waiting)
         self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
         while self._waiting and is_open():
             self._take(dynamic.CheckDone())
         self._take(dynamic.WindowClosed())
-        self.num_in_waits += before - len(self._waiting)
 
     def drop(self) -> None:
         """Forget all: what they belong to does not count."""

@@ -12,7 +12,7 @@ import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
-from mainstay_core.dmr.settings import WAITING_BYTES, PlanName
+from mainstay_core.dmr.settings import WAITING_BYTES
 from mainstay_core.job.config import (
     BUCKET_BYTES,
     COPY_BYTES,
@@ -219,7 +219,7 @@ class Dmr(Section):
     @property
     def waiting_bytes(self) -> int:
         """``memory`` in bytes; 0 where no check waits."""
-        if self.plan != PlanName.DYNAMIC:
+        if self.plan != "Dynamic":
             return 0
         if self.memory == "Auto":
             return WAITING_BYTES

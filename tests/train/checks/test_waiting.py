@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -58,9 +58,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def late(group: Group, pending: Pending, waiting: WaitingChecks) -> None:
         left = iter(range(rng.randrange(60)))
-        before = waiting.num_in_waits
+        before = len(waiting._waiting)
         waiting.use(lambda: next(left, None) is not None)
-        executed.append(waiting.num_in_waits - before)
+        executed.append(before - len(waiting._waiting))
         group.finish(pending)
 
     monkeypatch.setattr(arrivals, "finish", late)
@@ -135,8 +135,7 @@ def test_what_is_about_to_be_overwritten_is_checked_before() -> None:
     order: list[str] = []
     waiting = WaitingChecks(100)
     for name, key in (("a", 1), ("b", 2), ("c", 1)):
-        execute: Callable[[], None] = lambda name=name: order.append(name)
-        waiting.add(Waiting(0, frozenset({key}), 10, execute))
+        waiting.add(Waiting(0, frozenset({key}), 10, partial(order.append, name)))
 
     waiting.overwrite([1])
 
@@ -153,7 +152,7 @@ def test_the_budget_is_kept_by_executing_some() -> None:
     order: list[int] = []
     waiting = WaitingChecks(25)
     for number in range(5):
-        waiting.add(Waiting(0, frozenset(), 10, lambda number=number: order.append(number)))
+        waiting.add(Waiting(0, frozenset(), 10, partial(order.append, number)))
     waiting.add(Waiting(0, frozenset(), 26, lambda: order.append(9)))
 
     assert len(order) == 4
@@ -175,9 +174,9 @@ class Late:
 
 
 @pytest.fixture
-def real_finish(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def real_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages come when they come."""
     monkeypatch.undo()
-    yield
 
 
 @pytest.mark.parametrize("error", [None, GroupEnded("the peer is gone")])
