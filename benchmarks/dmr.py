@@ -123,7 +123,7 @@ class Stage:
         )
         model = workloads.load("", config)
         mode = {NONE: Mode.OFF, DYNAMIC: Mode.FULL}.get(variant) or Mode(variant)
-        waiting_bytes = WAITING_BYTES if variant == DYNAMIC else 0
+        waiting_bytes = 1 << 30 if variant == DYNAMIC else 0
         self.checks = Checks(mode, tell=self._found, waiting_bytes=waiting_bytes)
         self._engine = Engine.build(
             model,

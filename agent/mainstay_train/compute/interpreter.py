@@ -170,7 +170,10 @@ class Interpreter:
             self._sends.clear()
             self._posted.clear()
             self._deliver = self._log = self._again = None
-            self._checks.waiting.drop()  # what is complete has no check that waits
+            # Complete types may be held from here on. What is found wrong of them makes them void.
+            for shard_type in self._results:
+                self._checks.waiting.settle(shard_type)
+            self._checks.waiting.drop()
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -436,7 +439,6 @@ class Interpreter:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
             if completes:
-                self._checks.waiting.settle(action.type)
                 scope.enter(Pass.STEP)
                 self._complete(action)
         if completes and self._log is not None:
