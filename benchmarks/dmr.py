@@ -29,7 +29,7 @@ from contextlib import nullcontext
 import torch
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.settings import WAITING_BYTES, Mode
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.votes import Commit

@@ -35,6 +35,7 @@ from typing import Any  # noqa: E402
 
 from support import rebuild, torchrun  # noqa: E402
 from support.local_run import (  # noqa: E402
+    POLL_S,
     TINY_LLAMA,
     LocalRun,
     kill_pod,
@@ -68,7 +69,12 @@ class Times:
 
 
 def measure(
-    name: str, lanes: int, stages: int, kill: Callable[[Mapping[str, Any]], float], kills: int
+    name: str,
+    lanes: int,
+    stages: int,
+    kill: Callable[[Mapping[str, Any]], float],
+    kills: int,
+    poll_s: float = POLL_S,
 ) -> Times:
     """Kill ``kills`` times, one after the other, each in a whole job.
 
@@ -81,7 +87,7 @@ def measure(
         parallelism={"stages": stages},
     )
     times, draw = Times(), random.Random(SEED)
-    with local_run(job) as run:
+    with local_run(job, poll_s=poll_s) as run:
         for _ in range(kills):
             run.members(lanes * stages)
             run.go_on(SETTLE_STEPS + draw.randrange(5))
@@ -160,7 +166,7 @@ def wide(kills: int) -> None:
     """Print the row of a job of 64 ranks, with the worst of its kills."""
     print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
     print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
-    times = measure("wide", 16, 4, kill_pod, kills)
+    times = measure("wide", 16, 4, kill_pod, kills, poll_s=2.0)
     show("pod, 16 x 4", times)
     steps = [b / s for b, s in zip(times.beyond, times.step, strict=True)]
     print(

@@ -58,7 +58,7 @@ def train(session: mainstay_train.LoopSession) -> None:
         ),
     )
     for step in session.steps():
-        for work in step.work():
+        for work in step.work():  # with detection.dmr.mode: Full twice, then as work.again
             # Random draws of one's own are addressed: the same for this work on any replica.
             noise = torch.rand(work.inputs.shape, generator=work.generator("noise"))
             inputs = work.inputs.masked_fill((noise < 0.05).to(session.device), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from tests import lanes
 from tests.cluster.fixtures import (
     cluster,
@@ -23,6 +24,10 @@ __all__ = [
     "pytest_sessionfinish",
     "pytest_xdist_make_scheduler",
 ]
+
+# No test asserts on time: on a machine with other work an example may take any time.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -61,6 +61,9 @@ class Victims(Protocol):
     def add_faults(self, faults: tuple[FaultPoint, ...]) -> None:
         """Let the trainers know of faults, those of now and those to come."""
 
+    def keep_flip(self, slot: int, fault: str) -> None:
+        """Have a flip that stays in a slot's device outlive its trainer."""
+
     def add_fired(self, fault: str) -> None:
         """Let the trainers know that a fault fires: others wait for it."""
 
@@ -91,6 +94,7 @@ class Injector:
 
     def on_fault_point(self, slot: int, head: dict[str, Any]) -> None:
         """A trainer has reached a fault, and unless it has a delay, waits there."""
+        self._victims.keep_flip(slot, str(head["fault"]))
         self._inject(
             Reached(
                 fault=str(head["fault"]),

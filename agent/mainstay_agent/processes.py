@@ -38,6 +38,8 @@ class Processes:
         self._network = network
         self._faults: dict[str, FaultPoint] = {}
         """Injected faults of the job, also those that it was given while it ran."""
+        self._sticky: dict[int, set[str]] = {}
+        """Faults that have made a slot's device wrong for good, by slot."""
         self.launcher: Peer | None = None
         self.trainers: dict[int, Peer] = {}
         self.fired: set[str] = set()
@@ -105,7 +107,14 @@ class Processes:
         """Tell a trainer all faults: it may have been forked before the newest were known."""
         if self._faults:
             faults = codec.encode(tuple(self._faults.values()))
-            self.send_trainers((slot,), {"kind": "faults", "faults": faults})
+            sticky = sorted(self._sticky.get(slot, ()))
+            self.send_trainers((slot,), {"kind": "faults", "faults": faults, "sticky": sticky})
+
+    def keep_flip(self, slot: int, fault: str) -> None:
+        """Have a flip that stays in a slot's device outlive its trainer."""
+        known = self._faults.get(fault)
+        if known is not None and known.flip is not None and known.flip.sticky:
+            self._sticky.setdefault(slot, set()).add(fault)
 
     async def disconnect(self, for_s: float) -> None:
         """Cut the network of every process of the pod; returns when it is back."""

@@ -27,7 +27,7 @@ from mainstay_api.problems import ProblemError, unknown_job
 from mainstay_api.settings import Settings
 from mainstay_api.streams import Streams
 from mainstay_api.transactions import Transactions
-from mainstay_core.base.bounds import MAX_NAME
+from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
 
@@ -186,6 +186,8 @@ async def _count(request: Request, asked: Asked) -> None:
     try:
         limits.take(asked)
     except TooManyError as refusal:
+        # It is no stranger's connection: strangers' places are not held by it.
+        state.connections.served(request.scope)
         await limits.hold(asked, refusal)
         raise
     if limits.may_keep(asked):
@@ -289,7 +291,8 @@ async def _pods_named(request: Request) -> frozenset[str]:
 
 def _items(body: dict[str, Any], name: str) -> list[Any]:
     items = body.get(name)
-    return items if isinstance(items, list) else []
+    # A longer list is refused as a whole: to look through all of it would hold others up.
+    return items[:MAX_TOLD] if isinstance(items, list) else []
 
 
 async def get_uid(

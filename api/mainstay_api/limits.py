@@ -47,14 +47,19 @@ LONG_ANSWERS = {
 """By the end of a route's path: answers that grow with a job's history or size, or with the number
 of jobs, count as so many."""
 HOLD_S = 1.0
-"""A supervisor's request that is one too many is answered after this, at most: who does not wait
-then asks no faster than it is answered."""
-MAX_HELD = 16
+"""A supervisor's request that is one too many is answered after this: who does not wait then asks
+no faster than it is answered, and each refusal costs half of what an answer does."""
+MAX_HELD = 64
 """Answers that are held back at a time for one job; each has a connection."""
-WEIGHED_BYTES = {"ledger": 512, "findings": 512, "facts": 4096}
+DEAR = {"facts": 3.0, "stream": 4.0, "pods": 2.0}
+"""By the end of a route's path: a supervisor's request counts as so many heartbeats, as its cost to
+this process is. Facts are decided about and stored; a stream reads the store for itself."""
+WEIGHED_BYTES = {"ledger": 512, "findings": 512}
 """By the end of a route's path: a request with several entries of the ledger, or findings, counts
-as one for each of them, about. Each step that the ledger completes is a decision of its own. Facts
-that come together are one, but reading some twenty of them takes as long as a request does."""
+as one for each of them, about."""
+ADDED_BYTES = {"facts": 4096}
+"""Likewise: facts that come together are decided about together, but reading so many bytes, some
+twenty facts, takes as long as a heartbeat does."""
 OWN_BUCKETS = ("ledger", "findings", "restore")
 """Routes of supervisors that take nothing from the share of facts and heartbeats."""
 AT_ONCE_OF_JOB = 4
@@ -114,7 +119,7 @@ class TooManyError(ProblemError):
             "(values api.limits.*) are the shares",
             retry_after_s=seconds,
         )
-        self.wait_s = wait_s
+        self.wait_s, self.retry_after_s = wait_s, seconds
 
 
 class Limits:
@@ -181,17 +186,15 @@ class Limits:
             return
         self._held[asked.job] += 1
         try:
-            await asyncio.sleep(min(HOLD_S, refusal.wait_s))
+            await asyncio.sleep(min(HOLD_S, refusal.retry_after_s))
         finally:
             self._held[asked.job] -= 1
             if not self._held[asked.job]:
                 del self._held[asked.job]
 
     def _of_agent(self, asked: Asked) -> dict[Hashable, tuple[Rate, float]]:
-        settings, weight = self._settings, 1.0
+        settings, weight = self._settings, weight_of(asked)
         kind = asked.route if asked.route in OWN_BUCKETS else "other"
-        if asked.route in WEIGHED_BYTES:
-            weight = max(1.0, asked.num_bytes / WEIGHED_BYTES[asked.route])
         of_job = settings.job_requests_per_s + REQUESTS_PER_POD * asked.num_pods
         num_bytes = settings.job_mib_per_s * MIB + BYTES_PER_POD * asked.num_pods
         return {
@@ -210,6 +213,16 @@ class Limits:
         if asked.job:
             wanted["readers", asked.job] = (_rate(READERS * rate), weight)
         return wanted
+
+
+def weight_of(asked: Asked) -> float:
+    """Return as how many heartbeats a supervisor's request counts."""
+    weight = DEAR.get(asked.route, 1.0)
+    if asked.route in WEIGHED_BYTES:
+        weight = max(weight, asked.num_bytes / WEIGHED_BYTES[asked.route])
+    if asked.route in ADDED_BYTES:
+        weight += asked.num_bytes // ADDED_BYTES[asked.route]
+    return weight
 
 
 def person_of(username: str) -> str:

@@ -173,7 +173,7 @@ class Metrics:
         job = JobLabels(state.config.job, state.config.namespace, state.config.name)
         self._of(self.step, job).set(state.step)
         self._of(self.replicas, job).set(len(state.in_force.chains) if state.in_force else 0)
-        if state.config.dmr is not Mode.OFF:
+        if state.config.dmr is not Mode.OFF or state.config.witness_every_steps:
             for verdict in Verdict:
                 # From 0 on: the first finding is an increase, then.
                 self._of(self.findings, job, verdict.value)

@@ -26,6 +26,9 @@ from mainstay_core.coordinator.stream import JobStream, StreamItem
 
 logger = logging.getLogger(__name__)
 
+LINGER_S = 5.0
+"""A job's reader goes on for so long without a listener. Its end ends a connection to the store:
+whoever opens and closes streams would have one made, and the store identified, each time."""
 MAX_QUEUED = 1000
 MAX_PER_JOB = 65_536
 """Streams of one job at a time: one for each pod of the largest jobs, four times over."""
@@ -42,14 +45,20 @@ class Streams:
         check_s: after so long it is asked again whether a listener may still listen.
         per_pod: streams of one pod at a time. The oldest ends for the newest: a pod that comes
             back cannot know that the stream that it has lost still stands here.
+        linger_s: for so long a job's reader goes on without a listener.
     """
 
     def __init__(
-        self, store: Store, keep_alive_s: float, check_s: float = 30.0, per_pod: int = 4
+        self,
+        store: Store,
+        keep_alive_s: float,
+        check_s: float = 30.0,
+        per_pod: int = 4,
+        linger_s: float = LINGER_S,
     ) -> None:
         self._store = store
         self._keep_alive_s, self._check_s = keep_alive_s, check_s
-        self._per_pod = per_pod
+        self._per_pod, self._linger_s = per_pod, linger_s
         self._jobs: dict[JobUid, _JobStream] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -119,18 +128,28 @@ class Streams:
     async def aclose(self) -> None:
         """Stop reading."""
         self.close()
+        for job in self._jobs.values():
+            if job.ends is not None:
+                job.ends.cancel()
         await end_tasks(*(job.reader for job in self._jobs.values() if job.reader is not None))
         await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _leave(self, uid: JobUid, job: _JobStream, listener: _Queue) -> None:
         job.listeners.pop(listener, None)
-        if not job.listeners and self._jobs.get(uid) is job:
-            del self._jobs[uid]
-            if job.reader is not None:
-                # Not awaited here: the listener may itself be in the middle of its end.
-                ending = asyncio.create_task(end_tasks(job.reader))
-                self._leaving.add(ending)
-                ending.add_done_callback(self._leaving.discard)
+        if not job.listeners and job.ends is None and not self._closed:
+            loop = asyncio.get_running_loop()
+            job.ends = loop.call_later(self._linger_s, self._end_unheard, uid, job)
+
+    def _end_unheard(self, uid: JobUid, job: _JobStream) -> None:
+        """End a job's reader if nobody listens."""
+        job.ends = None
+        if job.listeners:
+            return
+        del self._jobs[uid]
+        if job.reader is not None:
+            ending = asyncio.create_task(end_tasks(job.reader))
+            self._leaving.add(ending)
+            ending.add_done_callback(self._leaving.discard)
 
 
 class _JobStream(JobStream["_Queue"]):
@@ -145,6 +164,8 @@ class _JobStream(JobStream["_Queue"]):
         super().__init__(store)
         self._uid = uid
         self.reader: asyncio.Task[None] | None = None
+        self.ends: asyncio.TimerHandle | None = None
+        """When it is looked whether anybody listens; None while that is not planned."""
 
     def start_reader(self, cursor: str) -> bool:
         if self.reader is not None and not self.reader.done():

@@ -348,17 +348,22 @@ class _Job(SupervisorAnswers):
         self._transactions.metrics.count_copy_waits(labels, waited_s)
 
     async def step(self, state: CoordinatorState, event: Event) -> Transition:
+        # Many events may be decided in one transaction. Whoever else has asked gets a turn before
+        # each: nobody waits for more than one decision.
+        await asyncio.sleep(0)
         nonce, now_s = self._transactions.draw_nonce(), self.now_s()
         return await beside(size_of(state), machine.step, state, event, now_s, nonce)
 
     def turn(self) -> asyncio.Lock:
         return self._lock
 
-    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
+    async def in_turn(
+        self, events: Sequence[Event], held: QuorumId | None
+    ) -> list[Transition | Exception]:
         try:
             # A store that hangs must not keep an ever longer queue waiting behind one request.
             async with asyncio.timeout(2 * self._transactions.settings.redis_timeout_s):
-                return await super().in_turn(event, held)
+                return await super().in_turn(events, held)
         except TimeoutError as error:
             raise StoreUnavailableError("no decision in time; the store hangs") from error
 

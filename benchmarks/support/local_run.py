@@ -19,7 +19,9 @@ import httpx
 import yaml
 from support.census import supervisors
 
-POLL_S = 0.02
+POLL_S = 0.25
+"""How often the api is asked about what is waited for. Each answer takes the api some milliseconds
+of the processors that the job is measured on."""
 GIVE_UP_S = 300.0
 """Nothing that is waited for here takes longer, unless the run hangs."""
 LATE_STEPS = 200
@@ -72,6 +74,7 @@ class LocalRun:
     process: subprocess.Popen[bytes]
     stages: int
     client: httpx.Client
+    poll_s: float = POLL_S
     url: str = ""
     steps: dict[int, Step] = field(default_factory=dict)
     """What was read of the ledger so far."""
@@ -95,7 +98,7 @@ class LocalRun:
             if self.process.poll() is not None or time.monotonic() > deadline_s:
                 log = (self.directory / "output.log").read_text()[-3000:]
                 raise RuntimeError(f"waited in vain for {what}\n{log}")
-            time.sleep(POLL_S)
+            time.sleep(self.poll_s)
 
     def read_ledger(self) -> None:
         """Read what is new in the ledger."""
@@ -190,7 +193,10 @@ def _running(directory: Path, replacements: int) -> Iterator[subprocess.Popen[by
 
 @contextlib.contextmanager
 def local_run(
-    job: Mapping[str, Any], replacements: int = 1000, faults: Sequence[Mapping[str, Any]] = ()
+    job: Mapping[str, Any],
+    replacements: int = 1000,
+    faults: Sequence[Mapping[str, Any]] = (),
+    poll_s: float = POLL_S,
 ) -> Iterator[LocalRun]:
     """Run a job in a directory of its own, until the block ends, by a SIGTERM too.
 
@@ -198,6 +204,7 @@ def local_run(
         job: the TrainingJob.
         replacements: pods that are made for lost ones, for each pod of the job.
         faults: entries of a faults file.
+        poll_s: seconds between two looks at what is waited for.
     """
     signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
@@ -209,7 +216,9 @@ def local_run(
             httpx.Client(trust_env=False, timeout=20) as client,
         ):
             stages = job["spec"]["parallelism"]["stages"]
-            run = LocalRun(directory=directory, process=process, stages=stages, client=client)
+            run = LocalRun(
+                directory=directory, process=process, stages=stages, client=client, poll_s=poll_s
+            )
             _find(run)
             yield run
 

@@ -3,10 +3,12 @@
     python benchmarks/support/tenant.py --to HOST:PORT --job UID --token TOKEN [--connections 24]
 
 Each connection sends one request after another, of every kind, at a pace of its own: heartbeats,
-pods with as many slots as a pod may have, trainers that die as soon as they live, entries of steps
-that nobody has computed, bodies that are long and wrong, streams that nobody reads. It waits for no
-answer longer than a moment, and never heeds one that asks it to wait. One process, one thread; it
-ends with its standard input, and prints how many answers of each status it has got.
+pods that register again and again, some with more slots than a pod of the job may have, trainers
+that die as soon as they live, each death told 200 times, entries of steps that nobody has
+computed, bodies that are long and wrong, streams that nobody reads. Most of it is accepted: what is
+refused at once costs its api the least. It waits for no answer longer than a moment, and never
+heeds one that asks it to wait. One process, one thread; it ends with its standard input, and prints
+how many answers of each status it has got.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ from typing import Any
 PATIENCE_S = 2.0
 """For an answer."""
 NUM_PODS = 4
+TOO_MANY_SLOTS = 8
+STEPS = 900_000
+"""Of its job, at least."""
 LONG_BYTES = 900_000
 """Of a body that is long and still read."""
 EVERY_LONG = 50
@@ -36,14 +41,17 @@ EVERY_LONG = 50
 def a_body(rng: random.Random, pod: str, number: int) -> tuple[str, Any]:
     """Return a route and something to send there."""
     life = f"life-{number}"
-    fact = {"pod": pod, "slot": rng.randrange(8), "incarnation": life}
+    fact = {"pod": pod, "slot": 0, "incarnation": life}
+    digest = f"{number:032x}"
     entry = {
-        "stage": 0, "inner": 0, "quorum": {"id": 1, "nonce": "n"}, "gradient": "", "masters": life,
-        "data": "", "loss": 1.0, "norm": 1.0, "tokens": 1, "step_s": 0.1, "replicas": 1,
+        "stage": 0, "inner": 0, "quorum": {"id": 1, "nonce": "n"}, "gradient": "",
+        "masters": digest, "data": "", "loss": 1.0, "norm": 1.0, "tokens": 1, "step_s": 0.1,
+        "replicas": 1,
     }  # fmt: skip
+    step = number * 200 % STEPS
     registration = {
         "pod": pod, "name": pod, "address": "127.0.0.1", "gather": "g:1",
-        "num_slots": 8, "pid": 1,
+        "num_slots": rng.choice((1, 1, 1, TOO_MANY_SLOTS)), "pid": 1,
     }  # fmt: skip
     up = {"kind": "trainer-up", **fact, "fingerprint": {"torch": "2"}}
     down = {"kind": "trainer-down", **fact, "evidence": "it was killed"}
@@ -53,7 +61,7 @@ def a_body(rng: random.Random, pod: str, number: int) -> tuple[str, Any]:
         ("facts", {"facts": [up]}),
         ("facts", {"facts": [up, down]}),
         ("facts", {"facts": [down] * 200}),
-        ("ledger", {"entries": [{**entry, "step": number * 200 + i} for i in range(200)]}),
+        ("ledger", {"entries": [{**entry, "step": step + i} for i in range(200)]}),
         ("plan", None),
     ]
     return kinds[number % len(kinds)]

@@ -82,7 +82,7 @@ def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
         workload.entrypoint,
         workload.config,
         job.shape,
-        recompute=job.spec.runtime.recompute,
+        recompute=job.spec.runtime.recomputed,
         bucket_bytes=job.spec.runtime.bucket_bytes,
     )
     note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)

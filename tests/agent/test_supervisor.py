@@ -11,6 +11,8 @@ from tests.core.dmr.test_flips import FOUND
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.wire.facts import Parked, PodRegistration
@@ -383,6 +385,26 @@ def test_a_fault_that_has_fired_before_lets_the_trainer_go_on(api: Any, make_pod
     assert trainer.expect("resume")["fault"] == "f1"
     body = api.next("faults/f1/fired")
     assert (body["pod"], body["slot"], body["rank"]) == (pod.uid, 0, "r0")
+
+
+def test_a_sticky_flip_outlives_the_trainer_of_its_slot(api: Any, make_pod: Any) -> None:
+    pod = make_pod(num_slots=2)
+    launcher = pod.launcher()
+    first, _ = pod.trainer(launcher, 0)
+    flip = Flip(in_pass=Pass.FORWARD, element=0, bit=1, execution=Execution.BOTH, sticky=True)
+    faults = [
+        FaultPoint(id=name, step=3, action=FaultAction.FLIP, replica=0, stage=0, flip=one)
+        for name, one in (("broken", flip), ("once", replace(flip, sticky=False)))
+    ]
+    api.push("faults", codec.encode(faults), "2-0")
+    assert first.expect("faults")["sticky"] == []
+    for name in ("broken", "once"):
+        first.send(kind="fault-point", fault=name, action="flip", delay_ms=0, step=3, rank="r0")
+        assert first.expect("resume")["fault"] == name
+    other, _ = pod.trainer(launcher, 1)
+    assert other.expect("faults")["sticky"] == []
+    api.push("faults", codec.encode(faults), "3-0")
+    assert first.expect("faults")["sticky"] == ["broken"]
 
 
 def test_faults_that_a_running_job_is_given_reach_trainers_of_now_and_of_later(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from tests.api.conftest import AGENT_TOKEN
 
 from mainstay_api.auth import Caller
 from mainstay_api.limits import (
+    DEAR,
     KEEP_ALIVE_S,
     LONG_ANSWERS,
     MAX_CONNECTIONS,
@@ -30,7 +32,7 @@ POD = Asked(
     caller=Caller(username="system:serviceaccount:team:job", pod="pod-0"),
     job="job",
     pod="pod-0",
-    route="facts",
+    route="heartbeats",
     by_agent=True,
     num_bytes=200,
     num_pods=0,
@@ -102,8 +104,17 @@ def test_a_ledger_counts_by_its_entries() -> None:
 
 
 def test_facts_that_come_together_count_by_their_bytes() -> None:
-    many = replace(POD, num_bytes=40_000)
-    assert Counted().granted(many) == 21
+    facts = replace(POD, route="facts")
+    assert Counted().granted(facts) == 67, "three heartbeats each"
+    assert Counted().granted(replace(facts, num_bytes=22_000)) == 25, "some hundred: eight each"
+    assert Counted().granted(replace(facts, num_bytes=100_000)) == 8
+
+
+@pytest.mark.parametrize("route", sorted(DEAR))
+def test_requests_that_cost_more_than_a_heartbeat_count_as_more(route: str) -> None:
+    counted = Counted()
+    assert counted.granted(replace(POD, route=route)) == math.ceil(200 / DEAR[route])
+    assert counted.granted(POD) == 0, "out of the same share"
 
 
 def test_pods_are_eager_when_half_of_their_burst_is_used_up_until_it_is_there_again() -> None:
@@ -197,6 +208,19 @@ def test_few_answers_are_held_back_at_a_time() -> None:
     assert asyncio.run(run()) == (MAX_HELD, 0)
 
 
+def test_a_refusal_is_held_back_as_long_as_it_asks_to_wait() -> None:
+    async def run() -> bool:
+        # The bucket lacks a little; who comes back at once is answered as dear as anybody.
+        holding = asyncio.create_task(Limits(CHART).hold(POD, TooManyError("you", 0.02)))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(holding), 0.2)
+        still_held = not holding.done()
+        await holding
+        return still_held
+
+    assert asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -222,7 +246,7 @@ def test_a_bound_that_cannot_be_meant_is_named(name: str, text: str) -> None:
 def test_a_refusal_says_when_to_come_back_and_others_go_on(
     new_api: Callable[..., Any], new_job: Callable[..., Any]
 ) -> None:
-    api = new_api(pod_requests_per_s=1.0, job_requests_per_s=1000.0)
+    api = new_api(pod_requests_per_s=4.0, job_requests_per_s=1000.0)
     loud, quiet = new_job(api), new_job(api)
     loud.start()
     beat = {"pod": "pod-0", "slots": [], "quorum": None}

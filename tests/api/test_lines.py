@@ -109,3 +109,35 @@ def test_an_eager_request_does_not_wait_for_ever() -> None:
         assert len(play.inside) == 1
 
     played(drive)
+
+
+def test_a_place_of_eager_pods_rests_longer_than_it_was_used() -> None:
+    async def drive() -> None:
+        now_s, rests, rested = 100.0, list[float](), asyncio.Event()
+
+        async def rest(seconds: float) -> None:
+            rests.append(seconds)
+            await rested.wait()
+
+        queue = Lines(lambda: now_s, rest)
+        inside = list[int]()
+
+        async def ask(number: int) -> None:
+            nonlocal now_s
+            async with queue.wait(a_request(), eager=True):
+                inside.append(number)
+                now_s += 0.01 if number else 10.0
+
+        asking = [asyncio.create_task(ask(number)) for number in range(2)]
+        await turns()
+        assert (inside, rests) == ([0], [lines.MAX_REST_S])
+        async with queue.wait(a_request(job="other"), eager=False):
+            pass  # nobody else waits for that
+        async with queue.wait(a_request("heartbeats"), eager=True):
+            pass  # nor does any pod become silent by it
+        rested.set()
+        await asyncio.gather(*asking)
+        assert inside == [0, 1]
+        assert rests[1] == pytest.approx(0.01 * lines.RESTS)
+
+    asyncio.run(drive())

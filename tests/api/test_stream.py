@@ -6,6 +6,8 @@ import asyncio
 import copy
 from typing import Any
 
+import pytest
+
 from mainstay_api.store import RedisStore
 from mainstay_api.streams import Streams
 from mainstay_core.base.ids import JobUid
@@ -182,3 +184,41 @@ def test_a_pod_that_reads_none_of_its_streams_gets_no_more_of_them(shared_redis:
         return room
 
     assert asyncio.run(run()) == [True, True, True, True, False, True, True]
+
+
+class Watched(RedisStore):
+    """A store that notes who waits for entries of a stream."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.readers: dict[asyncio.Task[Any], None] = {}
+
+    async def read_stream(self, uid: JobUid, after: str, block_s: float | None) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        if block_s is not None:
+            self.readers[task] = None
+        return await super().read_stream(uid, after, block_s)
+
+
+@pytest.mark.parametrize(("linger_s", "num_readers"), [(60.0, 1), (0.0, 3)])
+def test_who_opens_and_closes_streams_has_one_reader_meanwhile(
+    shared_redis: Any, linger_s: float, num_readers: int
+) -> None:
+    async def run() -> int:
+        store = Watched(shared_redis.url)
+        streams = Streams(store, keep_alive_s=0.01, linger_s=linger_s)
+        for _ in range(3):
+            listening = streams.listen(JobUid("on-and-off"), None, "pod")
+            await anext(listening)
+            newest = tuple(store.readers)[-1]
+            await listening.aclose()
+            if not linger_s:
+                # Nobody listens, so it ends.
+                await asyncio.wait([newest])
+        await streams.aclose()
+        await store.aclose()
+        assert all(reader.done() for reader in store.readers)
+        return len(store.readers)
+
+    assert asyncio.run(run()) == num_readers

@@ -245,28 +245,13 @@ def test_a_store_that_is_away_is_one_kind_of_error(own_redis: Any) -> None:
 
 
 def test_the_ledger_keeps_the_newest_steps(own_redis: Any) -> None:
-    uid = JobUid("long")
-
-    def entry(step: int) -> LedgerEntry:
-        return LedgerEntry(
-            step=step,
-            stage=1,
-            quorum=QuorumId(id=1, nonce="n"),
-            gradient="",
-            masters="",
-            data="",
-            loss=0.0,
-            norm=0.0,
-            tokens=1,
-            step_s=0.1,
-            replicas=2,
-        )
+    uid, quorum = JobUid("long"), QuorumId(id=1, nonce="n")
 
     async def scenario() -> set[int]:
         store = RedisStore(own_redis.url, max_ledger_steps=5)
         for step in range(0, 20, 2):
-            await store.put_ledger(uid, [entry(step), entry(step + 1)])
-        keys = [entry(step).key for step in range(20)]
+            await store.put_ledger(uid, [entry(n, 1, quorum) for n in (step, step + 1)])
+        keys = [entry(step, 1, quorum).key for step in range(20)]
         kept = await store.fetch_ledger(uid, keys)
         await store.aclose()
         return {e.step for e in kept.values()}
@@ -457,6 +442,74 @@ def test_commits_that_race_with_each_other_all_count(
         await closing(one, other)
 
     asyncio.run(race())
+
+
+def entry(step: int, stage: int, quorum: QuorumId) -> LedgerEntry:
+    return LedgerEntry(
+        step=step,
+        stage=stage,
+        quorum=quorum,
+        gradient="",
+        masters="",
+        data="",
+        loss=0.0,
+        norm=0.0,
+        tokens=1,
+        step_s=0.1,
+        replicas=2,
+    )
+
+
+def test_steps_that_are_told_together_are_one_decision(
+    new_transactions: Callable[..., Transactions],
+) -> None:
+    async def tell() -> None:
+        transactions, uid = new_transactions(), JobUid("together-2")
+        assert await transactions.create(config(uid), {})
+        crew = Crew(uid, transactions)
+        await crew.start()
+        await crew.settle()
+        before = await transactions.job(uid).load()
+        assert before.state.plan is not None
+        quorum, stages = before.state.plan.quorum, range(before.state.shape.stages)
+        told = [entry(step, stage, quorum) for step in range(20) for stage in stages]
+        # The last step is not whole yet, and nobody knows of the tenth.
+        told = [each for each in told[:-1] if each.step != 10]
+        await transactions.job(uid).add_to_ledger(told)
+        after = await transactions.job(uid).load()
+        assert after.revision == before.revision + 1
+        assert after.state.step == 19
+        await closing(transactions)
+
+    asyncio.run(tell())
+
+
+def test_whoever_else_asks_gets_a_turn_before_each_decision(shared_redis: Any) -> None:
+    turns, seen = 0, list[int]()
+
+    def draw_nonce() -> str:
+        seen.append(turns)
+        return f"n-{len(seen)}"
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        store = RedisStore(shared_redis.url)
+        transactions = Transactions(store, SETTINGS, Metrics(), draw_nonce=draw_nonce)
+        uid = JobUid("turns-1")
+        assert await transactions.create(config(uid), {})
+        counting = asyncio.create_task(count())
+        await asyncio.gather(*(Crew(uid, transactions).register(i) for i in range(30)))
+        counting.cancel()
+        await closing(transactions)
+
+    asyncio.run(run())
+    assert len(seen) >= 30
+    assert len(set(seen)) == len(seen)
 
 
 @pytest.mark.parametrize(

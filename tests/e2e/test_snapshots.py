@@ -57,6 +57,7 @@ SLOW = (
     "before-a-window",
     "stages-of-four",
     "a-rank-of-a-cell-by-boundary-logs",
+    "a-stage-of-two-by-boundary-logs",
 )
 """What is run by `make chaos` alone: `make test` has a time."""
 HELD_AT = 6

@@ -150,9 +150,8 @@ def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict) -> 
             break
         r = x if x in ready else min(ready, key=lambda r: (len(todo[r]), r))
         todo[r].append(x)
-        for s in range(cfg.P):
-            if sup[s][x] < 0:
-                sup[s][x] = r
+        for s in range(cfg.P):  # also where somebody has an old copy: nobody checked its inputs
+            sup[s][x] = r
     return (
         T,
         action,

@@ -28,6 +28,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -538,6 +539,9 @@ def _say(trainer: Trainer, action: Action) -> str:
             return f"tells {_say_fact(fact)}"
         case DropHeld():
             return "frees what it holds"
+        case DropPartials(partials=partials):
+            types = (t for p in partials for t in range(p.first, p.last + 1))
+            return f"frees types {list_runs(types)}"
         case LoadState():
             return _say_load(trainer, action)
         case Compute(types=types):

@@ -2,7 +2,10 @@
 
 The trainer's own code runs; what is wrapped here says where it is and waits, in the main thread,
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
-flips a bit instead, ``reset-stage@STEP`` resets the sockets of the reduction.
+flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
+is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
+(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type), ``reset-stage@STEP`` resets
+the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.reduction import Reducer
 from mainstay_train.launcher import main
@@ -102,6 +106,7 @@ class _Points:
         around(GatherClient, "wait", self._wait)
         around(Engine, "compute", self._compute)
         around(Engine, "reduce", self._reduce)
+        around(Interpreter, "_send_f", self._send_f)
         before(Reducer, "_gather", lambda *_: self._step_point("reduce-scattered"))
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
@@ -150,7 +155,26 @@ class _Points:
         self._pipe.send(Computes(self._state.version, tuple(types)))
         self._step_point("computing")
         compute(engine, types, *rest)
+        if types and f"wrong-type@{self._state.version}" in self._wanted:
+            self._wanted.remove(f"wrong-type@{self._state.version}")
+            wrong = engine.store.held()[0]
+            flip_bit(engine.store.partials[wrong])
+            engine.types.wrong.add(wrong.last)
         self._step_point("computed")
+
+    def _send_f(self, send: Callable[..., None], interpreter: Interpreter, action: Any) -> None:
+        once = f"wrong-send@{self._state.version}"
+        compared = self._state.step_plan.compared if self._state.step_plan else None
+        copy = f"wrong-witness@{self._state.version}"
+        is_copy = compared is not None and (action.type, action.micro_batch) == (compared.type, 1)
+        if copy in self._wanted and is_copy:
+            self._wanted.remove(copy)
+            flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if "wrong-sends" in self._wanted or once in self._wanted:
+            flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if once in self._wanted:
+            self._wanted.remove(once)
+        send(interpreter, action)
 
     def _reduce(self, reduce: Callable[..., None], engine: Engine, *args: Any) -> None:
         self._step_point("reduce-posting")

@@ -341,6 +341,40 @@ def test_a_wrong_gradient_on_one_cell_is_reduced_again(crew, tmp_path, undisturb
     assert [plan.method for plan in run.plans] == [Method.START]
 
 
+def test_a_type_found_wrong_before_the_vote_is_computed_again_and_nothing_else(
+    crew, tmp_path, undisturbed
+):
+    world = PlayedSupervisors(
+        crew, tmp_path, make_config(), halts={"life3": [f"wrong-type@{STEP}"]}
+    )
+
+    async def scenario(world):
+        await world.committed(STEP)
+
+    run = play(world, scenario)
+    assert_same(run, undisturbed(crew))
+    assert [plan.method for plan in run.plans] == [Method.START]
+    lists = [
+        len([types for step, types in life.computed if step == STEP and types])
+        for life in world.lives.values()
+    ]
+    assert sorted(lists) == [1, 1, 2, 2], "both cells of one chain compute twice"
+
+
+@pytest.mark.parametrize("point", ["reduce-posting", "vote-posted"])
+def test_a_type_found_wrong_while_another_cell_dies_counts_in_no_settle(
+    crew, tmp_path, undisturbed, point
+):
+    at = f"{point}@{STEP}"
+    halts = {"life3": [f"wrong-type@{STEP}"], "life1": [at]}
+
+    async def scenario(world):
+        world.kill(await world.at("life1", at))
+
+    run = play(PlayedSupervisors(crew, tmp_path, make_config(), halts=halts), scenario)
+    assert_same(run, undisturbed(crew))
+
+
 def test_a_corruption_in_the_optimizer_step_is_outvoted_and_healed(crew, tmp_path, undisturbed):
     halts = {"life5": [f"corrupt-state@{STEP}"]}
 

@@ -38,6 +38,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.intake import UnregisteredPodError
 from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
@@ -131,6 +132,8 @@ class PlayedSupervisors:
         self.gather = CuttingServer()
         self.state = machine.initial(config, time.time())
         self.outcome = Outcome()
+        self.findings: list[tuple[str, Finding]] = []
+        """What lives have told of wrong results."""
         self.end: EndJob | None = None
         self._nonces = iter(range(10**6))
         self._changed = asyncio.Condition()
@@ -378,6 +381,8 @@ class PlayedSupervisors:
                 point.startswith("corrupt-state") for point in self._halts.get(life.name, ())
             ):
                 self._record(entry)
+        elif frame.kind == "finding":
+            self.findings.append((life.name, codec.decode(Finding, frame.head["finding"])))
         elif frame.kind == "fact":
             fact = read_rank_fact(frame.head["fact"])
             self.outcome.facts.append(fact)

@@ -36,6 +36,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -579,6 +580,9 @@ class PlayedTrainers:
                 trainer.partials.clear()
                 if trainer.state.mark is None:
                     trainer.reduced = None
+            case DropPartials():
+                for partial in action.partials:
+                    del trainer.partials[partial]
             case WriteCheckpoint():
                 assert trainer.adopted is not None
                 assert not trainer.background, "a version that is being written is overtaken"

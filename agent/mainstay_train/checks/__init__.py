@@ -6,6 +6,7 @@
 - ``bits``: compares tensors bit by bit, and changes single bits
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
+- ``collectives``: executes what inner ranks compute together a second time
 - ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
 - ``imprints``: what is left of a forward's tensors until its recompute
 - ``recomputes``: compares the recompute of a block with its forward

@@ -36,6 +36,12 @@ class Call:
     drawn_from: torch.Tensor | None
     """The generator's state before the call."""
 
+    def given_again(self, kept: Twins | None) -> Twins | None:
+        """Return the twins for a further execution; ``kept``: those of what it reads there."""
+        if kept is None and self.overwritten is not None:
+            return self.overwritten.copy()  # whatever it holds is overwritten
+        return kept
+
     def again(self, twins: Twins | None) -> tuple[Any, list[torch.Tensor]]:
         """Execute it again; return its result, and what it has made and written.
 

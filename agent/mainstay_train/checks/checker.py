@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -24,11 +25,12 @@ from mainstay_core.base.bounds import MAX_NAME, cut
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
-from mainstay_train.checks import bits, imprints, kernels, late
+from mainstay_core.job.config import JobConfig
+from mainstay_train.checks import bits, collectives, kernels, late
 from mainstay_train.checks.calls import (
     Call,
     UnreliableDeviceError,
@@ -42,13 +44,16 @@ from mainstay_train.checks.kernels import Effects, kernel_of, key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import UNCHECKED, Pushed, Scope
-from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.checks.twins import Overwritten
 from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.model import compilation
 
 logger = logging.getLogger(__name__)
 
 EXCHANGE = "exchange"
 """Stands for a kernel: what comes from other cells in a reduction."""
+HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
+SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
@@ -95,6 +100,12 @@ class Checks:
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
 
+    @classmethod
+    def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
+        """Return the checks of a job's trainer."""
+        can_flip, memory = config.compile == compilation.OFF, config.dmr_memory_bytes
+        return cls(config.dmr, slot, tell, can_flip=can_flip, waiting_bytes=memory)
+
     @property
     def compares(self) -> bool:
         """Whether all kernels are executed twice."""
@@ -114,9 +125,14 @@ class Checks:
             phase: the phase of the step.
             flip: which kernel and which bit.
         """
-        if self._can_flip:
-            self._orders.add(fault, step, phase, flip)
-        return self._can_flip
+        if not self._can_flip and flip.where is Where.COMPUTE:
+            return False
+        self._orders.add(fault, step, phase, flip)
+        return True
+
+    def take_orders(self, orders: FlipOrders) -> None:
+        """Take flips from elsewhere, in place of those that wait; findings are counted anew."""
+        self._orders, self._told_in = orders, -1
 
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
@@ -166,10 +182,18 @@ class Checks:
         Args:
             received: in an exchange of the reduction.
         """
-        if self._orders.is_empty:
-            return
-        for flip in self._orders.take(Place(self.step, Phase.REDUCE), None, EXCHANGE):
+        for flip in self.take(Where.WIRE, Place(self.step, Phase.REDUCE), EXCHANGE):
             bits.flip_bit(received, flip.element, flip.bit)
+
+    def take(self, where: Where, place: Place, what: str) -> list[Flip]:
+        """Return the flips of what no kernel has made; they wait no longer.
+
+        Args:
+            where: what they make wrong.
+            place: in the program.
+            what: its name for people.
+        """
+        return [] if self._orders.is_empty else self._orders.take(place, None, what, where)
 
     def tell(
         self,
@@ -258,6 +282,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self._noted: ForwardRecord | None = None
         """With what it is compared; None: with nothing."""
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
+        self._num_collectives = 0
 
     def __enter__(self) -> Self:
         if self._is_whole:
@@ -322,11 +347,15 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
         if not isinstance(func, torch._ops.OpOverload):
-            return self._pass_whole(func, args, kwargs)
+            return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
         kernel = kernel_of(func)
+        if kernel.name in collectives.REPEATED:
+            return self._communicate(func, args, kwargs, kernel.name)
         if kernel.is_view or kernel.allocates or kernel.communicates:
             return func(*args, **kwargs)
         operands = kernel.operands(args, kwargs)
+        if kernels.has_sparse(tensor for tensor, _ in operands):
+            return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
         writes = any(is_written for _, is_written in operands)
         if writes and self._checks.waiting:
             self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
@@ -341,6 +370,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if overwritten is not None and repeats and overwritten.has_contents:
             kept = overwritten.copy()
         result = func(*args, **kwargs)
+        if kernels.has_sparse(kernels.tensors_in(result)):
+            return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
         if not outputs:
@@ -354,7 +385,12 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if self._notes is not None:
             self._notes.note(kernel.name, outputs)
         if self._noted is not None:
-            return self._compare(self._noted, call, (result, outputs), kept)
+            noted, self._noted = self._noted, None
+            result, goes_on = late.compare(
+                self._checks, self._place, noted, call, (result, outputs), kept
+            )
+            self._noted = noted if goes_on else None
+            return result
         if not compares:
             return result
         if self._checks.waiting.is_used and late.can_wait(self._place, call, outputs):
@@ -365,60 +401,26 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         differing = first_differing(outputs, found)
         if differing is None:
             return result
-        _, third = call.again(self._given_again(call, kept))
+        _, third = call.again(call.given_again(kept))
+        put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
 
-    @staticmethod
-    def _given_again(call: Call, kept: Twins | None) -> Twins | None:
-        """Return the twins for a further execution of a call that overwrites something."""
-        if kept is None and call.overwritten is not None:
-            return call.overwritten.copy()  # whatever it holds is overwritten
-        return kept
-
-    def _compare(
-        self,
-        noted: ForwardRecord,
-        call: Call,
-        mine: tuple[Any, list[torch.Tensor]],
-        kept: Twins | None,
-    ) -> Any:
-        """Compare a recompute's call with the forward's; return the result that counts.
-
-        Args:
-            noted: of the forward.
-            call: of the recompute.
-            mine: its result, with what it made and wrote.
-            kept: twins of what it overwrites, as that was before; None if it reads none of it.
+    def _communicate(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    ) -> torch.Tensor:
+        """Run a collective of the inner ranks, and check its result.
 
         Raises:
-            UnreliableDeviceError: a third execution differs from both.
+            UnreliableDeviceError: three executions had three results here.
         """
-        result, outputs = mine
-        forward, found = noted.take(call.kernel.name), imprints.imprints(outputs)
-        if forward == found:
-            return result
-        third_result, third = call.again(self._given_again(call, kept))
-        pairs = enumerate(zip(forward, found, strict=False))
-        differing = next((number for number, (one, other) in pairs if one != other), 0)
-        executions = (forward, found, imprints.imprints(third))
-        judgement = judge(*map(imprints.joined, executions), used=True, goes_on=True)
-        if judgement.remedy is Remedy.VOID_TYPE and self._place.shard_type is not None:
-            self._checks.void.add(self._place.shard_type)
-            self._noted = None  # the forward went on from what was wrong
-        self._checks.tell(
-            self._place,
-            ordinal=call.ordinal,
-            operator=call.kernel.name,
-            output=differing,
-            num_elements=0,
-            judgement=judgement,
-        )
-        if judgement.remedy is not Remedy.REPAIR:
-            return result
-        return repaired(call, mine, (third_result, third))
+        number, self._num_collectives = self._num_collectives, self._num_collectives + 1
+        flips = self._orders.take(self._place, None, name)
+        tell = partial(self._checks.tell, self._place, ordinal=number, operator=name)
+        call = collectives.Call(func, args, kwargs)
+        return call.check(flips, tell) if self._compares else call.run(flips)
 
-    def _pass_whole(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call what is no kernel but calls some out of sight, as flexible attention does.
+    def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
+        """Call what cannot be checked.
 
         Raises:
             InvalidSpecError: kernels are to be executed twice.
@@ -426,9 +428,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if not self._compares and self._notes is None and self._noted is None:
             return func(*args, **kwargs)
         raise InvalidSpecError(
-            FIELD,
-            f"is {self._mode.value}, but {self._who()} calls {func}, whose kernels cannot be "
-            "executed one by one; write it with plain operators, or use Off",
+            FIELD, f"is {self._mode.value}, but {self._who()} calls {why}, or use Off"
         )
 
     def _who(self) -> str:

@@ -1,6 +1,7 @@
 """Keeps the flips that faults have ordered, until the kernel comes that they name.
 
 A flip is ordered when its step begins. It is put in once, right after an execution of its kernel.
+A sticky one stays, and is put in after each execution, in whichever step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.flips import Flip, Where
 from mainstay_train.checks.places import Phase, Place
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ class _Order:
     flip: Flip
     passed: dict[str, int] = field(default_factory=dict)
     """Kernels that came where the flip may be meant, and how often: an ordered set."""
+    is_put: bool = False
+    is_told: bool = False
+    """Whether it was said that its kernel has not come."""
 
 
 class FlipOrders:
@@ -55,38 +59,58 @@ class FlipOrders:
         with self._lock:
             self._orders.append(_Order(fault, step, phase, flip))
 
-    def take(self, place: Place, ordinal: int | None, kernel: str) -> list[Flip]:
-        """Return the flips of a kernel that is about to be executed. They wait no longer.
+    def take(
+        self, place: Place, ordinal: int | None, kernel: str, where: Where = Where.COMPUTE
+    ) -> list[Flip]:
+        """Return the flips of a kernel that is about to be executed; only sticky ones stay.
 
         Args:
             place: of the kernel.
-            ordinal: its number in its block and pass; None: it is no kernel, but has a name.
+            ordinal: its number in its block and pass; None: it is no kernel.
             kernel: its name, e.g. ``aten.mm``.
+            where: what the flips make wrong.
         """
         if not self._orders:
             return []
         found = []
         with self._lock:
             for order in [*self._orders]:
-                if (order.step, order.phase) != (place.step, place.phase):
+                flip = order.flip
+                if flip.where is not where or order.phase is not place.phase:
                     continue
-                if not place.fits(order.flip):
+                if not (flip.sticky or order.step == place.step) or not place.fits(flip):
                     continue
-                wanted = order.flip.operator
-                if wanted == kernel or (ordinal is not None and wanted in (None, ordinal)):
+                if not _is_meant(flip, ordinal, kernel):
+                    order.passed[kernel] = order.passed.get(kernel, 0) + 1
+                    continue
+                order.is_put = True
+                if not flip.sticky:
                     self._orders.remove(order)
-                    found.append(order.flip)
-                    continue
-                order.passed[kernel] = order.passed.get(kernel, 0) + 1
+                found.append(flip)
         return found
 
     def drop_before(self, step: int) -> None:
-        """Warn of flips of earlier steps, whose kernel has not come, and forget them."""
+        """Warn of flips of earlier steps, whose kernel has not come; only sticky ones stay."""
         with self._lock:
-            late = [order for order in self._orders if order.step < step]
-            self._orders = [order for order in self._orders if order.step >= step]
+            late = [
+                order
+                for order in self._orders
+                if order.step < step and not order.is_put and not order.is_told
+            ]
+            for order in late:
+                order.is_told = True
+            self._orders = [o for o in self._orders if o.flip.sticky or o.step >= step]
         for order in late:
             logger.warning("%s", _describe(order))
+
+
+def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:
+    """Return whether a flip that fits a place means a kernel there."""
+    if flip.where is not Where.COMPUTE or flip.operator == kernel:
+        return True
+    if flip.operator is None and ordinal is not None:
+        return not flip.sticky or ordinal == 0  # the first that comes; or always the same one
+    return ordinal is not None and flip.operator == ordinal
 
 
 def _describe(order: _Order) -> str:

@@ -6,7 +6,7 @@ its operands is in its schema.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -170,6 +170,11 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors_in(part)]
     return []
+
+
+def has_sparse(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether some tensor is sparse or the like: it has no memory of its own to compare."""
+    return any(tensor.layout is not torch.strided for tensor in tensors)
 
 
 def is_number(value: Any) -> bool:

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
-from mainstay_train.checks import bits
-from mainstay_train.checks.calls import Call, first_differing, put
+from mainstay_train.checks import bits, imprints
+from mainstay_train.checks.calls import Call, first_differing, put, repaired
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.twins import Twins
 from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
 
 
 class Judged(Protocol):
-    """What hears of late checks."""
+    """Checks of a trainer, as they hear of what was found late."""
 
     void: set[int]
     waiting: WaitingChecks
@@ -35,6 +37,55 @@ class Judged(Protocol):
         judgement: Judgement,
     ) -> None:
         """Tell what two executions that differed came to."""
+
+
+def compare(
+    checks: Judged,
+    place: Place,
+    noted: ForwardRecord,
+    call: Call,
+    mine: tuple[Any, list[torch.Tensor]],
+    kept: Twins | None,
+) -> tuple[Any, bool]:
+    """Compare a recompute's call with the forward's.
+
+    Args:
+        checks: hears of what is found.
+        place: of the call.
+        noted: of the forward.
+        call: of the recompute.
+        mine: its result, with what it made and wrote.
+        kept: twins of what it overwrites, as that was before; None if it reads none of it.
+
+    Returns:
+        The result that counts, and whether later calls can be compared: a forward that was wrong
+        went on from that.
+
+    Raises:
+        UnreliableDeviceError: a third execution differs from both.
+    """
+    result, outputs = mine
+    forward, found = noted.take(call.kernel.name), imprints.imprints(outputs)
+    if forward == found:
+        return result, True
+    third_result, third = call.again(call.given_again(kept))
+    pairs = enumerate(zip(forward, found, strict=False))
+    differing = next((number for number, (one, other) in pairs if one != other), 0)
+    executions = (forward, found, imprints.imprints(third))
+    judgement = judge(*map(imprints.joined, executions), used=True, goes_on=True)
+    if judgement.remedy is Remedy.VOID_TYPE and place.shard_type is not None:
+        checks.void.add(place.shard_type)
+    checks.tell(
+        place,
+        ordinal=call.ordinal,
+        operator=call.kernel.name,
+        output=differing,
+        num_elements=0,
+        judgement=judgement,
+    )
+    if judgement.remedy is not Remedy.REPAIR:
+        return result, False
+    return repaired(call, mine, (third_result, third)), True
 
 
 def can_wait(place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:

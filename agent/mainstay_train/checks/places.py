@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import Self
 
-from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import PHASES
 
@@ -50,5 +50,5 @@ class Place:
             flip.in_pass is self.in_pass
             and flip.shard_type in (None, self.shard_type)
             and flip.micro_batch in (None, self.micro_batch)
-            and flip.block in (None, self.block)
+            and (flip.where is Where.STATE or flip.block in (None, self.block))
         )

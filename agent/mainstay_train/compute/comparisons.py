@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -66,22 +66,3 @@ def tell_arrived(
         judgement=Judgement(verdict=Verdict.WIRE, remedy=Remedy.REDUCE_AGAIN, reason=problem),
     )
     return problem
-
-
-def problem_of(
-    checks: Checks, step: int, members: Sequence[int], differing: Sequence[Later]
-) -> str:
-    """Return the problem of the vote, empty if there is none; arguments as of tell_arrived."""
-    return tell_arrived(checks, step, members, differing) or describe_void(checks.void)
-
-
-def describe_void(types: Collection[int]) -> str:
-    """Return the problem of the vote of a cell that found types void; empty if there are none.
-
-    Args:
-        types: shard types from whose wrong values something was computed.
-    """
-    if not types:
-        return ""
-    names = ", ".join(str(shard_type) for shard_type in sorted(types))
-    return f"a wrong result was used in shard type {names}: what was computed of it does not count"

@@ -26,10 +26,12 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
-from mainstay_train.compute.boundary_logs import Recomputed, SentLog
+from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.held import HeldTypes
 from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
@@ -69,6 +71,7 @@ class Engine:
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
     """Of all that the engine computes in a step."""
+    types: HeldTypes = field(init=False)
     _chain: ChainGroups | None = None
     """Over which was computed last."""
     _begun: BegunReduction | None = None
@@ -86,6 +89,7 @@ class Engine:
     """Digest and norms of a flat gradient, reduced or a partial."""
 
     def __post_init__(self) -> None:
+        self.types = HeldTypes(self.store, self.type_results, self.checks.void)
         self._gradient = GradientSums(
             self.state.layout,
             self.reducer.bounds,
@@ -140,7 +144,7 @@ class Engine:
             micro_batches=config.shape.micro_batches,
             store=store,
             results=results,
-            recompute=config.recompute,
+            recompute=config.recomputed,
             hook=hook,
             inner=inner,
             checks=checks,
@@ -188,7 +192,12 @@ class Engine:
             WorkloadError: the user's blocks or data set failed.
         """
         program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        self.types.wrong.difference_update(types)
         self._run(program, step, chain, log, self._deliver_to(early))
+
+    def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
+        """Return a log that digests what leaves this cell for a type, before another log."""
+        return WatchedType(shard_type, self.types, self._gradient, log)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -285,11 +294,7 @@ class Engine:
         self._worker.end()
 
     def reduce(
-        self,
-        group: Group | None,
-        table: Sequence[Supply],
-        members: Sequence[int],
-        index: int,
+        self, group: Group | None, table: Sequence[Supply], members: Sequence[int], index: int
     ) -> None:
         """Reduce the stage's gradient; arguments as of :meth:`Reducer.reduce`.
 
@@ -320,19 +325,15 @@ class Engine:
         self._gradient.take(self.reducer.reduced, start)
 
     def judge_held(self) -> None:
-        """Wait until the device has computed what is held, and drop what the chain's end cut off.
-
-        A partial is dropped as a whole: the sum in it cannot be taken apart. No reduction of what
-        is held goes on after that.
-        """
+        """Wait until the device is done, and drop what the chain's end cut off."""
         self._give_up()
         self._judge()
-        for partial in self.store.held():
-            types = range(partial.first, partial.last + 1)
-            if any(self.type_results[shard_type].is_cut_off for shard_type in types):
-                self.store.drop(partial)
-                for shard_type in types:
-                    del self.type_results[shard_type]
+        self.types.drop_cut_off()
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Forget some partials and what is known of their types."""
+        self._give_up()
+        self.types.drop(partials)
 
     def _judge(self) -> None:
         if self._chain is not None:
@@ -396,7 +397,8 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
-            problem=comparisons.problem_of(self.checks, step, self._members, arrived),
+            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
+            bad=self.types.bad(),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
                 for shard_type, result in supplied.items()
@@ -460,9 +462,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
-        self.store.clear()
-        self.checks.void.clear()
-        self.type_results.clear()
+        self.types.clear()
         self.sent = self._sums = ()
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

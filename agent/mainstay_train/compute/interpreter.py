@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 
 from mainstay_core.base.errors import brief
+from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
+from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
@@ -25,7 +28,7 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import arrivals
-from mainstay_train.compute.boundary_logs import Recomputed, SentLog
+from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
@@ -39,7 +42,6 @@ Hook = Callable[[Action], None]
 Deliver = Callable[[int], None]
 """Called with a block's number, from the last block to the first, once its weights have their
 gradients of a program's last type."""
-
 
 BATCH = "batch"
 """Stands in findings for a kernel: the fetch of a batch."""
@@ -61,7 +63,8 @@ class Interpreter:
         micro_batches: per type.
         store: where complete types go.
         results: what is learnt of complete types goes here.
-        recompute: run forwards again in the backward instead of keeping tapes.
+        recompute: share of the blocks, the first ones, whose forwards run again in the backward
+            instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
         checks: of what is computed; None: nothing is checked.
@@ -80,7 +83,7 @@ class Interpreter:
         micro_batches: int,
         store: PartialStore,
         results: dict[int, TypeResult],
-        recompute: bool,
+        recompute: float,
         hook: Hook,
         inner: InnerMesh = SINGLE,
         checks: Checks | None = None,
@@ -93,7 +96,8 @@ class Interpreter:
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
         self._store, self._results = store, results
-        self._recompute, self._hook, self._inner = recompute, hook, inner
+        self._num_recomputed = num_recomputed(recompute, len(self._blocks))
+        self._hook, self._inner = hook, inner
         self._device = blocks[0].device
         self._loads = stage in (0, num_stages - 1)
         self._tells_data = stage == 0 and inner.counts_copies
@@ -156,6 +160,7 @@ class Interpreter:
         self._log, self._again = log, again
         self._closing = frozenset(closing(program) if deliver is not None else ())
         self._expect(program)
+        self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
                 self._hook(action)
@@ -197,11 +202,14 @@ class Interpreter:
     def _take(self, address: Address) -> Loaded:
         wanted = self._upcoming.popleft()
         assert wanted.address == address, "forwards run in the program's order"
+        place = Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch)
+        if flips := self._checks.take(Where.BATCH, place, BATCH):
+            wanted = replace(wanted, flips=tuple(flips))  # it may be loaded: it is fetched anew
         loaded = self._loader.take(wanted)
         self._load_ahead()
         if loaded.judgement is not None:
             self._checks.tell(
-                Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch),
+                place,
                 ordinal=0,
                 operator=BATCH,
                 output=0,
@@ -355,14 +363,19 @@ class Interpreter:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
                 x = as_received(block.forward(x, flow.address))
-            elif self._recompute:
+            elif number < self._num_recomputed:
                 x = as_received(self._recomputable(flow, number, block, x))
             else:
-                tape = block.recompute(x, flow.address)
+                with self._twice():
+                    tape = block.recompute(x, flow.address)
                 flow.tapes.append(tape)
                 assert tape.output is not None
                 x = as_received(tape.output.detach())
         return x
+
+    def _twice(self) -> AbstractContextManager[None]:
+        """Where recomputes are checks: of what nothing recomputes, all kernels run twice."""
+        return self._scope.twice() if self._checks.piggybacks else nullcontext()
 
     def _recomputable(
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
@@ -394,8 +407,7 @@ class Interpreter:
         """The last block: its backward comes next, so its tape is always kept."""
         assert flow.loaded is not None
         targets = devices.sent(flow.loaded.batch.targets, self._device)
-        # Nothing recomputes it.
-        with self._scope.twice() if self._checks.piggybacks else nullcontext():
+        with self._twice():
             tape = block.recompute_loss(x, targets, flow.address)
             sums = self._sums[flow.address.type]
             sums.add_loss(tape.loss)
@@ -413,9 +425,9 @@ class Interpreter:
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
-        at_once = self._recompute or action in self._closing
+        at_once = self._num_recomputed > 0 or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
-            again = self._recompute and not block.spec.is_last
+            again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Verdict, judge
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
@@ -43,6 +44,8 @@ class Wanted:
     address: Address
     digests: bool
     """Whether the digest of its samples is wanted."""
+    flips: tuple[Flip, ...] = ()
+    """Wrong bits that faults put into its fetches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ class Loader:
         twice: bool = False,
     ) -> None:
         load = partial(_load, dataset, torch.device(device))
-        self._load = partial(_load_twice, load) if twice else load
+        self._load: Callable[[Wanted], Loaded] = partial(_load_twice, load) if twice else load
         self._ahead, self._desk = ahead, _Desk()
         self._thread: threading.Thread | None = None
 
@@ -172,18 +175,18 @@ def _serve(desk: _Desk, load: Callable[[Wanted], Loaded]) -> None:
         del order  # what waits here keeps no batch
 
 
-def _load_twice(load: Callable[[Wanted], Loaded], wanted: Wanted) -> Loaded:
+def _load_twice(load: Callable[..., Loaded], wanted: Wanted) -> Loaded:
     """Return a batch of which two fetches were equal.
 
     Raises:
         WorkloadError: three fetches gave three batches, so the data set is no function of the
             address: it would do so on any device.
     """
-    first, second = load(wanted), load(wanted)
+    first, second = load(wanted), load(wanted, Execution.CHECKER)
     told = _told(first), _told(second)
     if told[0] == told[1]:
         return first
-    judgement = judge(*told, _told(load(wanted)), used=False)
+    judgement = judge(*told, _told(load(wanted, None)), used=False)
     if judgement.verdict is Verdict.UNRELIABLE:
         address = wanted.address
         raise WorkloadError(
@@ -198,16 +201,33 @@ def _load_twice(load: Callable[[Wanted], Loaded], wanted: Wanted) -> Loaded:
     )
 
 
+def flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) -> Batch:
+    """Return a batch with the wrong bits of one of its fetches; None: the third one."""
+    parts = [batch.tokens, batch.targets]
+    for flip in flips:
+        if execution is not None and flip.execution in (execution, Execution.BOTH):
+            which = flip.output % len(parts)
+            parts[which] = parts[which].clone()  # it may be the data set's own memory
+            bits.flip_bit(parts[which], flip.element, flip.bit)
+    return Batch(*parts)
+
+
 def _told(loaded: Loaded) -> str:
     """Return a digest of a batch and of what is known of it."""
     batch = bits.digest_of([loaded.batch.tokens, loaded.batch.targets])
     return f"{batch} {loaded.num_tokens} {loaded.consumed.hex()}"
 
 
-def _load(dataset: Dataset, device: torch.device, wanted: Wanted) -> Loaded:
+def _load(
+    dataset: Dataset,
+    device: torch.device,
+    wanted: Wanted,
+    execution: Execution | None = Execution.PRIMARY,
+) -> Loaded:
+    """Fetch a batch, as which fetch of it; None: the third one."""
     if device.type == "cuda":  # of this thread: else memory is locked for the first device
         torch.cuda.set_device(device)
-    batch = dataset.batch(wanted.address)
+    batch = flipped(dataset.batch(wanted.address), wanted.flips, execution)
     consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
     num_tokens = data.num_tokens(batch)
     locked = (devices.page_locked(part, device) for part in (batch.tokens, batch.targets))

@@ -62,7 +62,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         stage=question.stage,
         num_stages=shape.stages,
         seed=shape.seed,
-        recompute=config.recompute,
+        recompute=config.recomputed,
         device=device,
     )
     passes.run(0)  # the first one makes constants

@@ -52,7 +52,7 @@ class StagePasses:
         stage: which stage.
         num_stages: of a chain.
         seed: of first values and samples.
-        recompute: whether forwards run again in the backward.
+        recompute: share of the blocks whose forwards run again in the backward.
         device: where it computes.
 
     Raises:
@@ -66,7 +66,7 @@ class StagePasses:
         stage: int,
         num_stages: int,
         seed: int,
-        recompute: bool,
+        recompute: float,
         device: torch.device,
     ) -> None:
         self._workload, self._stage, self._num_stages = workload, stage, num_stages

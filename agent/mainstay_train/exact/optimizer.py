@@ -268,6 +268,15 @@ class StageState:
         """The same bits in few large buffers, per block: for transfers."""
         return list(self._flats)
 
+    def everything(self) -> list[StateTensor]:
+        """Return the same, with what is computed with where that is a copy: for comparisons."""
+        copies = [
+            StateTensor(block.name, "compute", block.compute)
+            for block in self.blocks
+            if block.compute is not block.masters
+        ]
+        return [*self._flats, *copies]
+
     def masters_digest(self) -> Shared:
         """Of the masters, by model-wide parameter name; waits for the device once."""
         readout = Readout()
@@ -290,13 +299,8 @@ class StageState:
         Args:
             part: its number.
         """
-        rest = [(flat.id, flat.tensor) for flat in self._flats if flat.kind != "master"]
-        rest += [
-            (f"compute:{block.name}", block.compute)
-            for block in self.blocks
-            if block.compute is not block.masters
-        ]
-        return [digests.tensor_sums(f"rest:{name}", _part_of(flat, part)) for name, flat in rest]
+        rest = [flat for flat in self.everything() if flat.kind != "master"]
+        return [digests.tensor_sums(f"rest:{f.id}", _part_of(f.tensor, part)) for f in rest]
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""

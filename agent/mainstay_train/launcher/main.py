@@ -18,6 +18,7 @@ from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_backend, choose_device
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.compute import purity
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining, inner_mesh
 from mainstay_train.exact import digests, fingerprint, numerics, optimizer
@@ -118,6 +119,8 @@ def _load_blocks(
         extra = loaded.identify(torch.device(device), inner, backend)
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
+        if config.dmr is not Mode.OFF:
+            purity.check(loaded, torch.device(device))
         unskippable = _find_unskippable(config, loaded, torch.device(device))
     hello: dict[str, object] = {
         "slot": settings.slot,

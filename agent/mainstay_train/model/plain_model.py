@@ -135,32 +135,25 @@ class PlainModel:
         self._arrived.clear()
         self._on_backward = on_backward
 
-    def deliver(self, grads: Mapping[str, torch.Tensor], *, accumulate: bool, where: str) -> None:
-        """Take the gradients of the micro-batch; it is over.
+    def collect(self, where: str) -> dict[str, torch.Tensor | None]:
+        """Return the gradients of the micro-batch by parameter; it is over.
 
-        Each is rounded to fp32 by itself and then added, so the sum over a type is
-        the ordered sum of its micro-batches.
+        Each is rounded to fp32 by itself, so the sum over a type is the ordered sum of its
+        micro-batches. None: the loss does not depend on the parameter.
 
         Args:
-            grads: fp32 views by parameter name, of a type's scratch.
-            accumulate: add to the views; False writes them all.
             where: the micro-batch, for messages.
 
         Raises:
-            WorkloadError: The loop or the module broke a rule; nothing was written.
+            WorkloadError: The loop or the module broke a rule.
         """
         self._on_backward = None
         self._check(where)
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if parameter.grad is None:
-                    if not accumulate:
-                        grads[name].zero_()
-                elif accumulate:
-                    grads[name].add_(parameter.grad)
-                else:
-                    grads[name].copy_(parameter.grad)
-                parameter.grad = None
+        found: dict[str, torch.Tensor | None] = {}
+        for name, parameter in self._parameters.items():
+            gradient, parameter.grad = parameter.grad, None
+            found[name] = None if gradient is None else gradient.detach().to(torch.float32)
+        return found
 
     def _check(self, where: str) -> None:
         twice = [name for name, count in self._arrived.items() if count > 1]

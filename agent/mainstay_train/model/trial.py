@@ -10,12 +10,13 @@ the blocks that train find it there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.operators import Pass
 from mainstay_train.exact.draws import Address
 from mainstay_train.model import compilation
 from mainstay_train.model.blocks import Block, BlockSpec
@@ -32,14 +33,14 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
     """
     entry = {"compile": compilation.describe(device)}
     batch = model.dataset.batch(ADDRESS)
-    x = _activation(model, device)
-    for number, spec, _ in _kinds(model):
+    x = activation(model, device)
+    for number, spec, _ in kinds(model):
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
         try:
             (block,) = model.build([number], device, compiles=True)
             block.initialize(0)
-            first, second = (_run(block, given, targets) for _ in range(2))
+            first, second = (run_once(block, given, targets) for _ in range(2))
         except Exception as error:
             if compilation.is_refusal(error):
                 raise compilation.refused(spec.name, error) from error
@@ -65,9 +66,9 @@ def find_unskippable(model: Workload, device: torch.device) -> dict[str, str]:
         Of each block whose bits differ, what differs. Its units must not be skipped.
     """
     batch = model.dataset.batch(ADDRESS)
-    x = _activation(model, device)
+    x = activation(model, device)
     found: dict[str, str] = {}
-    for number, spec, alike in _kinds(model):
+    for number, spec, alike in kinds(model):
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
         (block,) = model.build([number], device)
@@ -87,13 +88,13 @@ def _difference(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> 
     units = [unit for unit in block.units if block.can_skip(unit)]
     if not units:
         return ""
-    whole = _run(block, x, targets)
+    whole = run_once(block, x, targets)
     for frozen in skipped_sets(units):
-        again = _run(block, x, targets, frozen)
+        again = run_once(block, x, targets, frozen)
         computed = [n for unit, names in block.units.items() if unit not in frozen for n in names]
         left_out = ", ".join(frozen) if len(frozen) < len(units) else "all units"
         for name in ("the output", "the gradient of the input", *computed):
-            if name in whole and not _has_bits_of(whole[name], again[name]):
+            if name in whole and not has_bits_of(whole[name], again[name]):
                 return f"{name} has other bits without the weight gradients of {left_out}"
     return ""
 
@@ -106,13 +107,13 @@ def skipped_sets(units: Sequence[str]) -> Iterator[tuple[str, ...]]:
             yield tuple(unit for n, unit in enumerate(units) if n >> bit & 1 == value)
 
 
-def _has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+def has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal as bytes: negative zeros and no-numbers count."""
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
-def _kinds(model: Workload) -> Iterator[tuple[int, BlockSpec, list[str]]]:
-    """The first block of each kind, with its number, and the names of all that are like it."""
+def kinds(model: Workload) -> Iterator[tuple[int, BlockSpec, list[str]]]:
+    """Yield the first block of each kind, with its number, and the names of all like it."""
     alike: dict[object, list[str]] = {}
     first: list[tuple[int, BlockSpec, list[str]]] = []
     for number, (spec, flat) in enumerate(zip(model.blocks, model.layouts(), strict=True)):
@@ -133,7 +134,8 @@ def _numbers(module: nn.Module) -> list[tuple[str, object]]:
     return [(name, value) for name, value in vars(module).items() if isinstance(value, int | float)]
 
 
-def _activation(model: Workload, device: torch.device) -> torch.Tensor:
+def activation(model: Workload, device: torch.device) -> torch.Tensor:
+    """Return an input of a block, the same on every device."""
     return _waves(torch.Size(model.activation_shape)).to(device, model.dtype)
 
 
@@ -142,10 +144,23 @@ def _waves(shape: torch.Size) -> torch.Tensor:
     return torch.arange(1, shape.numel() + 1, dtype=torch.float32).sin_().view(shape)
 
 
-def _run(
-    block: Block, x: torch.Tensor, targets: torch.Tensor | None, frozen: Collection[str] = ()
+def run_once(
+    block: Block,
+    x: torch.Tensor,
+    targets: torch.Tensor | None,
+    frozen: Collection[str] = (),
+    enter: Callable[[Pass], None] = lambda _: None,
 ) -> dict[str, torch.Tensor]:
-    """Output or loss, the input's gradient and the weights' of a micro-batch, by name."""
+    """Return output or loss, the input's gradient and the weights' of a micro-batch, by name.
+
+    Args:
+        block: is run.
+        x: its input.
+        targets: of the last block; None of others.
+        frozen: units whose weight gradients are left out.
+        enter: called before each pass.
+    """
+    enter(Pass.FORWARD)
     if targets is not None:
         tape = block.recompute_loss(x, targets, ADDRESS)
         output, dy = tape.loss, None
@@ -154,7 +169,9 @@ def _run(
         assert tape.output is not None
         output = tape.output.detach()
         dy = output.clone()
+    enter(Pass.BACKWARD)
     dx = block.backward_input(tape, dy)
+    enter(Pass.WEIGHT)
     weights = block.layout.views(torch.zeros(block.layout.size, device=x.device))
     block.backward_weight(tape, weights, frozen=frozen)
     inputs = {} if dx is None else {"the gradient of the input": dx}

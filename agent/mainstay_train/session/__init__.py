@@ -4,6 +4,7 @@
 - ``uplink``: the connection to the supervisor
 - ``fault_points``: fires injected faults at named actions
 - ``failing``: tells how a trainer's program ends before there is a session
+- ``work``: what a user's loop computes at a time, compared where it comes twice
 - ``loop``: the session that a user's own training loop gets
 - ``driver``: runs a user's own loop under the state machine
 """

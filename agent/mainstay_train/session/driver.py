@@ -89,7 +89,12 @@ class LoopTraining:
             micro_batches=self.config.shape.micro_batches,
             state=state,
             store=PartialStore(state.layout, shards_per_lane, device),
-            reducer=Reducer(state.layout, device, self.config.bucket_bytes),
+            reducer=Reducer(
+                state.layout,
+                device,
+                self.config.bucket_bytes,
+                compares_wire=checks is not None and checks.compares,
+            ),
             checks=checks or Checks(),
         )
         return self.engine
@@ -204,11 +209,18 @@ def check_job(config: JobConfig) -> None:
             "spec.parallelism.ranksPerStage",
             f"is {shape.ranks_per_stage}, but an own loop has one rank for the whole model; use 1",
         )
-    if config.dmr is not Mode.OFF:
+    if config.dmr not in (Mode.OFF, Mode.FULL):
         raise InvalidSpecError(
             "spec.detection.dmr.mode",
-            f"is {config.dmr.value}, but the passes of an own loop are not known; use Off, or "
-            "bring the model as blocks (mainstay_train.workload)",
+            f"is {config.dmr.value}, but the passes of an own loop are not known; use Full, which "
+            "computes each work twice, or Off, or bring the model as blocks "
+            "(mainstay_train.workload)",
+        )
+    if config.witness_every_steps:
+        raise InvalidSpecError(
+            "spec.detection.witness.everySteps",
+            f"is {config.witness_every_steps}, but what an own loop computes of a type is not "
+            "seen; use 0, or bring the model as blocks (mainstay_train.workload)",
         )
     if config.recompute:
         raise InvalidSpecError(

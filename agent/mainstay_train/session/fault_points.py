@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from mainstay_core.faults.points import (
     COMPUTE,
@@ -47,6 +47,8 @@ class FaultPoints:
         self._flip = flip
         self._lock = threading.Lock()
         self._known: set[str] = set()
+        self._stuck: set[str] = set()
+        """Flips that were put in here, not to be put in again."""
         self._waiting: list[FaultPoint] = []
         self._num_replicas = num_replicas
         self._uplink = uplink
@@ -57,12 +59,23 @@ class FaultPoints:
         self._computing_since_s: float | None = None
         self.add(faults)
 
-    def add(self, faults: Iterable[FaultPoint]) -> None:
-        """Take note of faults (any thread); those that are known already change nothing."""
+    def add(self, faults: Iterable[FaultPoint], sticky: Collection[str] = ()) -> None:
+        """Take note of faults (any thread); those that are known already change nothing.
+
+        Args:
+            faults: of the job.
+            sticky: ids of those that have fired in this slot, and stay in its device: also in that
+                of a trainer that was forked later.
+        """
+        faults = tuple(faults)
         with self._lock:
             new = [fault for fault in faults if fault.id not in self._known]
             self._known.update(fault.id for fault in new)
             self._waiting += new
+            stuck = [f for f in faults if f.id in sticky and f.id not in self._stuck]
+            self._stuck.update(fault.id for fault in stuck)
+        for fault in stuck:
+            self._flip(fault, 0)
 
     def note_fired(self, fault: str) -> None:
         """A fault fires, here or elsewhere (any thread)."""
@@ -129,6 +142,8 @@ class FaultPoints:
         if fault.action is FaultAction.SLOW:
             self._slow.append((fault, step + fault.num_steps))
         if fault.action is FaultAction.FLIP:
+            with self._lock:
+                self._stuck.add(fault.id)
             self._flip(fault, step)
         own = fault.action in OWN_ACTIONS
         self._uplink.reach_fault(head, halt=not own and fault.delay_ms == 0)

@@ -24,130 +24,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from mainstay_core.base.digest import Digest
 from mainstay_core.base.words import count
-from mainstay_core.planning.program import Op
 from mainstay_core.rank.events import Applied
 from mainstay_core.wire.votes import Commit
-from mainstay_train.base import device as devices
 from mainstay_train.base.decorator import Loop
+from mainstay_train.checks.places import Phase
 from mainstay_train.compute.statistics import TypeResult, TypeSums
-from mainstay_train.exact import digests
 from mainstay_train.exact import optimizer as optimizers
 from mainstay_train.exact.draws import Address
-from mainstay_train.model.data import Batch, Dataset, consumed_digest
+from mainstay_train.model.data import Dataset
 from mainstay_train.model.plain_model import PlainModel
 from mainstay_train.model.workload import WorkloadError, user_code
 from mainstay_train.session.driver import Driver, LoopTraining, check_job
+from mainstay_train.session.work import Attempts, Work
 
 __all__ = ["LoopSession", "Step", "Work"]
-
-
-class Work:
-    """One micro-batch of one shard type: what a loop computes at a time.
-
-    Attributes:
-        address: where in the run it is; all that its gradient may depend on, besides the
-            parameters.
-        device: where it is computed.
-    """
-
-    def __init__(self, driver: Driver, dataset: Dataset | None, address: Address) -> None:
-        self.address = address
-        self.device = driver.device
-        self._driver, self._dataset = driver, dataset
-        self._sums: TypeSums | None = None
-        self._consumed = Digest.zero()
-        self._batch: Batch | None = None
-
-    def __str__(self) -> str:
-        at = self.address
-        return f"the work of step {at.step}, type {at.type}, micro-batch {at.micro_batch}"
-
-    @property
-    def inputs(self) -> torch.Tensor:
-        """The registered data set's inputs (``Batch.tokens``) of this micro-batch."""
-        return devices.sent(self._require_batch().tokens, self.device)
-
-    @property
-    def targets(self) -> torch.Tensor:
-        """The registered data set's targets of this micro-batch."""
-        return devices.sent(self._require_batch().targets, self.device)
-
-    def generator(self, site: str = "") -> torch.Generator:
-        """A fresh CPU generator for this work, for random draws of the loop's own.
-
-        Args:
-            site: what is drawn; equal sites draw equal numbers.
-        """
-        return self.address.generator(f"loop/{site}")
-
-    def sample_ids(self, count: int, population: int) -> tuple[int, ...]:
-        """Draw which samples this work takes, for a loop that reads its data itself.
-
-        Uniform, with replacement. They enter the digest of the consumed data.
-
-        Args:
-            count: samples wanted.
-            population: samples that there are; ids are 0..population-1.
-        """
-        ids = tuple(self.address.hash64(f"sample/{i}") % population for i in range(count))
-        at = self.address
-        name = f"data:{at.step}/{at.type}/{at.micro_batch}"
-        self._consumed += digests.tensor_digest(name, torch.tensor(ids, dtype=torch.int64))
-        return ids
-
-    def done(self, loss: torch.Tensor | float, tokens: int) -> None:
-        """The backward pass of this work has run: take its gradients.
-
-        Args:
-            loss: what backward was called on, a sum over tokens (or samples), never a mean:
-                the division by the step's count happens once, after the reduction.
-            tokens: how many tokens (or samples) the sum counts.
-
-        Raises:
-            WorkloadError: out of turn, or what the backward pass left is not one gradient.
-        """
-        if self._sums is None:
-            raise WorkloadError(f"{self} is not at hand: call done() once, before the next work")
-        value = _scalar(loss, self)
-        count = _count(tokens, self)
-        driver, training = self._driver, self._driver.training
-        assert training is not None
-        training.reach(Op.BACKWARD_WEIGHT, self.address)
-        store = driver.engine.store
-        training.model.deliver(
-            store.scratch_views, accumulate=self.address.micro_batch > 0, where=str(self)
-        )
-        self._sums.add_loss(value)
-        self._sums.tokens += count
-        self._sums.data += self._consumed
-        self._sums = None
-        driver.generators.leave()
-
-    def _begin(self, sums: TypeSums) -> None:
-        """Come to hand: random draws are this work's from here on."""
-        training = self._driver.training
-        assert training is not None
-        training.reach(Op.FORWARD, self.address)
-        at = self.address
-        self._driver.generators.set(at.seed, at.step, at.type, at.micro_batch, "global")
-        if self._dataset is not None:
-            self._batch = self._dataset.batch(at)
-            self._consumed += consumed_digest(at, self._batch)
-        training.model.begin(lambda: training.reach(Op.BACKWARD_INPUT, at))
-        self._sums = sums
-
-    def _require_batch(self) -> Batch:
-        if self._batch is None:
-            raise WorkloadError(
-                "work.inputs and work.targets need a data set: session.register(..., data=...), "
-                "or draw samples with work.sample_ids(count, population)"
-            )
-        return self._batch
 
 
 class Step:
@@ -170,25 +63,31 @@ class Step:
         self._last = micro_batches - 1
         self._sums: dict[int, TypeSums] = {}
         self._at_hand: Work | None = None
+        self._attempts: Attempts | None = None
         self._committed = False
 
     def work(self) -> Iterator[Work]:
         """What is to be computed, one micro-batch at a time, in the order that it adds up in.
 
+        In mode Full each comes twice, the second time with ``work.again``, and a third time where
+        the two differ.
+
         Raises:
-            WorkloadError: the work before is not done, or the step is committed.
+            WorkloadError: the work before is not done, or the step is committed; or three
+                executions of a work had three results, as they would on any device.
         """
         if self._committed:
             raise WorkloadError(f"step {self.number} is committed: it has no more work")
         self._settle()
         while self._left:
-            shard_type, micro_batch = self._left[0]
-            address = Address(self._driver.config.shape.seed, self.number, shard_type, micro_batch)
-            work = Work(self._driver, self._dataset, address)
-            work._begin(self._sums.setdefault(shard_type, TypeSums()))
-            self._at_hand = work
-            yield work
-            if self._at_hand is work:
+            attempts = Attempts(self._driver, self._dataset, self._address())
+            while (work := attempts.begin()) is not None:
+                self._at_hand, self._attempts = work, attempts
+                yield work
+                if self._at_hand is not work:
+                    break  # it was settled by a further call
+                self._require_done(work)
+            else:
                 self._settle()
 
     def commit(self) -> Commit | None:
@@ -214,21 +113,38 @@ class Step:
         here = isinstance(applied, Applied) and applied.commit.step == self.number
         return applied.commit if applied is not None and here else None
 
-    def _settle(self) -> None:
-        """The work at hand must be done; a type whose last one it was is complete."""
-        work, self._at_hand = self._at_hand, None
-        if work is None:
-            return
-        if work._sums is not None:
+    def _address(self) -> Address:
+        """Return the place of the next work."""
+        return Address(self._driver.config.shape.seed, self.number, *self._left[0])
+
+    @staticmethod
+    def _require_done(work: Work) -> None:
+        if not work.is_done:
             raise WorkloadError(f"{work} is not done: call work.done(loss, tokens) after backward")
+
+    def _settle(self) -> None:
+        """The work at hand must be done; a type whose last one it was is complete.
+
+        A work that was not computed as often as it has to be comes again.
+        """
+        work, attempts = self._at_hand, self._attempts
+        self._at_hand = self._attempts = None
+        if work is None or attempts is None:
+            return
+        self._require_done(work)
+        if not attempts.finish():
+            return
         shard_type, micro_batch = self._left.pop(0)
-        if micro_batch == self._last:
-            engine = self._driver.engine
-            sums = self._sums.pop(shard_type)
-            engine.type_results[shard_type] = TypeResult(
-                loss_sum=sums.loss_sum, tokens=sums.tokens, data=sums.data.hex()
-            )
-            engine.store.complete(shard_type)
+        engine = self._driver.engine
+        sums = self._sums.setdefault(shard_type, TypeSums())
+        with engine.checks.over(Phase.BACKWARD, self.number, shard_type, micro_batch):
+            attempts.add_to(sums)
+            if micro_batch == self._last:
+                del self._sums[shard_type]
+                engine.type_results[shard_type] = TypeResult(
+                    loss_sum=sums.loss_sum, tokens=sums.tokens, data=sums.data.hex()
+                )
+                engine.store.complete(shard_type)
 
 
 class LoopSession:
@@ -370,23 +286,3 @@ _CERTAIN_MISTAKES = (
     "shapes cannot be multiplied",
 )
 """What torch says, as a RuntimeError, of mistakes that are the same on any hardware."""
-
-
-def _count(tokens: object, work: Work) -> int:
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-        raise WorkloadError(f"tokens of {work} must be a whole number from 0, got {tokens!r}")
-    return tokens
-
-
-def _scalar(loss: object, work: Work) -> torch.Tensor | float:
-    """Return the loss; a tensor's value is not looked at."""
-    if isinstance(loss, torch.Tensor):
-        if loss.numel() != 1 or loss.is_complex():
-            raise WorkloadError(
-                f"the loss of {work} must be one number, a sum over tokens; got a tensor of shape "
-                f"{tuple(loss.shape)} of {loss.dtype}"
-            )
-        return loss.detach().reshape(())
-    if isinstance(loss, int | float):
-        return float(loss)
-    raise WorkloadError(f"the loss of {work} must be a tensor, got {type(loss).__name__}")

@@ -21,6 +21,9 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Where
+from mainstay_core.dmr.verdicts import Remedy
+from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.planning.program import Action, Op
@@ -30,7 +33,7 @@ from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, run_blocking
 from mainstay_core.rank.shell import Message, MessageT
-from mainstay_core.rank.state import fact_of
+from mainstay_core.rank.state import SnapshotRules, fact_of
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
@@ -46,9 +49,10 @@ from mainstay_train.checks.places import Phase
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
+from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
-from mainstay_train.model import compilation
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.uplink import Uplink
@@ -59,6 +63,11 @@ from mainstay_train.state.segments import SegmentClient, socket_beside
 from mainstay_train.state.serving import ServedState
 
 logger = logging.getLogger(__name__)
+
+WITNESS = "witness"
+"""Stands in findings for an operator: what other chains have computed differently."""
+AT_REST = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
+"""Actions with which a step of a rank may begin. Nothing computes with its state then."""
 
 
 class Session(RankSession[Connections]):
@@ -85,6 +94,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=_snapshot_rules(config.snapshots, training),
+            witness_every_steps=config.witness_every_steps,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -95,21 +105,16 @@ class Session(RankSession[Connections]):
             config.heartbeat_s,
             connections.see,
             self._stop,
-            lambda faults: self._faults.add(faults),
+            lambda faults, sticky: self._faults.add(faults, sticky),
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._checks = Checks(
-            config.dmr,
-            state.slot,
-            self._tell_finding,
-            can_flip=config.compile == compilation.OFF,
-            waiting_bytes=config.dmr_memory_bytes,
-        )
-        self._faults = FaultPoints(
-            config.faults, config.shape.replicas, self._uplink, self._order_flip
-        )
+        self._checks = Checks.of(config, state.slot, self._tell_finding)
+        replicas = config.shape.replicas
+        self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._engine: Engine | None = None
+        self._seen: WatchedType | None = None
+        """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
         """Of the last reduction."""
         self._lap_began_s = time.monotonic()
@@ -272,7 +277,13 @@ class Session(RankSession[Connections]):
     ) -> str:
         """Copy other cells' state into the engine's; return the digest of its masters."""
         self._wait_copied()
-        return client.copy(self.engine.state, sources=sources, wanted=wanted, expected=expected)
+        return client.copy(
+            self.engine.state,
+            sources=sources,
+            wanted=wanted,
+            expected=expected,
+            holders=self.holders if self._checks.compares else (),
+        )
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
@@ -309,10 +320,14 @@ class Session(RankSession[Connections]):
         """Fire the injected faults of an action that is about to run."""
         self._checks.begin_step(self.state.step_at_hand)
         self._faults.reach(self.plan, self.state.index, self.state.step_at_hand, action)
+        if action.op in AT_REST:
+            at_rest.put_flips(self._checks, self.engine.state)
 
     def _order_flip(self, fault: FaultPoint, step: int) -> None:
         """Have the wrong bit of a fault put in (also other threads)."""
         phase = None if fault.phase is None else Phase.of(fault.phase)
+        if fault.flip is not None and fault.flip.where is Where.STATE:
+            phase = Phase.FORWARD  # before it
         if fault.flip is None or phase is None:
             logger.warning("flip %s names no phase of a step that computes", fault.id)
         elif not self._checks.order(fault.id, step, phase, fault.flip):
@@ -341,6 +356,11 @@ class Session(RankSession[Connections]):
         log = None
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
+        compared = state.step_plan.compared if state.step_plan is not None else None
+        if compared is not None and compared.type in types:
+            # A reduction that begins meanwhile would digest in another thread.
+            early, log = None, self.engine.watch(compared.type, log)
+            self._seen = log
         self.engine.compute(types, state.version, groups, early, log)
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
@@ -348,6 +368,37 @@ class Session(RankSession[Connections]):
         if judged:
             self.engine.judge_held()
         return self.engine.store.held()
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return self.engine.types.bad()
+
+    def account(self, shard_type: int) -> Account | None:
+        """Return what left this rank while it computed a type; None: that was not kept."""
+        return self._seen.account(shard_type) if self._seen is not None else None
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        """Tell that this device has computed a type otherwise than most chains."""
+        difference = action.deviation.difference
+        self._tell_finding(
+            Finding(
+                step=action.step,
+                slot=self.state.slot,
+                in_pass=difference.in_pass,
+                shard_type=action.shard_type,
+                micro_batch=difference.micro_batch,
+                ordinal=0,
+                operator=WITNESS,
+                num_elements=0,
+                verdict=action.deviation.verdict,
+                remedy=Remedy.OTHER_COPY,
+                reason=action.reason,
+            )
+        )
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials."""
+        self.engine.drop_partials(partials)
 
     def drop_held(self) -> None:
         """Free all partials."""
@@ -429,9 +480,7 @@ class Session(RankSession[Connections]):
             self._faults.reach(state.plan, state.index, state.version, action)
 
 
-def _snapshot_rules(
-    config: SnapshotConfig | None, training: Training
-) -> machine.SnapshotRules | None:
+def _snapshot_rules(config: SnapshotConfig | None, training: Training) -> SnapshotRules | None:
     """Return by which rules this trainer copies its state.
 
     Raises:
@@ -441,7 +490,7 @@ def _snapshot_rules(
         return None
     units, ordering = training.job_units(), Ordering(config.ordering)
     check_ordering(units, ordering)
-    return machine.SnapshotRules(
+    return SnapshotRules(
         num_instalments=config.num_instalments,
         peers=config.peers,
         ordering=ordering,

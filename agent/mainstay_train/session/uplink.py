@@ -14,7 +14,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from mainstay_core.base import codec
@@ -44,7 +44,8 @@ class Uplink:
         interval_s: seconds between two status frames.
         on_plan: called in the reader thread with every plan.
         on_stop: called in the reader thread when the job has ended.
-        on_faults: called in the reader thread with faults that a running job is given.
+        on_faults: called in the reader thread with faults that a running job is given, and with the
+            ids of those that have made this slot's device wrong for good.
         on_fired: called in the reader thread with the id of a fault that fires, anywhere.
     """
 
@@ -55,7 +56,7 @@ class Uplink:
         interval_s: float,
         on_plan: Callable[[Plan], None],
         on_stop: Callable[[], None],
-        on_faults: Callable[[Sequence[FaultPoint]], None] = lambda _: None,
+        on_faults: Callable[[Sequence[FaultPoint], Collection[str]], None] = lambda *_: None,
         on_fired: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -159,7 +160,8 @@ class Uplink:
                 self._resumed.add(str(frame.head["fault"]))
                 self._changed.notify_all()
         elif frame.kind == "faults":
-            self._on_faults(codec.decode(tuple[FaultPoint, ...], frame.head["faults"]))
+            faults = codec.decode(tuple[FaultPoint, ...], frame.head["faults"])
+            self._on_faults(faults, [str(fault) for fault in frame.head.get("sticky", ())])
         elif frame.kind == "fault-fired":
             self._on_fired(str(frame.head["fault"]))
         elif frame.kind == "disconnect":

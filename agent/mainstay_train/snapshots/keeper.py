@@ -35,7 +35,7 @@ from mainstay_core.wire.segments import (
 from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_train.base.background import Background
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.compute.boundary_logs import SentLog
+from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.fingerprint import digest_of
 from mainstay_train.exact.optimizer import StageState

@@ -32,7 +32,14 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import pack, pack_head
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.rank.copying import ChunkTurns
-from mainstay_core.rank.serving import MAX_TOGETHER, HealFailed, Source, Wanted, copy_problem
+from mainstay_core.rank.serving import (
+    MAX_TOGETHER,
+    HealFailed,
+    Source,
+    Wanted,
+    copy_problem,
+    disbelieved_part,
+)
 from mainstay_net.acceptor import listen
 from mainstay_net.caller import prove
 from mainstay_net.entrance import Entrance
@@ -63,6 +70,9 @@ MAX_WHY = 200
 """Characters of what a source says that are told to people."""
 ASKED_AHEAD = 2
 """Chunks that a joiner asks a source for at a time. While it writes one, the next is on its way."""
+
+COMPARES = "compares"
+"""Field of a request: the joiner has a copy, and asks for digests alone."""
 
 StateAt = Callable[[str, int, int], StageState | None]
 """(quorum, position, version) -> the state once it is there; None if it never will be."""
@@ -128,14 +138,15 @@ class HealServer:
             self._free.release()
 
     def _answer(self, connection: socket.socket) -> None:
-        wanted = codec.decode(Wanted, read_frame(connection, max_body=0)[0])
+        asked, _ = read_frame(connection, max_body=0)
+        wanted, compares = codec.decode(Wanted, asked), asked.get(COMPARES) is True
         refused = pack({"kind": "refused", "why": f"{wanted.quorum} is over here"})
         state = self._state_at(wanted.quorum, wanted.position, wanted.version)
         if state is None:
             connection.sendall(refused)
             return
         connection.settimeout(self._idle_s)
-        chunks = cut(state.flats())
+        chunks = cut(state.everything() if compares else state.flats())
         connection.sendall(pack({"kind": "state", "shape": shape_of(chunks)}))
         number = _asked(connection, chunks)
         if number is None:
@@ -144,8 +155,10 @@ class HealServer:
         with staging.beside():
             while number is not None:
                 chunk, served = chunks[number], served + 1
-                connection.sendall(pack_head({"kind": "chunk", "number": number}, chunk.size_bytes))
-                connection.sendall(staging.read(chunk))
+                if not compares:
+                    head = {"kind": "chunk", "number": number}
+                    connection.sendall(pack_head(head, chunk.size_bytes))
+                    connection.sendall(staging.read(chunk))
                 if served == 1:
                     self._on_serve()
                 digest = chunk.digest()
@@ -181,6 +194,8 @@ class HealClient:
         self._changed = threading.Condition()
         """Guards the copy; notified with everything that may end a wait."""
         self._copy: _Copy | None = None
+        self._asked: socket.socket | None = None
+        """The connection over which digests are asked for."""
         self._ended: str | None = None
 
     def shutdown(self, why: str) -> None:
@@ -189,9 +204,18 @@ class HealClient:
             self._ended = why
             if self._copy is not None:
                 self._copy.end()
+            if self._asked is not None:
+                with contextlib.suppress(OSError):
+                    self._asked.shutdown(socket.SHUT_RDWR)
 
     def copy(
-        self, state: StageState, *, sources: Sequence[Source], wanted: Wanted, expected: str
+        self,
+        state: StageState,
+        *,
+        sources: Sequence[Source],
+        wanted: Wanted,
+        expected: str,
+        holders: Sequence[Source] = (),
     ) -> str:
         """Copy and verify; returns the digest of the masters.
 
@@ -200,10 +224,11 @@ class HealClient:
             sources: who has the state, at most ``MAX_TOGETHER``. Some may fail.
             wanted: the quorum in which the copy counts, the position, and the settled version.
             expected: the masters' digest that the quorum's reports name; "" if none does.
+            holders: whose whole states are compared with the copy; empty: nobody's.
 
         Raises:
             HealFailed: every source is gone, refuses, or sent other bits than it named; or all
-                together have another digest than expected.
+                have another digest than expected; or no majority of holders has the same.
         """
         assert len(sources) <= MAX_TOGETHER
         self._fetch(state, sources, wanted)
@@ -213,7 +238,52 @@ class HealClient:
         if problem:
             who = ", ".join(source.slot for source in sources)
             raise HealFailed(f"the copy from {who} {problem}")
+        if holders:
+            self._compare(cut(state.everything()), holders[:MAX_TOGETHER], wanted)
         return masters
+
+    def _compare(self, chunks: Sequence[Chunk], holders: Sequence[Source], wanted: Wanted) -> None:
+        """Compare a copy with the states of those who have it: moments and computed copies, too.
+
+        Raises:
+            HealFailed: no majority of them has what was copied.
+        """
+        own = [chunk.digest() for chunk in chunks]
+        told: dict[str, list[str]] = {}
+        for holder in holders:
+            try:
+                told[holder.slot] = self._ask_digests(chunks, holder, wanted)
+            except (OSError, RemoteProtocolError, HealFailed) as error:
+                with self._changed:
+                    self._raise_if_ended()
+                logger.warning("the copy is not compared with %s: %s", holder.slot, error)
+        number = disbelieved_part(own, told)
+        if number is not None:
+            differing = [slot for slot, digests in told.items() if digests[number] != own[number]]
+            raise HealFailed(
+                f"{chunks[number].flat.id} of the copy is not what {', '.join(differing)} has"
+            )
+
+    def _ask_digests(self, chunks: Sequence[Chunk], holder: Source, wanted: Wanted) -> list[str]:
+        """Return a holder's digests of all chunks; raises as :meth:`_Copy._take` does."""
+        connection = open_registered(holder.address, self._local)
+        try:
+            with self._changed:
+                self._raise_if_ended()
+                self._asked = connection
+            prove(connection, job_secret.read(), holder.address, Purpose.HEAL)
+            connection.sendall(pack({"kind": "heal", **codec.encode(wanted), COMPARES: True}))
+            if _hear(connection, "state").get("shape") != shape_of(chunks):
+                raise HealFailed("its state has another shape")
+            found = []
+            for number in range(len(chunks)):
+                connection.sendall(pack({"kind": "chunk", "number": number}))
+                found.append(str(_hear(connection, "digest").get("digest")))
+            return found
+        finally:
+            with self._changed:
+                self._asked = None
+            close_registered(connection)
 
     def _fetch(self, state: StageState, sources: Sequence[Source], wanted: Wanted) -> None:
         """Have every chunk of the state written by some source, and found right.
@@ -348,7 +418,7 @@ class _Copy:
         """
         prove(connection, job_secret.read(), source.address, Purpose.HEAL)
         connection.sendall(pack({"kind": "heal", **codec.encode(self._wanted)}))
-        if self._hear(connection, "state").get("shape") != shape_of(self._chunks):
+        if _hear(connection, "state").get("shape") != shape_of(self._chunks):
             raise HealFailed("its state has another shape")
         if not self._chunks:
             return
@@ -357,7 +427,7 @@ class _Copy:
         while self._ask(connection, source, owed):
             number = owed.popleft()
             self._receive(connection, staging, number)
-            digest = str(self._hear(connection, "digest").get("digest"))
+            digest = str(_hear(connection, "digest").get("digest"))
             self._keep(source, staging, number, digest)
 
     def _ask(self, connection: socket.socket, source: Source, owed: deque[int]) -> bool:
@@ -381,7 +451,7 @@ class _Copy:
 
     def _receive(self, connection: socket.socket, staging: Staging, number: int) -> None:
         chunk = self._chunks[number]
-        head, size = self._heard(connection, "chunk")
+        head, size = _heard(connection, "chunk")
         if (head.get("number"), size) != (number, chunk.size_bytes):
             raise RemoteProtocolError(f"not chunk {number} with {chunk.size_bytes} bytes")
         read_exactly(connection, staging.memory(size))
@@ -409,16 +479,19 @@ class _Copy:
         if found != digest:
             raise HealFailed(f"chunk {number} has digest {found}, not {digest[:MAX_WHY]}")
 
-    def _hear(self, connection: socket.socket, kind: str) -> dict[str, Any]:
-        head, size = self._heard(connection, kind)
-        if size:
-            raise RemoteProtocolError(f"{kind} has a body of {size} bytes")
-        return head
 
-    def _heard(self, connection: socket.socket, kind: str) -> tuple[dict[str, Any], int]:
-        head, size = read_frame(connection, CHUNK_BYTES)
-        if head.get("kind") == "refused":
-            raise HealFailed(str(head.get("why"))[:MAX_WHY])
-        if head.get("kind") != kind:
-            raise RemoteProtocolError(f"not the {kind} that was asked for")
-        return head, size
+def _hear(connection: socket.socket, kind: str) -> dict[str, Any]:
+    head, size = _heard(connection, kind)
+    if size:
+        raise RemoteProtocolError(f"{kind} has a body of {size} bytes")
+    return head
+
+
+def _heard(connection: socket.socket, kind: str) -> tuple[dict[str, Any], int]:
+    """Return the head of the next frame, which is of a kind, and the size of its body."""
+    head, size = read_frame(connection, CHUNK_BYTES)
+    if head.get("kind") == "refused":
+        raise HealFailed(str(head.get("why"))[:MAX_WHY])
+    if head.get("kind") != kind:
+        raise RemoteProtocolError(f"not the {kind} that was asked for")
+    return head, size

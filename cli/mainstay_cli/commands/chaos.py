@@ -13,9 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mainstay_cli.base.exits import ExitCode
+from mainstay_cli.base.files import write_whole
 from mainstay_cli.chaos.campaign import Campaign, Watcher, run_campaign, summarize, write_json
+from mainstay_cli.chaos.flips import describe, keeps_promise, run_flips
 from mainstay_cli.chaos.verdicts import Judgement, Verdict
 from mainstay_cli.commands.local import Ui
+from mainstay_core.base import codec
+from mainstay_core.wire.flip_trials import MAX_FLIPS
 
 HELP = (
     "Break a job in ways drawn from a seed: run it undisturbed, then with the faults packed into "
@@ -26,7 +30,8 @@ HELP = (
     "code 1 if anything differs, hangs, fails or never fires.\n\n"
     "Examples:\n\n"
     "  mainstay chaos examples/chaos.yaml --faults 40 --seed 1\n\n"
-    "  mainstay chaos examples/chaos.yaml --faults 40 --seed 1 --only g7b"
+    "  mainstay chaos examples/chaos.yaml --faults 40 --seed 1 --only g7b\n\n"
+    "  mainstay chaos examples/chaos.yaml --flips 200 --seed 1"
 )
 HEADINGS = ("run", "fault", "action", "target", "at", "fired on", "method", "lost", "next commit")
 STYLES = {
@@ -58,8 +63,20 @@ def run(
     hang_after: Annotated[
         float | None, typer.Option("--hang-after", help="Seconds after which a run hangs.")
     ] = None,
+    flips: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_FLIPS,
+            help="Draw so many wrong bits instead of faults, and compute a step with each, in one "
+            "process.",
+        ),
+    ] = None,
     ui: Annotated[Ui, typer.Option(help="A live table in a terminal, or lines.")] = Ui.AUTO,
 ) -> None:
+    if flips is not None:
+        _run_flips(file, flips, seed, report)
+        return
     campaign = Campaign(
         file=file,
         num_faults=faults,
@@ -88,6 +105,15 @@ def run(
         write_json(result, report)
     summarize(result, campaign, lambda text: print(text, flush=True))
     if not result.ok:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _run_flips(file: Path, num_flips: int, seed: int, report: Path | None) -> None:
+    found = run_flips(file, num_flips, seed)
+    if report is not None:
+        write_whole(report, codec.dumps(found) + "\n")
+    print("\n".join(describe(found)), flush=True)
+    if not keeps_promise(found):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,12 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.base.files import read_text, write_whole
 from mainstay_cli.commands.arguments import AS_JSON
 from mainstay_cli.local import manifests, profiling
-from mainstay_cli.views.dmr_plan import describe_choice, describe_plan, describe_profile
+from mainstay_cli.views.dmr_plan import (
+    describe_choice,
+    describe_plan,
+    describe_profile,
+    describe_sweep,
+)
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
@@ -79,7 +85,8 @@ def profile(
     help="Plan how and when each operator of a stage is executed again, and show the plan.\n\n"
     "Examples:\n\n"
     "  mainstay dmr plan examples/dmr-profile.json\n\n"
-    "  mainstay dmr plan profile.json --policy paper --budget 2Gi --out plan.json",
+    "  mainstay dmr plan profile.json --policy paper --budget 2Gi --out plan.json\n\n"
+    "  mainstay dmr plan all.json --sweep half.json --sweep none.json",
 )
 def plan(
     profile: PROFILE,
@@ -95,9 +102,21 @@ def plan(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan into this file, too.")] = None,
+    sweep: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="A profile of the same stage with another runtime.recomputeShare, to compare; "
+            "may be given several times."
+        ),
+    ] = None,
     as_json: AS_JSON = False,
 ) -> None:
     stage = _load_profile(profile)
+    if sweep:
+        if as_json or out is not None:
+            raise UsageError("--sweep compares plans: leave --json and --out away")
+        print("\n".join(_compare([profile, *sweep], policy, budget)))
+        return
     most_bytes = None if budget is None else _read_budget(budget, stage)
     planned = plan_checks(stage, policy, most_bytes)
     text = codec.dumps(planned) + "\n"
@@ -131,6 +150,27 @@ def explain(
             f"{next(iter(planned.choice_of), 'none: the profile has no operators')}"
         )
     print("\n".join(describe_choice(stage, planned, choice)))
+
+
+def _compare(paths: Sequence[Path], policy: Policy, budget: str | None) -> list[str]:
+    """Return a table of the plans of several profiles.
+
+    Raises:
+        UsageError: they are not of one stage of one job.
+    """
+    profiles = [_load_profile(path) for path in paths]
+    for path, profile in zip(paths, profiles, strict=True):
+        for what in ("fingerprint", "stage"):
+            mine, first = getattr(profile, what), getattr(profiles[0], what)
+            if mine != first:
+                raise UsageError(
+                    f"--sweep: {path} has {what} {mine}, must have {first} as {paths[0]}"
+                )
+    planned = []
+    for path, profile in zip(paths, profiles, strict=True):
+        most_bytes = None if budget is None else _read_budget(budget, profile)
+        planned.append((str(path), profile, plan_checks(profile, policy, most_bytes)))
+    return describe_sweep(planned)
 
 
 def _load_profile(path: Path) -> Profile:

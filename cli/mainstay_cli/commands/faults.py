@@ -66,8 +66,8 @@ def inject(
     flip: Annotated[
         str | None,
         typer.Option(
-            help="The wrong bit: element=E,bit=B[,operator=aten.mm][,block=..][,pass=..] and more; "
-            "docs/faults.md."
+            help="The wrong bit: element=E,bit=B[,operator=aten.mm][,block=..][,sticky=true] "
+            "[,where=compute|wire|state|batch] and more; docs/faults.md."
         ),
     ] = None,
     file: Annotated[
@@ -94,7 +94,7 @@ def inject(
             "factor": factor,
             "steps": steps,
             "delayMs": delay_ms if slow else None,
-            "flip": None if flip is None else parse_pairs(flip, "--flip", FLIP_NUMBERS),
+            "flip": None if flip is None else parse_flip(flip),
         }
         entries = [_given(entry)]
     listed = asyncio.run(_inject(runs.find_running(job), entries))
@@ -118,6 +118,17 @@ def parse_target(text: str) -> dict[str, Any]:
         UsageError: it is not ``key=value,...``, or a key is given twice.
     """
     return parse_pairs(text, "--target", NUMBERS)
+
+
+def parse_flip(text: str) -> dict[str, Any]:
+    """Return a flip as a faults file has it.
+
+    Raises:
+        UsageError: it is not ``key=value,...``, or a key is given twice.
+    """
+    found = parse_pairs(text, "--flip", FLIP_NUMBERS)
+    said = found.get("sticky")
+    return found if said not in ("true", "false") else found | {"sticky": said == "true"}
 
 
 def parse_pairs(text: str, option: str, numbers: Sequence[str]) -> dict[str, Any]:

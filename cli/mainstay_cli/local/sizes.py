@@ -67,7 +67,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
                 model,
                 job.shape,
                 shares,
-                recompute=job.spec.runtime.recompute,
+                recompute=job.spec.runtime.recomputed,
                 bucket_bytes=job.spec.runtime.bucket_bytes,
             )
         ]

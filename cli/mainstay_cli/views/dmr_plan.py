@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from mainstay_core.base.words import count, show_bytes
@@ -90,6 +91,33 @@ def describe_plan(profile: Profile, plan: Plan) -> list[str]:
         f"retained: at most {show_bytes(totals.peak_bytes)}",
     ]
     return [*lines, *_describe_windows(profile, plan), *_describe_naive(profile, plan)]
+
+
+def describe_sweep(planned: Sequence[tuple[str, Profile, Plan]]) -> list[str]:
+    """Return a table of profiles that recompute different shares of a stage, each with its plan.
+
+    Args:
+        planned: name, profile and plan of each.
+    """
+    rows = [["profile", "recomputed", "operators", "again", "exposed", "passage", "retained"]]
+    passages_s = []
+    for name, profile, plan in planned:
+        totals, again = plan.totals, profile.recomputed_at
+        again_s = math.fsum(profile.operators[place].median_s for place in again)
+        passages_s.append(totals.operator_s + again_s + totals.exposed_s)
+        rows.append(
+            [
+                name,
+                str(len(again)),
+                _show_s(totals.operator_s),
+                _show_s(again_s),
+                _show_s(totals.exposed_s),
+                _show_s(passages_s[-1]),
+                show_bytes(totals.peak_bytes),
+            ]
+        )
+    best = planned[passages_s.index(min(passages_s))][0]
+    return [*_align(rows), f"shortest with its checks: {best}"]
 
 
 def describe_choice(profile: Profile, plan: Plan, choice: Choice) -> list[str]:

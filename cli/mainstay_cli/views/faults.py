@@ -43,9 +43,14 @@ def at_text(fault: dict[str, Any]) -> str:
 
 def _flip_text(flip: Mapping[str, Any]) -> str:
     """Return which bit is wrong, in few words."""
+    bit = f"element {flip['element']}, bit {flip['bit']}"
+    where = flip.get("where", "compute")
+    if where != "compute":
+        execution = f", {flip['execution']}" if where == "batch" else ""
+        return f"{flip.get('part') or where}, {bit}{execution}"
     operator = flip["operator"]
     if operator is None:
         operator = "the first operator"
     elif isinstance(operator, int):
         operator = f"operator {operator}"
-    return f"{operator}, element {flip['element']}, bit {flip['bit']}, {flip['execution']}"
+    return f"{operator}, {bit}, {'sticky' if flip.get('sticky') else flip['execution']}"

@@ -20,6 +20,8 @@ MAX_SLOTS_PER_POD = 1024
 """Accelerators of one pod."""
 MAX_TYPES = 1 << 20
 """Shard types of a step."""
+MAX_FLOWS = 65_536
+"""Micro-batches of a shard type."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
 MAX_STATISTICS = 1 << 20

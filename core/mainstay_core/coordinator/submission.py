@@ -58,6 +58,7 @@ _PATHS = {
     "dmr_plan": "spec.detection.dmr.plan",
     "dmr_memory_bytes": "spec.detection.dmr.memory",
     "recompute": "spec.runtime.recompute",
+    "recompute_share": "spec.runtime.recomputeShare",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",

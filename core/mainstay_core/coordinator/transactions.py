@@ -44,6 +44,9 @@ from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
 MAX_TOGETHER = 128
 """Events that are decided in one transaction. A thousand pods that lose a peer tell it at once."""
+ENTRIES_AT_ONCE = 128
+"""Entries of the ledger that are looked up at a time, or those of one step if it has more: to ask
+for each of a request's steps by itself would be a way to the store and back for each."""
 MAX_ANNOUNCED = 8
 """Contradictions of one request that are announced: one is enough to act upon."""
 
@@ -95,6 +98,24 @@ def check_entries(shape: JobShape, entries: Sequence[LedgerEntry]) -> None:
 def newest_of(entries: Sequence[LedgerEntry]) -> LedgerEntry:
     """Return the entry of a step that speaks for all its positions."""
     return max(entries, key=lambda e: (e.quorum.id, e.stage, e.inner))
+
+
+def _whole(entries: Sequence[LedgerEntry | None]) -> tuple[LedgerEntry, ...]:
+    """Return the entries of a step; none if one is not there yet."""
+    there = tuple(entry for entry in entries if entry is not None)
+    return there if len(there) == len(entries) else ()
+
+
+def _committed(entries: Sequence[LedgerEntry]) -> StepsCommitted:
+    """Return the event of a step whose entries are all there."""
+    newest = newest_of(entries)
+    return StepsCommitted(
+        step=newest.step,
+        quorum=newest.quorum,
+        committed_at_s=max(e.committed_at_s for e in entries),
+        step_s=max(e.step_s for e in entries),
+        loss=newest.loss,
+    )
 
 
 # JobTransactions ----------------------------------------------------------------------
@@ -194,26 +215,37 @@ class JobTransactions(ABC):
             StoreUnavailableError: nothing is known to have changed; repeat.
             UnknownJobError: the store has lost the job.
         """
-        outcome = await self.in_turn(event, held)
-        if outcome.plan is not None:
-            stored = PlanStored(quorum=outcome.plan.quorum, at_s=self.now_s())
-            self.note_later(partial(self._note_stored, stored))
-        return outcome
+        return (await self._apply_all([event], held))[0]
 
-    async def in_turn(self, event: Event, held: QuorumId | None) -> Transition:
-        """Wait for the event's turn and decide on it, with those that wait beside it."""
-        own = _Waiting(event, held)
-        self._waiting.append(own)
+    async def _apply_all(self, events: Sequence[Event], held: QuorumId | None) -> list[Transition]:
+        """Do as :meth:`apply` does for several events that were learnt together, in their order.
+
+        Each is decided, whatever comes of the others; then the first error is raised.
+        """
+        outcomes = await self.in_turn(events, held)
+        for outcome in outcomes:
+            if isinstance(outcome, Transition) and outcome.plan is not None:
+                stored = PlanStored(quorum=outcome.plan.quorum, at_s=self.now_s())
+                self.note_later(partial(self._note_stored, stored))
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, Transition)]
+
+    async def in_turn(
+        self, events: Sequence[Event], held: QuorumId | None
+    ) -> list[Transition | Exception]:
+        """Wait for the events' turn and decide on them, with those that wait beside them."""
+        own = [_Waiting(event, held) for event in events]
+        self._waiting += own
         try:
             async with self.turn():
-                while own.outcome is None:
+                while any(waiting.outcome is None for waiting in own):
                     await self._decide_next()
         finally:
-            if own in self._waiting:  # given up: whoever told it is answered already
-                self._waiting.remove(own)
-        if isinstance(own.outcome, Exception):
-            raise own.outcome
-        return own.outcome
+            # Given up: whoever told them is answered already.
+            self._waiting = [waiting for waiting in self._waiting if waiting not in own]
+        return [waiting.outcome for waiting in own if waiting.outcome is not None]
 
     async def _note_stored(self, event: PlanStored) -> None:
         """Record when a plan was stored: the plan is out by then, so nobody waits for this."""
@@ -301,7 +333,9 @@ class JobTransactions(ABC):
         """Write entries; a step whose positions are all there is committed for the coordinator.
 
         A step that was committed before must come to the same bits: a difference is announced
-        and the newer quorum's entry stands.
+        and the newer quorum's entry stands. Entries are written before their step is committed. So
+        of a step that is not committed, entries that are there already count as well: whoever wrote
+        them may have died before the commit, and a store may have fallen back to between the two.
 
         Raises:
             StoreBehindError: the teller's plan is not known here; nothing was written.
@@ -316,21 +350,17 @@ class JobTransactions(ABC):
         await self._store.put_ledger(news.fresh)
         self.entered(state, news.fresh)
         positions = state.shape.positions
-        for step in sorted({e.step for e in news.fresh}):
-            found = await self._store.fetch_ledger([(step, *p) for p in positions])
-            if len(found) == len(positions):
-                await self._commit_step(step, tuple(found.values()))
-
-    async def _commit_step(self, step: int, entries: Sequence[LedgerEntry]) -> None:
-        newest = newest_of(entries)
-        event = StepsCommitted(
-            step=step,
-            quorum=newest.quorum,
-            committed_at_s=max(e.committed_at_s for e in entries),
-            step_s=max(e.step_s for e in entries),
-            loss=newest.loss,
-        )
-        await self.apply(event)
+        restarted_id = state.restarted_id
+        ahead = [e for e in entries if e.step >= state.step and e.quorum.id >= restarted_id]
+        steps = sorted({e.step for e in (*news.fresh, *ahead)})
+        at_once = max(1, ENTRIES_AT_ONCE // len(positions))
+        for first in range(0, len(steps), at_once):
+            together = steps[first : first + at_once]
+            found = await self._store.fetch_ledger([(n, *p) for n in together for p in positions])
+            whole = [[found.get((n, *p)) for p in positions] for n in together]
+            events = [_committed(step) for step in map(_whole, whole) if step]
+            if events:
+                await self._apply_all(events, None)
 
     async def look(self, silence: HeartbeatLag) -> Transition | None:
         """Have the coordinator know who is silent, and who was heard that it waits for.

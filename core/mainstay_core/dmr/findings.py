@@ -21,6 +21,7 @@ _REMEDIES = {
     Remedy.VOID_TYPE: "the shard type is computed again",
     Remedy.VOID_TYPE_ELSEWHERE: "another chain computes the shard type",
     Remedy.REDUCE_AGAIN: "all cells reduce the gradient again",
+    Remedy.OTHER_COPY: "the copy counts on which most replicas agree",
     Remedy.HAND_OVER: "the trainer ends, and all it holds of the step is void",
 }
 
@@ -66,7 +67,7 @@ class Finding:
             where: the name of the slot; empty: its pod's uid and its number.
         """
         who = f"{self.rank} on {where or self.slot}" if self.rank else where or str(self.slot)
-        if self.verdict is Verdict.WIRE:
+        if self.verdict in (Verdict.WIRE, Verdict.TRANSIENT, Verdict.DETERMINISTIC):
             return f"step {self.step} of {who}: {self.reason}; {_REMEDIES[self.remedy]}"
         elements = count(self.num_elements, "element") if self.num_elements else "their digests"
         output = f" of output {self.output}" if self.output else ""

@@ -8,10 +8,11 @@ which operator, and which bit of what it makes.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import MAX_BLOCKS, Count, Index, Name, Range, TypeIndex
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 
 MAX_BITS = 128
@@ -34,9 +35,32 @@ class Execution(enum.StrEnum):
     check sees it."""
 
 
+class Where(enum.StrEnum):
+    """The thing that a flip makes wrong."""
+
+    COMPUTE = "compute"
+    """What an operator has computed."""
+    WIRE = "wire"
+    """What comes from other cells in a reduction."""
+    STATE = "state"
+    """The state in memory, before a step begins to compute."""
+    BATCH = "batch"
+    """A fetched batch."""
+
+
+class StatePart(enum.StrEnum):
+    """A part of a stage's state in memory."""
+
+    MASTERS = "masters"
+    MOMENTS = "moments"
+    """What the optimizer keeps beside the masters."""
+    COMPUTE = "compute"
+    """The copy that is computed with; in fp32 there is none, and the masters are meant."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flip:
-    """One wrong bit in one output of one operator.
+    """One wrong bit in one output of one operator, or in what no operator has made.
 
     A field that is None leaves the choice to the program: the flip hits the first operator that
     the other fields fit.
@@ -59,3 +83,9 @@ class Flip:
     bit: Annotated[int, Range(0, MAX_BITS - 1)]
     """The bit of it, the lowest is 0; modulo the bits of an element."""
     execution: Execution = Execution.PRIMARY
+    sticky: bool = field(default=False, metadata=OMITTED)
+    """Whether it is a fault of the device: from then on each execution of the operator is wrong by
+    this bit, a third one and replays included. Fields that are None mean all that they may mean."""
+    where: Where = field(default=Where.COMPUTE, metadata=OMITTED)
+    part: StatePart | None = field(default=None, metadata=OMITTED)
+    """The part of the state that is wrong; None where it is not the state."""

@@ -18,7 +18,7 @@ class Mode(enum.StrEnum):
 
 
 class PlanName(enum.StrEnum):
-    """When the second execution of an operator runs in mode Full."""
+    """The moments at which second executions run in mode Full."""
 
     NAIVE = "Naive"
     """At once."""

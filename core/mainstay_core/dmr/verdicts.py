@@ -27,6 +27,10 @@ class Verdict(enum.StrEnum):
     """All three differ: the device computes wrongly again and again."""
     WIRE = "wire"
     """Nothing was executed: what came from another cell is not what that says it sent."""
+    TRANSIENT = "transient"
+    """Other devices have computed something else, and so did this one when it was asked again."""
+    DETERMINISTIC = "deterministic"
+    """Other devices have computed something else, and this one insists."""
 
 
 class Remedy(enum.StrEnum):
@@ -42,6 +46,8 @@ class Remedy(enum.StrEnum):
     """The same, and another chain computes it."""
     REDUCE_AGAIN = "reduce-again"
     """The gradient is reduced once more, by all cells."""
+    OTHER_COPY = "other-copy"
+    """The copy counts on which most chains agree."""
     HAND_OVER = "hand-over"
     """All that the device holds of the step is void, and its work is handed over."""
 

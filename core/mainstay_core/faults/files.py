@@ -15,7 +15,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import quote
 from mainstay_core.faults.fields import choice, fields, integer, number, text
-from mainstay_core.faults.flips import FLIP_PHASES, parse_flip
+from mainstay_core.faults.flips import parse_flip
 from mainstay_core.faults.points import (
     OF_SNAPSHOTS,
     PHASES,
@@ -171,7 +171,14 @@ def _parse_fault(
         )
     if action is FaultAction.FLIP:
         _check_place_of_flip(at, f"{path}.at")
-        flip = parse_flip(entry.get("flip"), f"{path}.flip", at.phase, job.shape)
+        flip = parse_flip(
+            entry.get("flip"),
+            f"{path}.flip",
+            at.phase,
+            job.shape,
+            at=f"{path}.at",
+            stage=target.stage,
+        )
     elif "flip" in entry:
         raise InvalidSpecError(f"{path}.flip", f"means nothing to {action}, only to flip")
     else:
@@ -190,11 +197,6 @@ def _check_place_of_flip(at: _At, path: str) -> None:
     if at.during is not None:
         raise InvalidSpecError(
             f"{path}.during", "a wrong bit is put into a step; say when by step, after or with"
-        )
-    if at.phase not in FLIP_PHASES:
-        found = "is missing" if at.phase is None else f"is {quote(at.phase)}"
-        raise InvalidSpecError(
-            f"{path}.phase", f"{found}, must be one of {', '.join(FLIP_PHASES)}, for a flip"
         )
     if at.delay_ms:
         raise InvalidSpecError(

@@ -21,6 +21,7 @@
 - ``moe_sizes``: what the blocks of the built-in mixture of experts take
 - ``built_in_sizes``: the formulas of a built-in model, by its entrypoint
 - ``reduction_sizes``: the memory in which a rank reduces gradients
+- ``recompute``: which blocks of a stage run their forward again in the backward
 - ``rank_sizes``: what each rank holds, and what it sends in a step
 - ``snapshot_logs``: from what a lost state is made anew: gradients, or what crosses boundaries
 - ``snapshot_sizes``: the memory of pods for snapshots of the state, and how these are kept

@@ -125,6 +125,8 @@ class JobConfig:
     compile: Name = "off"
     """``blocks`` runs each block as compiled code; ``off`` does not."""
     dmr: Mode = field(default=Mode.OFF, metadata=OMITTED)
+    witness_every_steps: int = field(default=0, metadata=OMITTED)
+    """In each step that is a multiple of it a second chain computes a type; 0: in none."""
     """Which operators are executed twice and compared."""
     dmr_plan: PlanName = field(default=PlanName.NAIVE, metadata=OMITTED)
     """When the second executions run in mode Full."""
@@ -132,6 +134,8 @@ class JobConfig:
     """What checks that wait may retain in a rank."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
+    recompute_share: Annotated[float, Range(0, 1)] = field(default=1.0, metadata=OMITTED)
+    """Share of a stage's blocks that this applies to, the first ones."""
     bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES
     """What of a stage's gradient is packed, exchanged and summed at a time; one chunk at least."""
     redundancy: Index | None = None
@@ -183,3 +187,8 @@ class JobConfig:
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()
+
+    @property
+    def recomputed(self) -> float:
+        """Share of a stage's blocks that run their forward again; 0: none does."""
+        return self.recompute_share if self.recompute else 0.0

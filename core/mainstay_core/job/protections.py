@@ -106,8 +106,11 @@ def protections_of(
 
 def _checks(*, loop: bool, dmr: Mode) -> Protection:
     """Return whether operators are executed twice and compared."""
-    if loop:
-        why = "needs blocks, whose passes can be compared; what an own loop runs is not seen"
+    if loop and dmr is Mode.FULL:
+        why = (
+            "each work is computed a second time, at twice the cost of a step's computation, and "
+            "compared by gradient and loss; sums, reduction and apply by operators"
+        )
     elif dmr is Mode.FULL:
         why = "every operator is executed twice at once, and a wrong result is repaired"
     elif dmr is Mode.PIGGYBACK:
@@ -117,4 +120,5 @@ def _checks(*, loop: bool, dmr: Mode) -> Protection:
         )
     else:
         why = "detection.dmr.mode is Off"
-    return Protection("op-level checks", dmr is not Mode.OFF and not loop, why)
+    given = dmr is Mode.FULL or (dmr is Mode.PIGGYBACK and not loop)
+    return Protection("op-level checks", given, why)

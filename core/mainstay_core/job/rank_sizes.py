@@ -15,6 +15,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import padded
+from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.job.reduction_sizes import owned_elements, reduction_bytes
 from mainstay_core.job.stages import stage_blocks
 
@@ -99,7 +100,7 @@ def rank_sizes(
     shape: JobShape,
     shares: Sequence[ReplicaShare],
     *,
-    recompute: bool,
+    recompute: float,
     bucket_bytes: int = BUCKET_BYTES,
     replicas: Collection[int] | None = None,
 ) -> tuple[RankSizes, ...]:
@@ -109,7 +110,7 @@ def rank_sizes(
         model: what the blocks take on these ranks.
         shape: degrees of the job.
         shares: work of each replica; all of them are there.
-        recompute: whether forwards run again in the backward.
+        recompute: share of a stage's blocks whose forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
         replicas: those whose ranks are computed; None: all.
 
@@ -137,10 +138,16 @@ class StageSizes:
     """One stage of a model on one rank."""
 
     def __init__(
-        self, model: ModelSizes, cut: range, shape: JobShape, number: int, *, recompute: bool
+        self, model: ModelSizes, cut: range, shape: JobShape, number: int, *, recompute: float
     ) -> None:
-        self.model, self.shape, self.number, self.recompute = model, shape, number, recompute
+        self.model, self.shape, self.number = model, shape, number
         self.blocks = [model.blocks[i] for i in cut]
+        first = self.blocks[: num_recomputed(recompute, len(self.blocks))]
+        self.again = [bool(block.output_bytes) for block in first]
+        """Whether each block runs again. The loss comes just before its backward, so it never does;
+        it has no output."""
+        self.again += [False] * (len(self.blocks) - len(first))
+        self.recompute = bool(first)
         self.sizes = [sum(map(padded, block.parameters)) for block in self.blocks]
         self.size = sum(self.sizes)
         """Elements of a flat buffer."""
@@ -186,7 +193,7 @@ class StageSizes:
             activations_bytes=self.activations(num_flows),
             sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes),
             sent_reduction_bytes=WIDE_BYTES * (scattered + gathered),
-            sent_inner_bytes=num_flows * sum(map(self._sent_inner, self.blocks)),
+            sent_inner_bytes=num_flows * sum(map(self._sent_inner, self.blocks, self.again)),
         )
 
     @property
@@ -199,9 +206,9 @@ class StageSizes:
         """What a micro-batch sends back to the stage before."""
         return self.input_bytes if self.number else 0
 
-    def _sent_inner(self, block: BlockSizes) -> int:
-        forwards = 2 if self.recompute and block.output_bytes else 1
-        return forwards * block.sent_forward_bytes + block.sent_backward_bytes
+    @staticmethod
+    def _sent_inner(block: BlockSizes, again: bool) -> int:
+        return (1 + again) * block.sent_forward_bytes + block.sent_backward_bytes
 
     def activations(self, num_flows: int) -> int:
         """Return the most bytes at any time of a step's forward and backward.
@@ -236,21 +243,22 @@ class StageSizes:
     @property
     def waiting_bytes(self) -> int:
         """What a micro-batch holds between its forward and its backward."""
-        return self._passed_bytes + sum(self._taped(block) for block in self.blocks)
+        return self._passed_bytes + sum(self._taped)
 
-    def _taped(self, block: BlockSizes) -> int:
-        """What a block keeps of a forward: nothing where it runs again. The loss comes just before
-        its backward and is always kept.
-        """
-        return 0 if self.recompute and block.output_bytes else block.kept_bytes
+    @property
+    def _taped(self) -> list[int]:
+        """What each block keeps of a forward: nothing where it runs again."""
+        return [
+            0 if again else block.kept_bytes
+            for block, again in zip(self.blocks, self.again, strict=True)
+        ]
 
     def forward_peaks(self) -> list[int]:
         """The most while each block computes its forward."""
         now, peaks = self._batch_bytes + self.input_bytes, []
-        for block in self.blocks:
-            again = self.recompute and block.output_bytes
+        for block, again, taped in zip(self.blocks, self.again, self._taped, strict=True):
             peaks.append(now + (block.plain_forward_bytes if again else block.forward_bytes))
-            now += self._taped(block) + block.output_bytes
+            now += taped + block.output_bytes
         return peaks
 
     def backward_peaks(self) -> list[int]:
@@ -271,18 +279,21 @@ class StageSizes:
         Then its input goes. The first block's weights wait until the stage's input gradient is
         on its way.
         """
-        now = self._passed_bytes + sum(map(self._taped, self.blocks))
+        taped = self._taped
+        now = self._passed_bytes + sum(taped)
         peaks = []
         for number in reversed(range(len(self.blocks))):
-            block = self.blocks[number]
+            block, again = self.blocks[number], self.again[number]
             # Its output is made again, while the output's gradient is there.
-            peaks.append(now + (block.output_bytes and block.output_bytes + block.forward_bytes))
-            now -= self._taped(block)
+            peaks.append(now + again * (block.output_bytes + block.forward_bytes))
+            now -= taped[number]
             peaks.append(now + block.output_bytes + block.backward_bytes)
             if number:
                 below = self.blocks[number - 1].output_bytes
                 peaks.append(now + below + block.weights_bytes)
-                now -= below
+                # A block that keeps what it saved keeps its output with that.
+                now -= below * self.again[number - 1]
+                now -= block.output_bytes * (not again)
         return peaks
 
     def weights_peaks(self) -> list[int]:

@@ -14,7 +14,6 @@ Loc = tuple[int | str, ...]
 
 NOT_YET = {
     "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
-    "spec.detection.witness": "no second device computes the same in this version",
     "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
     "spec.recovery.approximateAfterLostSteps": "every recovery is exact in this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",

@@ -156,12 +156,21 @@ class Runtime(Section):
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved, one block
     at a time. The stage before waits longer for its gradient. It never changes the bits."""
+    recompute_share: Annotated[float, pydantic.Field(ge=0.01, le=1)] = 1.0
+    """Share of each stage's blocks that recompute applies to: the first ones, rounded up to whole
+    blocks. The others keep what they saved. It means nothing without recompute, and never changes
+    the bits."""
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )
     """How much of a stage's gradient is packed, exchanged and summed at a time, while its
     neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
     partial that a cell sends. It never changes the bits."""
+
+    @property
+    def recomputed(self) -> float:
+        """Share of a stage's blocks that run their forward again; 0: none does."""
+        return self.recompute_share if self.recompute else 0.0
 
     @property
     def bucket_bytes(self) -> int:
@@ -207,12 +216,12 @@ class Dmr(Section):
     """Off: nothing is executed twice. Piggyback: the recompute of a forward is compared with it,
     which costs little and covers forward and recompute alone. Needs runtime.recompute. Full: each
     operator whose result can reach a gradient or the state is executed twice. A wrong value is
-    repaired before anybody reads it; in Piggyback a step in which a wrong forward was used is
-    computed again. Needs runtime.compile Off, and a model that comes as blocks."""
+    repaired before anybody reads it; in Piggyback a shard type in which a wrong forward was used
+    is computed again. Needs runtime.compile Off, and a model that comes as blocks."""
     plan: Literal["Naive", "Dynamic"] = "Naive"
     """When the second execution runs in mode Full. Naive: at once, after the first one; it doubles
     the computation. Dynamic: while the rank waits for another stage, as far as memory allows, on a
-    CPU; a step in which a value was used that is found wrong then is computed again."""
+    CPU; a shard type in which a value was used that is found wrong then is computed again."""
     memory: QuantityOrAuto = "Auto"
     """What checks that wait retain at most in a rank, with plan Dynamic. Auto is 256Mi."""
 
@@ -224,6 +233,20 @@ class Dmr(Section):
         if self.memory == "Auto":
             return WAITING_BYTES
         return read_quantity("spec.detection.dmr.memory", self.memory)
+
+
+class Witness(Section):
+    """Checks by another device: in some steps a second replica computes one shard type of a
+    replica, too. What both tell of it is compared, from what crosses the stages to the gradient.
+    A device that is wrong in the same way each time is seen by nothing else. It never changes the
+    bits of the result.
+    """
+
+    every_steps: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 0
+    """In each step whose number is a multiple of it a type is computed twice; 0: in none. Each
+    replica is witnessed by each other in turn. Needs three replicas, to tell which of two that
+    differ is wrong, and one rank to a stage; in steps with fewer replicas nothing is computed
+    twice."""
 
 
 class Detection(Section):
@@ -239,6 +262,7 @@ class Detection(Section):
     """A pod this far behind the job's newest heartbeat counts as gone. At least three times
     heartbeatSeconds."""
     dmr: Dmr = Dmr()
+    witness: Witness = Witness()
 
 
 class Checkpoint(Section):

@@ -35,7 +35,7 @@ def summarize_sizes(
     config: Mapping[str, Any],
     shape: JobShape,
     *,
-    recompute: bool,
+    recompute: float,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> SizeSummary:
     """Return what the ranks of a job hold and send, by formulas; no code of a user runs here.
@@ -46,7 +46,7 @@ def summarize_sizes(
         entrypoint: of the workload.
         config: of the workload.
         shape: degrees of the job.
-        recompute: whether forwards run again in the backward.
+        recompute: share of a stage's blocks whose forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
     """
     if entrypoint not in model_sizes.BUILT_IN:
@@ -77,7 +77,7 @@ def _ranks(
     config: Mapping[str, Any],
     shape: JobShape,
     *,
-    recompute: bool,
+    recompute: float,
     bucket_bytes: int,
 ) -> list[RankSizes]:
     """Return sizes of the first replica's ranks; none where the model is too deep to be cut here.

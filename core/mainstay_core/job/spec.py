@@ -20,7 +20,9 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count
 from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import JobConfig, SnapshotConfig
@@ -199,9 +201,11 @@ class TrainingJob(Section):
             backend=spec.runtime.backend.lower(),
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
+            recompute_share=spec.runtime.recompute_share,
             dmr=Mode(spec.detection.dmr.mode),
             dmr_plan=PlanName(spec.detection.dmr.plan),
             dmr_memory_bytes=spec.detection.dmr.waiting_bytes,
+            witness_every_steps=spec.detection.witness.every_steps,
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
             checkpoint_dir=storage if spec.checkpoint.every_steps or resume_from else "",
@@ -310,6 +314,24 @@ def _check_topology(spec: TrainingJobSpec) -> None:
         )
 
 
+def _check_witness(spec: TrainingJobSpec) -> None:
+    every_steps, parallelism = spec.detection.witness.every_steps, spec.parallelism
+    replicas = parallelism.replicas or spec.training.lanes
+    if every_steps and replicas < MIN_CHAINS:
+        raise InvalidSpecError(
+            "spec.detection.witness.everySteps",
+            f"is {every_steps}, but the job has {count(replicas, 'replica')}, and it takes "
+            f"{MIN_CHAINS} to say which of two that differ is wrong; use 0, or "
+            f"{MIN_CHAINS} replicas or more",
+        )
+    if every_steps and parallelism.ranks_per_stage > 1:
+        raise InvalidSpecError(
+            "spec.detection.witness.everySteps",
+            f"is {every_steps}, but what several ranks of a stage compute together is not compared "
+            "in this version; use 0, or parallelism.ranksPerStage 1",
+        )
+
+
 def _inner(ranks_per_stage: int) -> str:
     return f" x {ranks_per_stage} ranks" if ranks_per_stage > 1 else ""
 
@@ -335,22 +357,8 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             f"is {detection.dmr.mode}, but of compiled blocks the operators are not seen; use "
             "runtime.compile Off, or mode Off",
         )
-    if detection.dmr.mode == "Piggyback" and not spec.runtime.recompute:
-        raise InvalidSpecError(
-            "spec.detection.dmr.mode",
-            "is Piggyback, but without runtime.recompute no forward is executed again; set "
-            "runtime.recompute, or use Full",
-        )
-    if detection.dmr.plan == "Dynamic" and detection.dmr.mode != "Full":
-        raise InvalidSpecError(
-            "spec.detection.dmr.plan",
-            "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
-        )
-    if detection.dmr.memory != "Auto" and detection.dmr.plan != "Dynamic":
-        raise InvalidSpecError(
-            "spec.detection.dmr.memory",
-            "is for checks that wait; use plan Dynamic, or leave it out",
-        )
+    _check_dmr(spec)
+    _check_witness(spec)
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:
         raise InvalidSpecError(
@@ -387,3 +395,23 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
                     (c for c in candidates if isinstance(c, type) and issubclass(c, Section)), model
                 )
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _check_dmr(spec: TrainingJobSpec) -> None:
+    dmr = spec.detection.dmr
+    if dmr.mode == "Piggyback" and not spec.runtime.recompute:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            "is Piggyback, but without runtime.recompute no forward is executed again; set "
+            "runtime.recompute, or use Full",
+        )
+    if dmr.plan == "Dynamic" and dmr.mode != "Full":
+        raise InvalidSpecError(
+            "spec.detection.dmr.plan",
+            "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        )
+    if dmr.memory != "Auto" and dmr.plan != "Dynamic":
+        raise InvalidSpecError(
+            "spec.detection.dmr.memory",
+            "is for checks that wait; use plan Dynamic, or leave it out",
+        )

@@ -3,12 +3,14 @@
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``step_plan``: who computes what in a step, and whose partials are summed
+- ``witness``: which type a second chain computes in a step, and what its vote means
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``early``: whether a reduction begins while the last type is computed
 - ``votes``: what all votes of a step say together
 - ``saves``: what votes say of durable checkpoints
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``adoption``: when a rank leaves its quorum: for the newest plan, or parked until there is one
+- ``recheck``: what a rank computes again when its results are doubted
 - ``machine``: the rank's state machine
 - ``own_saves``: what one rank has written of checkpoints, as its votes say it
 - ``disk_room``: what is removed from the disk so that a checkpoint has room

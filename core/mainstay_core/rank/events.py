@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.dmr.witness import Deviation
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.replaying import Replay
@@ -181,6 +182,24 @@ class DropHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class DropPartials:
+    """Free some partials: they are void, or others' copies count."""
+
+    partials: tuple[Partial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TellDeviation:
+    """Tell people that this device has computed a type otherwise than most chains."""
+
+    step: int
+    shard_type: int
+    deviation: Deviation
+    reason: str
+    """For people."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadState:
     """Copy the state from a member, read it from a checkpoint, or make it anew from segments.
 
@@ -338,6 +357,8 @@ Action = (
     | Settle
     | SendFact
     | DropHeld
+    | DropPartials
+    | TellDeviation
     | LoadState
     | Compute
     | Reduce

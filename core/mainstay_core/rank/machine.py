@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, windows
+from mainstay_core.rank import checkpoints, recheck, windows
 from mainstay_core.rank.adoption import adopt, park
 from mainstay_core.rank.events import (
     Action,
@@ -26,6 +26,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -59,7 +60,6 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.step_plan import plan_step
 from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
 from mainstay_core.wire.facts import (
     Adopted,
@@ -131,10 +131,12 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     settled = replace(
         settled,
         settlement=outcome,
-        step_plan=outcome.step,
+        step_plan=recheck.witnessed_step(state, outcome),
+        told=(),
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
+    settled = replace(settled, bad=(), bad_chains=())
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
@@ -142,7 +144,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         # The votes that refused the step did not reach this rank: the others' reports tell it.
         return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
     if mine is StateAction.STAY:
-        return _begin(replace(settled, mark=None), tell, *needless)
+        kept = outcome.step.kept.get(state.index, ())
+        told = next(r.held for r in event.reports if r.index == state.index)
+        void = tuple(partial for partial in told if partial not in kept)
+        drop = (DropPartials(void),) if void else ()
+        return _begin(replace(settled, mark=None, held=kept), tell, *needless, *drop)
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
@@ -150,7 +156,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         actions = (tell, *needless, *record, Apply(outcome.commit))
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
-    void = (VoidSave(state.version),) if state.valid else ()
+    unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
@@ -168,7 +174,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.expected[state.index],
         outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
     )
-    return Transition(restoring, (tell, *void, *back, DropHeld(), restore), outcome.reason)
+    return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -223,7 +229,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
     if over:
         return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
-    step_plan = state.step_plan or plan_step(state.plan, state.shards_per_lane)
+    step_plan = state.step_plan or recheck.plan_undisturbed(state)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
     cells = state.plan.chain_identity(chain) if chain else ()
@@ -236,7 +242,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         held_with=held_with,
     )
     copies = windows.due_snapshot(new)
-    actions = (*prefix, *copies, Compute(_todo(new)))
+    actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
 
 
@@ -269,28 +275,27 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     return _end(state, *actions) if done else _share_saves(state, *actions)
 
 
-def _todo(state: RankState) -> tuple[int, ...]:
-    assert state.plan is not None
-    assert state.step_plan is not None
-    chain = state.plan.chain_of(state.index)
-    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
-
-
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
-    new = replace(state, held=event.held)
-    return adopt(new) if must_adopt(new) else _reduce(new)
+    held, drop = recheck.without_witness(state, event.held)
+    new = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
 def _on_compute_broken(state: RankState, event: ComputeBroken) -> Transition:
-    broken = replace(state, held=event.held)
-    return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    if state.phase is not Phase.COMPUTING:
+        broken = replace(state, held=event.held, made=())
+        return park(broken, event.why, event.suspects, cause=Cause.CHAIN)
+    held, drop = recheck.without_witness(state, event.held)
+    broken = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    return park(broken, event.why, event.suspects, *drop, cause=Cause.CHAIN)
 
 
-def _reduce(state: RankState) -> Transition:
+def _reduce(state: RankState, *prefix: Action) -> Transition:
     assert state.step_plan is not None
     table = state.step_plan.table[state.member_position]
     new = replace(state, phase=Phase.REDUCING)
-    return Transition(new, (Reduce(table, state.attempt),), f"reduces step {state.version}")
+    reduce = Reduce(table, state.attempt)
+    return Transition(new, (*prefix, reduce), f"reduces step {state.version}")
 
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
@@ -310,13 +315,14 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     before = state.commit.data_total if state.commit else ""
     verdict = judge(state.plan, event.votes, state.clip_norm, before)
     state, rename = checkpoints.note_saves(state, verdict.saves)
+    state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
         return _refused(state, verdict, rename)
     state, needless = windows.note_copies(state, event.votes)
     state = windows.note_commit(state, verdict.commit, event.votes)
     record = windows.record_of(state, verdict.commit, event.votes)
     applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, Apply(verdict.commit))
+    actions = (*rename, *needless, *record, *deviations, Apply(verdict.commit))
     return Transition(applying, actions, verdict.reason)
 
 
@@ -336,6 +342,8 @@ def _refused(
         failed = replace(state, phase=Phase.FAILED)
         tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
         return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+    if verdict.bad and not (worn or verdict.state_bad):
+        return recheck.compute_again(state, verdict, prefix)
     if worn:
         # Reducing the same partials again does not help: one of them may be wrong.
         state = replace(state, recomputed=state.recomputed + 1)
@@ -361,6 +369,10 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     new = replace(
         state,
         version=state.version + 1,
+        made=(),
+        bad=(),
+        bad_chains=(),
+        told=(),
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

@@ -94,6 +94,8 @@ class Ballot:
     """Digest of the part of its state beside the masters that is due in this step."""
     problem: str = ""
     """Why what it has reduced does not count, in one sentence."""
+    bad: tuple[int, ...] = ()
+    """Complete types that a check has found to be wrong."""
 
 
 def vote_of(
@@ -111,8 +113,9 @@ def vote_of(
     return Vote(
         step=action.step,
         attempt=action.attempt,
-        ok=not ballot.problem,
+        ok=not (ballot.problem or ballot.bad),
         problem=ballot.problem,
+        bad=ballot.bad,
         norms_sq=ballot.norms_sq,
         gradient=ballot.gradient,
         state=state.digest,

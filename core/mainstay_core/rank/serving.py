@@ -7,7 +7,8 @@ until the quorum is left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -96,6 +97,24 @@ def copy_attempts(sources: Sequence[T], expected: str) -> tuple[tuple[T, ...], .
     alone = tuple((source,) for source in sources)
     together = tuple(sources[:MAX_TOGETHER])
     return (together, *alone) if expected and len(sources) > 1 else alone
+
+
+def disbelieved_part(own: Sequence[str], told: Mapping[str, Sequence[str]]) -> int | None:
+    """Return the number of the first part of a copy that others contradict; None: there is none.
+
+    A part is believed if more of those who have the state hold the same than anything else. With
+    two of them that differ nobody knows who is right, so neither is.
+
+    Args:
+        own: digests of the parts of the copy.
+        told: those of others' states, by their slots; equally many each.
+    """
+    for number, mine in enumerate(own):
+        counts = Counter(digests[number] for digests in told.values())
+        others = max((n for digest, n in counts.items() if digest != mine), default=0)
+        if others and counts[mine] <= others:
+            return number
+    return None
 
 
 def copy_problem(masters: str, expected: str) -> str:

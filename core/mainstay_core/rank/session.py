@@ -34,11 +34,12 @@ from mainstay_core.rank.reports import (
     replayed_of,
     vote_of,
 )
-from mainstay_core.rank.serving import HealFailed, Wanted, copy_attempts, sources_of
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.witness import account_of
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
@@ -87,6 +88,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.keeper = keeper
         self.status = Status()
         self._reports: tuple[SettleReport, ...] = ()
+        self.holders: Sources = ()
+        """Members that have the state which is copied."""
         self._gradient = ""
         """Digest of the reduced gradient, once it is known."""
         self._log = EntryLog()
@@ -171,6 +174,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self.drop_held()
                 if self.state.mark is None:
                     self._gradient = ""
+            case events.DropPartials():
+                self.drop_partials(action.partials)
+            case events.TellDeviation():
+                self.tell_deviation(action)
             case events.Leave():
                 self.connections.leave()
             case events.RenameCheckpoint():
@@ -201,9 +208,11 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.status.waits()
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
+        held = self.held(judged=True) if action.report.held else ()
         report = replace(
             action.report,
-            held=self.held(judged=True) if action.report.held else (),
+            held=held,
+            bad=tuple(sorted({*action.report.bad, *(self.bad_types() if held else ())})),
             pipeline=self.connections.pipeline_name,
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
@@ -243,6 +252,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         wanted = Wanted(str(self.plan.quorum), self.state.member_position, action.version)
         why = f"no member of position {wanted.position} has version {wanted.version}"
         expected, known = action.expected, sources_of(self.plan, self._reports, action.sources)
+        self.holders = known
         for sources in copy_attempts(known, expected):
             try:
                 masters = await self.copy(client, sources, wanted, expected)
@@ -322,6 +332,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         ballot = self.make_ballot(action.step, table)
         self._gradient = ballot.gradient
         vote = vote_of(self.state, action, newest, ballot, self.writer.status())
+        compared = self.state.step_plan.compared
+        if compared is not None and self.state.computes(compared):
+            account = self.account(compared.type)
+            vote = replace(vote, witness=account_of(compared.type, account))
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))

@@ -27,7 +27,7 @@ from mainstay_core.job.config import LogKind
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
-from mainstay_core.rank.step_plan import StepPlan, plan_step
+from mainstay_core.rank.step_plan import Maker, StepPlan, plan_step
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -187,7 +187,14 @@ def settle(
         if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
     }
     healing = [i for i, a in enumerate(actions) if a in (StateAction.HEAL, StateAction.REPLAY)]
-    step = plan_step(plan, shards_per_lane, held, healing)
+    step = plan_step(
+        plan,
+        shards_per_lane,
+        held,
+        healing,
+        makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in ordered},
+        bad={t for r in ordered if r.version == version for t in r.bad},
+    )
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), _basis(plan, ordered)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]

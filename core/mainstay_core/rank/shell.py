@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends
@@ -147,11 +148,31 @@ class RankShell(ABC):
 
     @abstractmethod
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
-        """Return the complete partials; ``judged``: once a device behind its host is done."""
+        """Return the complete partials.
+
+        Args:
+            judged: once a device behind its host is done, and all checks of them are over.
+        """
+
+    @abstractmethod
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong; asked after ``held``."""
+
+    @abstractmethod
+    def account(self, shard_type: int) -> Account | None:
+        """Return what left this rank while it computed a type; None: that was not kept."""
+
+    @abstractmethod
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        """Tell that this device has computed a type otherwise than most chains."""
 
     @abstractmethod
     def drop_held(self) -> None:
         """Free all partials."""
+
+    @abstractmethod
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        """Free some partials: what checks have found of their types is told."""
 
     @abstractmethod
     async def reduce(self, group: Any, table: Sequence[Supply], members: Sequence[int]) -> None:

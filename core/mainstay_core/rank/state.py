@@ -9,21 +9,23 @@ thread comes back.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.dmr.witness import Telling
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.settle import Settlement
-from mainstay_core.rank.step_plan import StepPlan
+from mainstay_core.rank.step_plan import Compared, StepPlan
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
@@ -88,6 +90,16 @@ class RankState:
     """Quorum in which the oldest of ``held`` was begun."""
     held_with: frozenset[tuple[Slot, Incarnation]] = frozenset()
     """The cells, this one among them, of the chains that computed ``held``."""
+    made: tuple[MadeType, ...] = ()
+    """By which chains the types of ``held`` were computed."""
+    bad: tuple[int, ...] = ()
+    """Types of the step that votes have called wrong since the last settle."""
+    bad_chains: tuple[int, ...] = ()
+    """Replicas of this quorum whose cells have called a type wrong, once for each vote."""
+    witness_every_steps: int = 0
+    """In each step that is a multiple of it a second chain computes a type; 0: in none."""
+    told: tuple[Mapping[int, Telling], ...] = ()
+    """What chains have told of the compared type in earlier attempts, by replica."""
     refused_in: int = -1
     """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None
@@ -128,6 +140,11 @@ class RankState:
         """Stage in the adopted plan."""
         assert self.plan is not None
         return self.plan.members[self.index].rank.stage
+
+    def computes(self, compared: Compared) -> bool:
+        """Return whether this rank's chain is one of those that compute a compared type."""
+        chain = self.plan.chain_of(self.index) if self.plan else None
+        return chain is not None and chain.replica in compared.replicas
 
     @property
     def is_lowest(self) -> bool:
@@ -255,6 +272,8 @@ def report_of(state: RankState) -> SettleReport:
         state=state.digest,
         held=state.held,
         held_in=state.held_in,
+        made=state.made if state.held else (),
+        bad=state.bad,
         mark=state.mark,
         settled=state.settled,
         basis=state.basis if state.snapshots is not None and state.is_oldest else None,

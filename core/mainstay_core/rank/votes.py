@@ -22,6 +22,11 @@ CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as ``torch.nn.utils.clip_grad_norm_`` does."""
 
 
+PARAMETERS = "parameters"
+BESIDE_THEM = "the optimizer's moments, or the weights that are computed with,"
+"""The parts of a state, for people."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of a full set of votes. It is equal on every rank."""
@@ -37,6 +42,10 @@ class Verdict:
     saves: Saves
     """The state of durable checkpoints, whether or not the step is applied."""
     reason: str
+    bad: tuple[int, ...] = ()
+    """Shard types that some member calls wrong: all copies are void."""
+    bad_chains: tuple[int, ...] = ()
+    """Replicas whose cells do so."""
     differing: tuple[Slot, ...] = ()
     """Slots of the members of ``state_bad``. Empty when a position has no majority: then no member
     of it can be believed."""
@@ -54,7 +63,11 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
     # Joined, as both are of one state: whoever differs in either of them has a bad one.
     states = {i: f"{v.state} {v.rest}" for i, v in enumerate(votes)}
     state_bad = _state_bad(plan, states)
-    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if not v.ok]
+    problems = [f"member {i}: {v.problem}" for i, v in enumerate(votes) if v.problem]
+    problems += [_name_types(plan, i, v.bad) for i, v in enumerate(votes) if v.bad]
+    problems += [
+        f"member {i} says no" for i, v in enumerate(votes) if not (v.ok or v.problem or v.bad)
+    ]
     problems += _disagreements(plan, votes)
     adopt = len({(v.newest_plan, v.newest_nonce) for v in votes}) == 1 and (
         votes[0].newest_plan > plan.quorum.id
@@ -66,7 +79,9 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
             problems = [_hopeless(commit)]
             commit, hopeless = None, True
     if state_bad:
-        problems.append(_name_bad(plan, state_bad))
+        masters = _state_bad(plan, {i: v.state for i, v in enumerate(votes)})
+        what = PARAMETERS if masters else BESIDE_THEM
+        problems.append(_name_bad(plan, state_bad, what))
         hopeless = hopeless or _undecided(plan, states, state_bad)
     return Verdict(
         commit=commit,
@@ -75,6 +90,8 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         adopt_planned=adopt,
         saves=_certified(judge_saves(plan, votes), votes[0].step, state_bad),
         reason="; ".join(problems) or "all votes say yes",
+        bad=tuple(sorted({t for v in votes for t in v.bad if t < len(plan.suppliers)})),
+        bad_chains=_chains_of(plan, [i for i, v in enumerate(votes) if v.bad]),
         differing=_differing(plan, states, state_bad),
     )
 
@@ -117,9 +134,20 @@ def judge_states(plan: Plan, states: Mapping[int, str], pending: Collection[int]
     )
 
 
-def _name_bad(plan: Plan, state_bad: Sequence[int]) -> str:
+def _name_types(plan: Plan, index: int, bad: Sequence[int]) -> str:
+    types, member = ", ".join(map(str, bad)), plan.members[index]
+    return f"{member.rank} on {member.slot} has computed wrongly what belongs to types {types}"
+
+
+def _chains_of(plan: Plan, indices: Iterable[int]) -> tuple[int, ...]:
+    """Return the replicas of whose chains some of the members are cells, each once."""
+    chains = (plan.chain_of(i) for i in indices)
+    return tuple(sorted({chain.replica for chain in chains if chain is not None}))
+
+
+def _name_bad(plan: Plan, state_bad: Sequence[int], what: str = PARAMETERS) -> str:
     members = ", ".join(f"{plan.members[i].rank} on {plan.members[i].slot}" for i in state_bad)
-    return f"parameters of {members} differ from the rest of the stage"
+    return f"{what} of {members} differ from the rest of the stage"
 
 
 def _differing(plan: Plan, states: Mapping[int, str], state_bad: Sequence[int]) -> tuple[Slot, ...]:

@@ -31,10 +31,12 @@ invariant of the protocol that did not hold, if any.
 - ``wishes``: suspensions and scalings that somebody asks for
 - ``stage``: everybody who plays in a run
 - ``faults``: faults that strike at a moment or at a place in the code
+- ``pace``: how long each thing takes
 - ``points``: the places at which a fault may strike
 - ``scenario``: the job, surroundings and faults that a seed means
 - ``kept_boundaries``: the boundary logs that were confirmed to be there
 - ``kept``: what was confirmed to be in memory
+- ``life``: what checks look at in a trainer
 - ``checks``: the invariants
 - ``world``: one run
 """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
-from mainstay_core.base.ids import Incarnation, QuorumId
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
@@ -21,28 +21,13 @@ from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.kept import Kept
 from mainstay_core.sim.kept_boundaries import KeptBoundaries
+from mainstay_core.sim.life import Life
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
-
-
-class Life(Protocol):
-    """One life of a trainer, as far as it is checked."""
-
-    name: str
-    alive: bool
-    incarnation: Incarnation
-    state: RankState
-    tampered: bool
-    """Whether its state was corrupted on purpose: a vote must find it."""
-    was_tampered: bool
-
-    @property
-    def quorum(self) -> QuorumId | None:
-        """Adopted quorum."""
 
 
 ROOM_BYTES = 1 << 30
@@ -279,11 +264,26 @@ class Checks:
                 f"{self._saved}",
             )
         self._check_not_lost(plan, reports, outcome)
+        self._check_not_wrong(plan, reports, outcome)
         if self.boundaries is not None:
             self.seen.update(self.boundaries.replays(outcome))
         if event.stores:
             self.seen["stores asked"] += 1
             self.kept.settled(plan, reports, event.stores, outcome)
+
+    def _check_not_wrong(
+        self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
+    ) -> None:
+        """What a member knows to be wrong does not count, whoever else has a copy."""
+        computed = {t for types in outcome.step.todo.values() for t in types}
+        for member in (plan.members[report.index] for report in reports):
+            stays = outcome.actions[member.index] is StateAction.STAY
+            wrong = set(self._lives[str(member.incarnation)].known_wrong) if stays else set()
+            self.seen["settle with wrong types"] += bool(wrong)
+            counted = sorted(wrong - computed)
+            _hold(
+                not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count"
+            )
 
     def replayed(self, trainer: Life, version: int, params: str) -> None:
         """A rank has made the state of its position anew."""
@@ -294,6 +294,11 @@ class Checks:
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
         )
+
+    def accused(self, trainer: Life, verdict: Verdict) -> None:
+        """The votes have named a device that computed wrongly."""
+        self.seen[f"named {verdict}"] += 1
+        _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
         """A rank has computed something else than votes told."""

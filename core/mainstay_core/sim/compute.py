@@ -8,9 +8,11 @@ Runs the actions of :func:`mainstay_core.planning.program.compile_compute` as
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -29,6 +31,13 @@ Hook = Callable[[Action], Steps[None]]
 FORWARD, BACKWARD = 0, 1
 
 
+class Wrong(enum.Enum):
+    """The ways in which a value comes out wrong."""
+
+    FOUND = "a check of the device finds it late"
+    UNSEEN = "no check of the device sees it"
+
+
 class Compute:
     """Computes one position on terms: state, partials, interpreter and reducer of one cell.
 
@@ -40,6 +49,7 @@ class Compute:
         micro_batches: per type.
         hook: called before each action.
         sent: called with the action of each send, and what is sent.
+        goes_wrong: asked whether the next value of a type comes out wrong.
     """
 
     def __init__(
@@ -51,11 +61,12 @@ class Compute:
         micro_batches: int,
         hook: Hook,
         sent: Callable[[Action, str], None] = lambda *_: None,
+        goes_wrong: Callable[[int], Wrong | None] = lambda _: None,
     ) -> None:
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
-        self._hook, self._sent = hook, sent
+        self._hook, self._sent, self._goes_wrong = hook, sent, goes_wrong
         self.params = ""
         self.reduced: str | None = None
         self._begun: tuple[Group, tuple[Supply, ...], Any] | None = None
@@ -63,6 +74,16 @@ class Compute:
         self.partials: dict[Partial, tuple[str, ...]] = {}
         self.complete: set[int] = set()
         """Types whose statistics are known."""
+        self._wrong: set[int] = set()
+        """Types of which something was computed wrongly, as their checks will find."""
+        self._found: set[int] = set()
+        """Those of which they have found it."""
+        self._is_again = False
+        self._watched: int | None = None
+        """The type of which everything that leaves this cell is kept."""
+        self._left: dict[Op, list[str]] = {}
+        self.accounts: dict[int, Account] = {}
+        """Of watched types that are complete."""
 
     def held(self) -> tuple[Partial, ...]:
         """Complete partials."""
@@ -73,6 +94,26 @@ class Compute:
         self.give_up()
         self.partials.clear()
         self.complete.clear()
+        self._wrong.clear()
+        self._found.clear()
+
+    def drop_partials(self, partials: Iterable[Partial]) -> None:
+        """Forget some partials, and what is known of their types."""
+        self.give_up()
+        for partial in partials:
+            del self.partials[partial]
+            types = range(partial.first, partial.last + 1)
+            self.complete.difference_update(types)
+            self._wrong.difference_update(types)
+            self._found.difference_update(types)
+
+    def judge(self) -> None:
+        """All checks of what is held are over."""
+        self._found = set(self._wrong)
+
+    def bad_types(self) -> tuple[int, ...]:
+        """Return the complete types that checks have found to be wrong."""
+        return tuple(sorted(self._found & self.complete))
 
     def give_up(self) -> None:
         """End a reduction that was begun and not ended, and its group."""
@@ -88,6 +129,7 @@ class Compute:
         early: EarlyReduction[Group] | None,
         *,
         is_again: bool = False,
+        watched: int | None = None,
     ) -> Steps[None]:
         """Run the types through the position; complete ones are held, whatever happens.
 
@@ -98,6 +140,7 @@ class Compute:
             early: the reduction that begins with the last type's weight gradients.
             is_again: whether the stage computes this step again, without its neighbours: then the
                 group stands for logs.
+            watched: a type that other chains compute, too.
 
         Raises:
             GroupEnded: the chain broke.
@@ -106,6 +149,10 @@ class Compute:
         done: dict[int, list[tuple[str, str, str]]] = {}
         sends: list[tuple[int, int]] = []
         self.give_up()
+        self._wrong.difference_update(types)
+        self._is_again, self._watched, self._left = is_again, watched, {}
+        if watched in types:
+            self.accounts.clear()
         compile_program = compile_replay if is_again else compile_compute
         program = compile_program(types, self._micro_batches, self.stage, self._stages)
         for action in program:
@@ -144,6 +191,8 @@ class Compute:
             forward = action.op in (Op.SEND_F, Op.WRITE_F)
             peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
             self._sent(action, flows[key][1])
+            if action.type == self._watched:
+                self._left.setdefault(action.op, []).append(flows[key][1])
             group.send(flows[key][1], peer, tag)
             sends.append((peer, tag))
 
@@ -160,14 +209,24 @@ class Compute:
             if self.stage == 0:
                 flows[key] = [terms.sample(step, *key)]
             flow = flows[key]
-            part = terms.forward(self.position, flow[0], self.params)
+            part = self._spoiled(action, terms.forward(self.position, flow[0], self.params))
             flow.append((yield from self._mix(part, (*key, "f"), group)))
             return
         flow = flows[key]
         gradient = flow[2] if self.stage < self._stages - 1 else ""
         done.setdefault(action.type, []).append((flow[0], gradient, self.params))
         part = terms.backward(self.position, flow[0], gradient, self.params)
+        part = self._spoiled(action, part)
         flow[1:] = [(yield from self._mix(part, (*key, "b"), group))]
+
+    def _spoiled(self, action: Action, value: str) -> str:
+        """Return what a computation comes to: mostly the right value."""
+        how = None if self._is_again else self._goes_wrong(action.type)
+        if how is None:
+            return value
+        if how is Wrong.FOUND:
+            self._wrong.add(action.type)
+        return terms.term("wrong", value)
 
     def _mix(self, part: str, tag: tuple[object, ...], group: Group | None) -> Steps[str]:
         """All inner ranks of the stage see the sum of their parts."""
@@ -186,6 +245,12 @@ class Compute:
 
     def _complete(self, shard_type: int, gradient: str) -> None:
         self.partials = self._with(shard_type, gradient)
+        if shard_type == self._watched:
+            self.accounts[shard_type] = Account(
+                forward=tuple(self._left.get(Op.SEND_F, ())),
+                backward=tuple(self._left.get(Op.SEND_B, ())),
+                weights=(gradient,),
+            )
         self.complete.add(shard_type)
 
     def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:
@@ -273,11 +338,13 @@ class Compute:
 
     def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
         """Return what enters the vote of member ``index``, to whom the table credits types."""
+        self.judge()
         return Ballot(
             norms_sq=terms.norms_sq(self.stage, self.inner),
             gradient=self.gradient_digest(),
             copies=terms.term("copies", self.stage, step),
             stats=self._stats(table, index, step),
+            bad=self.bad_types(),
         )
 
     def final_digests(self, version: int, masters: str, data: str) -> FinalDigests:

@@ -65,6 +65,11 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroup]):
             width=plan.ranks_per_stage,
         )
 
+    def break_pipeline(self) -> None:
+        """Have the sockets of its pipeline break, if it has one."""
+        if self._pipeline is not None:
+            self._pipeline.break_links()
+
     def _group(self, name: str, rank: int, size: int) -> Group:
         return Group(
             self._process,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from mainstay_core.coordinator.job_store import Change
 from mainstay_core.sim import terms
-from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.scenario import Fault
 from mainstay_core.sim.stage import Stage
@@ -32,7 +32,8 @@ class Faults:
         self._at: Process | None = None
         self._lasts_s = 0.0
         self._unfinished = 0
-        self._gradient_due = self._state_due = False
+        self._gradient_due = self._state_due = self._type_due = False
+        self._unseen_due = self._stick_due = False
         self.struck: list[str] = []
         self.calm_since_s: float | None = None
         """When the last one was over; None before."""
@@ -281,6 +282,37 @@ class Faults:
 
     def _corrupt_state(self) -> None:
         self._state_due = True
+
+    def _corrupt_type(self) -> None:
+        self._type_due = True
+
+    def _break_chain(self) -> None:
+        """A chain loses its pipeline, and all its cells live."""
+        victim = self._victim()
+        if victim is not None:
+            victim.connections.break_pipeline()
+
+    def _corrupt_unseen(self) -> None:
+        self._unseen_due = True
+
+    def _stick(self) -> None:
+        self._stick_due = True
+
+    def goes_wrong(self, trainer: Trainer, shard_type: int) -> Wrong | None:
+        """Have what a trainer computes next come out wrong."""
+        how = None
+        if self._type_due:
+            how, self._type_due = Wrong.FOUND, False
+        elif self._unseen_due or self._stick_due or trainer.sticks:
+            compared = trainer.compared
+            if compared is None or shard_type != compared.type:
+                return None  # nobody would see it
+            trainer.sticks = trainer.sticks or self._stick_due
+            trainer.was_wrong = True
+            how, self._unseen_due, self._stick_due = Wrong.UNSEEN, False, False
+        if how is not None:
+            self._world.engine.say(trainer.name, f"computes something wrong: {how.value}")
+        return how
 
     def corrupt_gradient(self, trainer: Trainer, compute: Compute) -> None:
         """Spoil a reduced gradient, where others of the stage have the right one."""

@@ -66,6 +66,12 @@ class Group:
         self._close()
         self._changed.fire()
 
+    def break_links(self) -> None:
+        """Have this rank's sockets in the group break: nobody has wanted that."""
+        for end in self._pairs.values():
+            if end.open:
+                end.reset("connection reset")
+
     def _close(self) -> None:
         for end in self._pairs.values():
             end.close()

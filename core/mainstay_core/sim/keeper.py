@@ -20,10 +20,10 @@ from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer, DiffersError, UnusableError
-from mainstay_core.sim.checks import Life
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
 from mainstay_core.sim.groups import ChainGroup
+from mainstay_core.sim.life import Life
 from mainstay_core.sim.replayer import Replayer
 from mainstay_core.sim.segment_client import SegmentClient, Wait
 from mainstay_core.sim.surroundings import Surroundings

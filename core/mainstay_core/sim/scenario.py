@@ -54,6 +54,10 @@ KINDS = (
     "scale",
     "bad-source",
     "damage-segment",
+    "corrupt-type",
+    "break-chain",
+    "corrupt-unseen",
+    "stick",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -62,6 +66,9 @@ PLANNED = ("suspend", "scale")
 
 LASTING = ("bad-source",)
 """Faults that never end, so that a recovery from them repeats itself. Drawn apart, like wishes."""
+CHECKED = ("corrupt-type", "break-chain")
+"""A value that comes out wrong, which a check finds before the vote or a settle report, when others
+have used it; and what has some of these get to the vote no more. Drawn apart, like wishes."""
 IN_MEMORY = ("damage-segment",)
 """Faults of what pods keep in memory. A seed that may meet them may have snapshots, drawn apart."""
 SHARE_WITH_SNAPSHOTS = 0.35
@@ -70,7 +77,14 @@ SHARE_WITH_LITTLE_MEMORY = 0.2
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
 
-APART = (*PLANNED, *LASTING, *IN_MEMORY)
+SHARE_CHECKED = 0.3
+"""Share of the seeds in which something is computed wrongly."""
+
+WITNESSED = ("corrupt-unseen", "stick")
+"""Values that come out wrong as no check of the device sees: once, or always. They are played
+alone, in types that a second chain computes, too: nothing else could find them."""
+
+APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 """Kinds that are not drawn among the others."""
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
@@ -113,48 +127,6 @@ class Fault:
     """The how-manieth pass of the point."""
     lasts_s: float = 0.0
     """Of what ends: a stop, a cut, an outage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """The durations of a run, in s: (least, most) each."""
-
-    rng: random.Random
-    block: tuple[float, float] = (0.005, 0.03)
-    copy: tuple[float, float] = (0.05, 0.6)
-    startup: tuple[float, float] = (0.2, 0.8)
-
-    def block_s(self) -> float:
-        """A forward or backward of one micro-batch."""
-        return self.rng.uniform(*self.block)
-
-    def copy_s(self) -> float:
-        """A heal, a load, a checkpoint's part."""
-        return self.rng.uniform(*self.copy)
-
-    def segment_s(self) -> float:
-        """A copy of a unit's state."""
-        return self.rng.uniform(0.001, 0.05)
-
-    def startup_s(self) -> float:
-        """From fork to hello."""
-        return self.rng.uniform(*self.startup)
-
-    def apply_s(self) -> float:
-        """An optimizer step."""
-        return self.rng.uniform(0.002, 0.02)
-
-    def fork_s(self) -> float:
-        """A fork."""
-        return self.rng.uniform(0.001, 0.01)
-
-    def reap_s(self) -> float:
-        """From a process's end to its parent knowing."""
-        return self.rng.uniform(1e-4, 0.005)
-
-    def hiccup_s(self) -> float:
-        """A pause between two actions."""
-        return self.rng.uniform(1e-5, 0.003)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +225,47 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
         faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
-    return _with_snapshots(scenario, kinds)
+    if kinds and set(kinds) <= set(WITNESSED):
+        return _with_witness(scenario, kinds)
+    return _with_what_is_checked(_with_snapshots(scenario, kinds), kinds)
+
+
+def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario whose chains watch each other, and one device that is wrong."""
+    rng = random.Random(f"witness {scenario.seed}")
+    lanes = rng.choice((3, 3, 4))
+    # The output of a single stage goes nowhere in the played arithmetic.
+    stages = max(2, scenario.config.shape.stages)
+    shape = replace(
+        scenario.config.shape,
+        lanes=lanes,
+        replicas=lanes,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        stages=stages,
+        steps=lanes * (lanes - 1) + 3,
+    )
+    config = replace(scenario.config, shape=shape, witness_every_steps=1)
+    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, 40)
+    fault = Fault(kind=rng.choice(kinds), point=point, times=times)
+    return replace(scenario, config=config, slots_per_pod=1, faults=(fault,))
+
+
+def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario, in some seeds with values that come out wrong among its faults.
+
+    They are drawn apart, like wishes.
+    """
+    checked = tuple(k for k in kinds if k in CHECKED)
+    rng = random.Random(f"checks {scenario.seed}")
+    always = len(checked) == len(kinds)
+    if not checked or (not always and rng.random() > SHARE_CHECKED):
+        return scenario
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randint(0, len(faults))
+        faults.insert(place, _draw_fault(rng, rng.choice(checked)))
+    return replace(scenario, faults=tuple(faults))
 
 
 def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

@@ -8,10 +8,12 @@ from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.job_store import Change
 from mainstay_core.sim.checks import Checks
+from mainstay_core.sim.compute import Wrong
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.network import Network
-from mainstay_core.sim.scenario import Pace, Scenario
+from mainstay_core.sim.pace import Pace
+from mainstay_core.sim.scenario import Scenario
 from mainstay_core.sim.store import Store
 from mainstay_core.wire.plan import Plan
 
@@ -24,6 +26,9 @@ class Strikes(Protocol):
 
     def reach_api(self, api: Process, change: Change, point: str) -> None:
         """An api replica is about to commit a change, or has just done it."""
+
+    def goes_wrong(self, trainer: Any, shard_type: int) -> Wrong | None:
+        """Return how what a trainer computes next of a type comes out wrong, if it does."""
 
     def corrupt_gradient(self, trainer: Any, compute: Any) -> None:
         """A trainer has reduced a gradient."""

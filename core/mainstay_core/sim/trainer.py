@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId, Slot
+from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
@@ -15,6 +16,7 @@ from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession, types_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
+from mainstay_core.rank.step_plan import Compared
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.connections import Connections
@@ -80,6 +82,7 @@ class Trainer(Process, RankSession[Connections]):
             heal_address=heal_address,
             checkpoint_every_steps=shape.checkpoint_every_steps,
             snapshots=_snapshot_rules(world),
+            witness_every_steps=world.config.witness_every_steps,
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
         connections.on_plan = lambda plan: self._send("plan", plan)
@@ -102,6 +105,10 @@ class Trainer(Process, RankSession[Connections]):
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
         self.was_tampered = False
+        self.sticks = False
+        """Whether its device is wrong in each forward of a type that others compute, too."""
+        self.was_wrong = False
+        """Whether its device was ever wrong where no check of its own sees it."""
         self.waits_in = "starting"
 
     @property
@@ -113,6 +120,11 @@ class Trainer(Process, RankSession[Connections]):
     def quorum(self) -> QuorumId | None:
         """Adopted quorum."""
         return self.state.plan.quorum if self.state.plan else None
+
+    @property
+    def known_wrong(self) -> tuple[int, ...]:
+        """Types that it holds, and of which its checks have found that they are wrong."""
+        return self.cell.bad_types() if self.cell else ()
 
     # The connection to the supervisor --------------------------------------------------
 
@@ -278,6 +290,7 @@ class Trainer(Process, RankSession[Connections]):
                 shape.micro_batches,
                 self._before,
                 self._sent,
+                lambda shard_type: self.world.faults.goes_wrong(self, shard_type),
             )
 
     def _sent(self, action: Action, content: str) -> None:
@@ -295,16 +308,38 @@ class Trainer(Process, RankSession[Connections]):
         return self.cell
 
     async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:
-        cell = self.made_cell()
+        cell, compared = self.made_cell(), self.compared
+        watched = None if compared is None else compared.type
         try:
-            await Awaited(cell.run(types, self.state.version, groups, early))
+            await Awaited(cell.run(types, self.state.version, groups, early, watched=watched))
         except GroupEnded:
             cell.give_up()
             raise
 
     def held(self, *, judged: bool = False) -> tuple[Any, ...]:
-        del judged  # a played device is never behind
+        if judged:
+            self.made_cell().judge()
         return self.made_cell().held()
+
+    def bad_types(self) -> tuple[int, ...]:
+        return self.made_cell().bad_types()
+
+    @property
+    def compared(self) -> Compared | None:
+        """The type that this rank's chain and others compute in the step at hand."""
+        compared = self.state.step_plan.compared if self.state.step_plan else None
+        return compared if compared is not None and self.state.computes(compared) else None
+
+    def account(self, shard_type: int) -> Account | None:
+        return self.made_cell().accounts.get(shard_type)
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        deviation = action.deviation
+        self.engine.say(self.name, f"{deviation.verdict}: {action.reason}")
+        self.world.checks.accused(self, deviation.verdict)
+
+    def drop_partials(self, partials: Sequence[Any]) -> None:
+        self.made_cell().drop_partials(partials)
 
     def drop_held(self) -> None:
         if self.cell is not None:

@@ -20,8 +20,6 @@ class _Numbers:
 
     incarnation: Incarnation
     known: int = 0
-    untold: int = 0
-    """Of these, those that are not told, since the last one that was put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +43,32 @@ class FindingOutbox:
         before = self.numbers.get(slot)
         if before is None or before.incarnation != incarnation:
             before = _Numbers(incarnation=incarnation)
-        full = len(self.waiting) >= MAX_WAITING
-        untold = min(before.untold + 1, MAX_UNTOLD) if full else 0
-        after = replace(before, known=before.known + 1, untold=untold)
-        numbers = {**self.numbers, slot: after}
-        if full:
-            return replace(self, numbers=numbers)
-        told = ToldFinding(
-            finding=finding,
-            incarnation=incarnation,
-            number=before.known,
-            at_s=at_s,
-            untold=before.untold,
-        )
+        numbers = {**self.numbers, slot: replace(before, known=before.known + 1)}
+        if len(self.waiting) >= MAX_WAITING:
+            return replace(self._count(slot, incarnation), numbers=numbers)
+        told = ToldFinding(finding=finding, incarnation=incarnation, number=before.known, at_s=at_s)
         return FindingOutbox(
             held=(*self.held, told)[-MAX_WAITING:], waiting=(*self.waiting, told), numbers=numbers
         )
+
+    def _count(self, slot: int, incarnation: Incarnation) -> FindingOutbox:
+        """Return the outbox in which a finding that waits says that a further one is not told.
+
+        It says so and not the next one, as the trainer may end before it finds anything more. The
+        newest of the same trainer does, else the newest of all.
+        """
+        of_it = [
+            told
+            for told in self.waiting
+            if (told.finding.slot.index, told.incarnation) == (slot, incarnation)
+        ]
+        old = (of_it or self.waiting)[-1]
+        new = replace(old, untold=min(old.untold + 1, MAX_UNTOLD))
+        held, waiting = (
+            tuple(new if told is old else told for told in among)
+            for among in (self.held, self.waiting)
+        )
+        return replace(self, held=held, waiting=waiting)
 
     def repeat(self) -> FindingOutbox:
         """Return the outbox from which all is told once more: the api has lost what it had."""

@@ -12,6 +12,7 @@
 - ``formats``: which formats are understood, and what format 1 says in other words
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
 - ``page``: what the api tells the operator: a job on one page, and the pods that it wants
+- ``flip_trials``: drawn wrong bits in steps that a process with torch is to compute, and its answer
 - ``profiling``: a stage of a job that a process with torch is to profile, and its answer
 - ``api``: what a supervisor asks of the api, what it is answered, and what a failed request means
 - ``routes``: the api's routes as programs call them

@@ -29,7 +29,7 @@ others are counted."""
 MAX_BATCH = 64
 """Findings in one request: 64 KiB, about."""
 MAX_UNTOLD = 1_000_000
-"""Findings before one that are not told. The sum over a job stays a :data:`Count`, then."""
+"""Findings beside one that are not told. The sum over a job stays a :data:`Count`, then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,8 @@ class ToldFinding:
     at_s: Instant
     """When the supervisor heard of it, by its wall clock."""
     untold: Annotated[int, Range(0, MAX_UNTOLD)] = field(default=0, metadata=OMITTED)
-    """Findings of that trainer before this one that are not told: too many came at once."""
+    """Findings behind this one that are not told, as too many came at once: of the same trainer, or
+    of another of its pod that has told none."""
 
     trainer: Name = field(default="", metadata=OMITTED)
     """Name of its pod and slot. The api adds it for people."""

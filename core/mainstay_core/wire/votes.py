@@ -8,6 +8,7 @@ from typing import Annotated
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_FLOWS,
     MAX_MEMBERS,
     MAX_STATISTICS,
     MAX_TYPES,
@@ -43,6 +44,34 @@ class TypeStat:
     """Digest of the consumed samples, from the first stage."""
     statistics: Statistics = field(default=(), metadata=codec.OMITTED)
     """From every stage: the integers that its blocks counted, in model order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeType:
+    """A type that a member holds, and the chain that computed it: copies of several never mix."""
+
+    type: TypeIndex
+    quorum: Count
+    """Id of the quorum in which it was computed."""
+    replica: Index
+    """Of the chain, in that quorum's plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessAccount:
+    """The account that a rank gives of a type which other chains compute in this step, too."""
+
+    type: TypeIndex
+    forward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()
+    """Digests of what it sent to the next stage, by micro-batch."""
+    backward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()
+    """Digests of what it sent to the stage before, by micro-batch."""
+    weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
+    """Digests of the type's gradient, and of what votes tell of the type."""
+
+
+BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
+"""Shard types of the step of which a check has found, after they were used, that they are wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +142,11 @@ class Vote(SaveStatus):
     rest: Digest = field(default="", metadata=codec.OMITTED)
     """Digest of a part of the position's state beside the masters, at version = step: which part is
     a function of the step. Empty in a job whose trainers do not check what they compute."""
+    witness: WitnessAccount | None = field(default=None, metadata=codec.OMITTED)
+    """Of the type that several chains compute in this step, if this rank's does."""
+    bad: BadTypes = field(default=(), metadata=codec.OMITTED)
+    """Types that this rank has computed wrongly. Their copies are void in every position, with all
+    that they were summed into."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")
@@ -201,3 +235,9 @@ class SettleReport:
     """Likewise the digest of its masters before that step."""
     mark_gradient: Digest = field(default="", metadata=codec.OMITTED)
     """In a job with snapshots: digest of the mark's gradient, if it has voted with it."""
+    made: Annotated[tuple[MadeType, ...], Longest(MAX_TYPES)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """By which chains the types of ``held`` were computed."""
+    bad: BadTypes = field(default=(), metadata=codec.OMITTED)
+    """Types of the step that this rank knows to be wrong: by its own checks, or by votes."""

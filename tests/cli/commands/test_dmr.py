@@ -22,6 +22,30 @@ from mainstay_train.dmr import answer
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "dmr-profile.json"
 
 
+def test_degrees_of_recompute_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = json.loads(EXAMPLE.read_text())
+    none, other = tmp_path / "none.json", tmp_path / "other.json"
+    none.write_text(json.dumps(data | {"ac_segments": []}))
+    other.write_text(json.dumps(data | {"stage": data["stage"] + 1}))
+
+    dmr.plan(EXAMPLE, sweep=[none])
+
+    heading, first, second, best = capsys.readouterr().out.splitlines()
+    assert heading.split() == [
+        "profile", "recomputed", "operators", "again", "exposed", "passage", "retained",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in (first, second)] == [str(EXAMPLE), str(none)]
+    assert [line.split()[1] for line in (first, second)] == ["9", "0"]
+    assert first.split()[4:6] == ["9", "s"], "nine operators of a second each run again"
+    assert best.startswith("shortest with its checks: ")
+    with pytest.raises(UsageError, match=r"other\.json has stage 1, must have 0 as"):
+        dmr.plan(EXAMPLE, sweep=[other])
+    with pytest.raises(UsageError, match="leave --json and --out away"):
+        dmr.plan(EXAMPLE, sweep=[none], as_json=True)
+
+
 def test_a_plan_is_shown_written_and_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import RankId
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Flip, StatePart, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults import files
 from mainstay_core.faults.points import During, FaultAction, FaultPoint, View
@@ -167,6 +167,33 @@ def test_a_flip_names_pass_type_micro_batch_block_operator_output_and_execution(
     assert (of_step.flip.in_pass, of_step.flip.operator) == (Pass.STEP, 3)
 
 
+def test_a_sticky_flip_is_in_every_execution_and_others_say_what_they_make_wrong() -> None:
+    (fault,) = parse(flip(operator="aten.mm", sticky=True))
+    assert fault.flip is not None
+    assert (fault.flip.sticky, fault.flip.execution) == (True, Execution.BOTH)
+    wire, state, batch = parse(
+        flip({"step": 4, "phase": "reduce"}, where="wire"),
+        flip({"step": 4}, where="state", part="moments", output=1, block=2),
+        flip(where="batch", microBatch=0, execution="checker"),
+    )
+    assert wire.flip == Flip(in_pass=Pass.STEP, where=Where.WIRE, element=7, bit=30)
+    assert state.flip == Flip(
+        in_pass=Pass.STEP,
+        where=Where.STATE,
+        part=StatePart.MOMENTS,
+        output=1,
+        block=2,
+        element=7,
+        bit=30,
+    )
+    assert batch.flip is not None
+    assert (batch.flip.where, batch.flip.execution) == (Where.BATCH, Execution.CHECKER)
+    assert codec.loads(tuple[FaultPoint, ...], codec.dumps((wire, state))) == (wire, state)
+    (masters,) = parse(flip({"step": 4}, where="state"))
+    assert masters.flip is not None
+    assert masters.flip.part is StatePart.MASTERS
+
+
 PHASES_OF_FLIPS = "must be one of forward, backward, reduce, vote, apply, for a flip"
 A = entry(id="a")
 
@@ -240,6 +267,36 @@ A = entry(id="a")
             "faults[0].flip: is missing: which bit is wrong (type, microBatch",
         ),
         ([entry(flip={})], "faults[0].flip: means nothing to kill-trainer, only to flip"),
+        ([flip(sticky="yes")], "faults[0].flip.sticky: is 'yes', must be true or false"),
+        (
+            [flip(sticky=True, execution="both")],
+            "faults[0].flip.execution: means nothing with sticky: every execution is wrong",
+        ),
+        (
+            [flip(where="disk")],
+            "faults[0].flip.where: is 'disk', must be one of compute, wire, state, batch",
+        ),
+        (
+            [flip({"step": 4}, where="state", sticky=True)],
+            "faults[0].flip.sticky: means nothing with where: state; valid here: where, block",
+        ),
+        (
+            [flip(where="state")],
+            "faults[0].at.phase: means nothing to the state, which is hit before the step computes",
+        ),
+        (
+            [flip(where="wire")],
+            "faults[0].at.phase: is 'forward', must be reduce, for a flip with where: wire",
+        ),
+        (
+            [flip({"step": 4}, where="batch")],
+            "faults[0].at.phase: is missing, must be forward, for a flip with where: batch",
+        ),
+        (
+            [flip({"step": 4}, where="state", part="moment")],
+            "flip.part: is 'moment', must be one of masters, moments, compute (did you mean",
+        ),
+        ([flip(part="moments")], "flip.part: means nothing with where: compute; valid here: type"),
         ([flip(bit=None)], "faults[0].flip.bit: is missing"),
         ([flip(element=None)], "faults[0].flip.element: is missing"),
         ([flip(bit=128)], "faults[0].flip.bit: is 128, must be a whole number from 0 to 127"),

@@ -3,7 +3,7 @@ import pytest
 from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import SnapshotConfig
-from mainstay_core.job.protections import entry_of, protections_of
+from mainstay_core.job.protections import Protection, entry_of, protections_of
 
 
 def shape(**degrees: int) -> JobShape:
@@ -40,6 +40,16 @@ def test_an_own_loop_has_all_but_what_needs_blocks() -> None:
         "durable checkpoints",
     }
     assert blocks - loop == {"pipeline stages"}
+
+
+def test_checks_of_an_own_loop_say_what_they_cost() -> None:
+    def checks(entry: str, dmr: Mode) -> Protection:
+        (found,) = (p for p in protections_of(shape(), entry, None, dmr) if p.name.startswith("op"))
+        return found
+
+    assert checks("loop", Mode.FULL).given
+    assert "at twice the cost" in checks("loop", Mode.FULL).why
+    assert checks("loop", Mode.OFF) == checks("blocks", Mode.OFF)
 
 
 @pytest.mark.parametrize("entry", ["loop", "blocks"])

@@ -293,7 +293,19 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
         ("spec.detection.dmr.profileSteps", 3, "is not available: checks are not planned"),
         ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use plan Dynamic, or"),
         ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
-        ("spec.detection.witness", {"everySteps": 5}, "is not available: no second device"),
+        ("spec.detection.witness.everySteps", -1, "is -1, must be greater than or equal to 0"),
+        (
+            "spec",
+            SMALLEST["spec"]
+            | {"parallelism": {"replicas": 2}, "detection": {"witness": {"everySteps": 5}}},
+            "is 5, but the job has 2 replicas, and it takes 3 to say which of two that differ is",
+        ),
+        (
+            "spec",
+            SMALLEST["spec"]
+            | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
+            "several ranks of a stage compute together is not compared in this version; use 0",
+        ),
         ("spec.recovery.onTaint", "Report", "is not available: no device is named"),
         (
             "spec",

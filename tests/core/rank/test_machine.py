@@ -23,6 +23,7 @@ from mainstay_core.rank.events import (
     Compute,
     ComputeBroken,
     DropHeld,
+    DropPartials,
     Event,
     Finish,
     Leave,
@@ -238,6 +239,63 @@ def test_a_vote_of_no_is_reduced_again_and_the_mark_is_erased() -> None:
     assert isinstance(reduce, Reduce)
     assert (reduce.attempt, outcome.state.mark) == (1, None)
     assert outcome.state.held, "what is complete is kept"
+
+
+WIDE = make_plan({0: ["a.1"], 1: ["b.1"]}, shards_per_lane=2)
+WIDE_RUN = Partial(lane=0, first=0, last=1)
+
+
+def wide(**fields: object) -> RankState:
+    """A rank of two types that votes."""
+    state = computing(WIDE, shards_per_lane=2, **fields)
+    return follow(state, TodoDone((WIDE_RUN,)), Reduced()).state
+
+
+def test_a_type_that_votes_call_wrong_is_computed_again_with_what_it_was_summed_into() -> None:
+    bad = VotesGathered((vote(), vote(ok=False, bad=(3,))))
+
+    own = machine.step(wide(), VotesGathered((vote(ok=False, bad=(1,)), vote())))
+    others = machine.step(wide(), bad)
+
+    assert own.actions == (DropPartials((WIDE_RUN,)), Compute((0, 1)))
+    assert (own.state.held, own.state.mark, own.state.attempt) == ((), None, 1)
+    assert others.actions == (Compute(()),), "what nobody calls wrong is kept"
+    assert others.state.held == (WIDE_RUN,)
+    done = follow(own.state, TodoDone((WIDE_RUN,)))
+    assert [type(action) for action in done.actions] == [Reduce]
+    assert {m.quorum for m in done.state.made} == {1}
+
+
+def test_a_chain_that_votes_wrong_types_twice_leaves_them_to_another_one() -> None:
+    bad = VotesGathered((vote(ok=False, bad=(0,)), vote()))
+
+    once = machine.step(wide(), bad)
+    twice = follow(once.state, TodoDone((WIDE_RUN,)), Reduced(), bad)
+
+    assert once.actions[-1] == Compute((0, 1))
+    assert twice.actions == (DropPartials((WIDE_RUN,)), Compute(()))
+    assert twice.state.step_plan is not None
+    assert twice.state.step_plan.todo == {1: (0, 1)}
+
+
+def test_a_report_tells_types_that_votes_called_wrong_until_a_settle_has_heard_it() -> None:
+    again = machine.step(wide(), VotesGathered((vote(ok=False, bad=(1,)), vote()))).state
+    newer = make_plan(
+        {0: ["a.1"], 1: ["b.1"]}, shards_per_lane=2, quorum=2, since={"a.1": 1, "b.1": 1}
+    )
+    parked = follow(machine.saw_plan(again, newer), TodoDone((WIDE_RUN,)))
+    (settle,) = [a for a in parked.actions if isinstance(a, Settle)]
+    assert settle.report.bad == (1,)
+    assert [m.type for m in settle.report.made] == [0, 1]
+
+    heard = machine.step(
+        parked.state,
+        ReportsGathered((replace(settle.report, state=""), report(1, held=(), held_in=1))),
+    )
+
+    assert DropPartials((WIDE_RUN,)) in heard.actions
+    assert heard.actions[-1] == Compute((0, 1))
+    assert heard.state.bad == ()
 
 
 def test_what_cannot_be_agreed_on_is_computed_again_before_a_rank_gives_up() -> None:

@@ -93,6 +93,7 @@ class Played(RankSession[Connections]):
         self.copies: dict[str, str] = {}
         self.breaks = ""
         self.cut_off: set[Partial] = set()
+        self.wrong: set[int] = set()
         self._partials: tuple[Partial, ...] = ()
         self._time_s = 0.0
 
@@ -174,6 +175,13 @@ class Played(RankSession[Connections]):
         if judged:
             self._partials = tuple(p for p in self._partials if p not in self.cut_off)
         return self._partials
+
+    def bad_types(self) -> tuple[int, ...]:
+        held = {t for p in self._partials for t in range(p.first, p.last + 1)}
+        return tuple(sorted(held & self.wrong))
+
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        self._partials = tuple(p for p in self._partials if p not in partials)
 
     def drop_held(self) -> None:
         self._partials = ()
@@ -274,6 +282,20 @@ def test_a_broken_chain_keeps_what_is_complete() -> None:
 
     assert run(session)[-1] == "tell parked"
     assert session.connections.gather().ended is None, "the quorum is the coordinator's to end"
+
+
+def test_what_checks_found_wrong_since_the_vote_is_reported_beside_what_is_held() -> None:
+    plan = make_plan({0: ["a.1"]})
+    session = Played(plan)
+    session.breaks = "reduction"
+    run(session)
+    session.wrong = {0, 5}
+
+    session.connections.see(make_plan({0: ["a.1"]}, quorum=plan.quorum.id + 1))
+    (report,) = run_to_report(session)
+
+    assert report.held == session.held()
+    assert report.bad == (0,), "a type that is not held is lacked anyhow"
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])

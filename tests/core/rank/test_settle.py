@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
+from tests.core.rank.copies import Makers, twin_kept, types_in
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
@@ -16,7 +17,7 @@ from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.step_plan import StepPlan, plan_step
 from mainstay_core.rank.votes import Verdict, judge_reports
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, MadeType, SettleReport
 
 STAY, ROLL, HEAL, LOAD = StateAction.STAY, StateAction.ROLL, StateAction.HEAL, StateAction.LOAD
 
@@ -94,6 +95,8 @@ def twin_step(
     shards_per_lane: int,
     held: dict[int, tuple[Partial, ...]],
     healing: set[int],
+    makers: Makers,
+    bad: set[int],
 ) -> tuple[dict[int, list[int]], list[list[tuple[int, list[int]]]]]:
     """Lists by replica, and per position (sender, types) in order of summation."""
     num_types = len(plan.suppliers)
@@ -103,11 +106,9 @@ def twin_step(
     fit = [c for c in plan.chains if not healing & set(c.cells)] or list(plan.chains)
     todo: dict[int, list[int]] = {c.replica: [] for c in fit}
     orphans = []
+    kept, counted = twin_kept(plan, held, makers, bad)
     for t in range(num_types):
-        have = [
-            {i for i in at[w] for p in held.get(i, ()) if p.first <= t <= p.last} for w in positions
-        ]
-        if all(have):
+        if t in counted:
             continue
         if plan.suppliers[t] in todo:
             todo[plan.suppliers[t]].append(t)
@@ -126,7 +127,7 @@ def twin_step(
     for w in positions:
         holdings = {
             i: twin_partials(
-                held.get(i, ()),
+                kept[i],
                 todo.get(replica_of[i], []),
                 shards_per_lane,
             )
@@ -185,12 +186,14 @@ def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
         quorum=9,
         since={life: rng.choice([2, 2, 2, 5, 9]) for life in lives},
     )
-    low = rng.randint(0, 3)
+    low, odd = rng.randint(0, 3), rng.choice((0.0, 0.0, 0.2))
+    num_types = lanes * shards_per_lane
     quorums = [f"q{i}-n" for i in range(5, 8)]
     reports = []
     for member in plan.members:
         version = low + rng.choice([0, 0, 0, 0, 1, 1, 2])
         certified = rng.choice(quorums) if version and rng.random() < 0.9 else None
+        held = random_partials(rng, lanes, shards_per_lane)
         report = SettleReport(
             index=member.index,
             valid=rng.random() < 0.85,
@@ -200,7 +203,13 @@ def random_case(rng: random.Random) -> tuple[Plan, int, list[SettleReport]]:
             commit=random_commit(version - 1) if certified else None,
             chain=f"chain of {version}",
             state=f"state of {version} in {member.rank.stage}.{member.rank.inner}",
-            held=random_partials(rng, lanes, shards_per_lane),
+            held=held,
+            made=tuple(
+                MadeType(type=t, quorum=7 - (rng.random() < odd), replica=t % lanes)
+                for p in held
+                for t in types_in(p)
+            ),
+            bad=tuple(t for t in range(num_types) if rng.random() < odd / 10),
             mark=rng.choice([None, None, *quorums]),
             settled=rng.choice([-1, 4, 8, 8, 8]),
             durable=rng.choice([0, 0, 2]),
@@ -231,7 +240,9 @@ def check_against_twin(plan: Plan, shards_per_lane: int, reports: list[SettleRep
     assert (outcome.version, list(outcome.actions)) == (version, actions)
     held = {r.index: r.held for r in reports if actions[r.index] is STAY}
     healing = {i for i, action in enumerate(actions) if action is HEAL}
-    todo, tables = twin_step(plan, shards_per_lane, held, healing)
+    makers = {r.index: {m.type: (m.quorum, m.replica) for m in r.made} for r in reports}
+    bad = {t for r in reports if r.version == version for t in r.bad}
+    todo, tables = twin_step(plan, shards_per_lane, held, healing, makers, bad)
     assert {r: list(types) for r, types in outcome.step.todo.items()} == todo
     assert [
         [(s.index, list(range(s.partial.first, s.partial.last + 1))) for s in table]

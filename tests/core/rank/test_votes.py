@@ -382,3 +382,7 @@ def test_a_state_that_differs_beside_its_masters_is_as_bad_as_one_whose_masters_
 
     assert (verdict.state_bad, verdict.commit, verdict.hopeless) == ((1,), None, False)
     assert verdict.differing == (plan.members[1].slot,)
+    assert verdict.reason == (
+        f"the optimizer's moments, or the weights that are computed with, of r1.s0.i0 on "
+        f"{plan.members[1].slot} differ from the rest of the stage"
+    )

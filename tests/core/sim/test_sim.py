@@ -13,6 +13,12 @@ from tests.core.sim.boundary_mutants import (
     draw_further_losses,
     draw_refusals,
 )
+from tests.core.sim.check_mutants import (
+    CHECK_MUTANTS,
+    INTERRUPTIONS,
+    draw_broken_chains,
+    draw_wrong_types,
+)
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
@@ -21,7 +27,7 @@ from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED, Fault
 
 SEEDS_PER_TEST = 10
-ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS}
+ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS, **CHECK_MUTANTS}
 
 
 @pytest.mark.parametrize("first", range(0, 40, SEEDS_PER_TEST))
@@ -182,6 +188,31 @@ def test_a_cell_of_which_a_rank_is_lost_computes_again_as_a_whole() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         replayed += outcome.seen["replayed"]
     assert replayed > 10
+
+
+def test_what_a_check_finds_late_never_counts_whoever_dies_before_the_vote() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(10):
+        for draws, kinds in (
+            (draw_wrong_types, INTERRUPTIONS),
+            (draw_broken_chains, ("break-chain",)),
+        ):
+            outcome = simulate(draws(seed, kinds))
+            assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+            seen.update(outcome.seen)
+    assert seen["settle with wrong types"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"), [("corrupt-unseen", "transient"), ("stick", "deterministic")]
+)
+def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdict: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(10):
+        outcome = simulate(draw(seed, kinds=(kind,)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen[f"named {verdict}"]
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

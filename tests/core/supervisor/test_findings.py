@@ -35,16 +35,32 @@ def test_each_life_of_a_trainer_counts_its_findings_from_0() -> None:
     ]
 
 
-def test_more_than_may_wait_are_counted_and_the_next_one_that_is_told_says_so() -> None:
+def test_more_than_may_wait_are_counted_by_one_that_waits() -> None:
+    """So they are told also if the trainer finds nothing more in its life."""
     outbox = put(FindingOutbox(), MAX_WAITING + 3)
     assert len(outbox.waiting) == MAX_WAITING
+    newest = outbox.waiting[-1]
+    assert (newest.number, newest.untold) == (MAX_WAITING - 1, 3)
+    assert outbox.held == outbox.waiting
+
+    other = put(outbox, 1, SECOND)
+    assert other.waiting[-1].untold == 4, "of another life that has told none"
+
     outbox, batch = outbox.take()
     assert len(batch) == MAX_BATCH
+    later = put(outbox, 1)
+    assert (later.waiting[-1].number, later.waiting[-1].untold) == (MAX_WAITING + 3, 0)
+    while later.waiting:
+        later, batch = later.take()
+    assert sum(told.untold for told in later.repeat().waiting) == 3
 
-    newest = put(outbox, 1).waiting[-1]
 
-    assert (newest.number, newest.untold) == (MAX_WAITING + 3, 3)
-    assert put(put(outbox, 1), 1).waiting[-1].untold == 0
+def test_the_newest_of_the_same_trainer_counts() -> None:
+    outbox = put(put(FindingOutbox(), 2), MAX_WAITING - 2, SECOND)
+    outbox = put(outbox, 5, SECOND)
+
+    assert [told.untold for told in outbox.waiting if told.untold] == [5]
+    assert outbox.waiting[-1].untold == 5
 
 
 def test_an_api_that_has_lost_them_is_told_the_newest_again() -> None:

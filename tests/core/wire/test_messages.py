@@ -44,11 +44,13 @@ from mainstay_core.wire.recoveries import Recovery, StageTimes
 from mainstay_core.wire.votes import (
     Commit,
     LastStatus,
+    MadeType,
     SaveStatus,
     SettleReport,
     SnapshotStatus,
     TypeStat,
     Vote,
+    WitnessAccount,
 )
 from mainstay_core.wire.windows import Measures, Popularity, WindowBasis
 
@@ -338,6 +340,32 @@ EXAMPLES: dict[str, Any] = {
         newest_plan=8,
         newest_nonce="beef",
     ),
+    "vote-with-wrong-types": Vote(
+        step=4,
+        attempt=0,
+        ok=False,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(),
+        newest_plan=8,
+        newest_nonce="beef",
+        bad=(2, 5),
+    ),
+    "vote-with-a-witness": Vote(
+        step=4,
+        attempt=0,
+        ok=True,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(),
+        newest_plan=8,
+        newest_nonce="beef",
+        witness=WitnessAccount(
+            type=2, forward=("f" * 32, "0" * 32), backward=("b" * 32,), weights=("e" * 32,)
+        ),
+    ),
     "vote-with-snapshots": Vote(
         step=4,
         attempt=0,
@@ -493,6 +521,15 @@ EXAMPLES: dict[str, Any] = {
         last_gradient="a" * 32,
         last_masters="b" * 32,
         mark_gradient="d" * 32,
+    ),
+    "settle-report-with-wrong-types": SettleReport(
+        index=2,
+        valid=True,
+        version=5,
+        held=(RUN,),
+        held_in=7,
+        made=(MadeType(type=4, quorum=7, replica=1), MadeType(type=5, quorum=8, replica=0)),
+        bad=(5,),
     ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),
     "ledger-entry": LedgerEntry(

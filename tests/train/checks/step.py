@@ -10,7 +10,7 @@ from tests.train.compute.test_interpreter import Pipe, in_threads
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
@@ -79,8 +79,12 @@ class Listing(FlipOrders):
         self._stage = stage
         self.spots: list[Spot] = []
 
-    def take(self, place: Place, ordinal: int, kernel: str) -> list[Flip]:
-        self.spots.append(Spot(self._stage, place, ordinal, kernel))
+    def take(
+        self, place: Place, ordinal: int | None, kernel: str, where: Where = Where.COMPUTE
+    ) -> list[Flip]:
+        if where is Where.COMPUTE:
+            assert ordinal is not None
+            self.spots.append(Spot(self._stage, place, ordinal, kernel))
         return []
 
 
@@ -101,7 +105,7 @@ class Step:
 
     Args:
         model: one of :data:`MODELS`.
-        recompute: whether forwards run again in the backward.
+        recompute: share of blocks whose forwards run again in the backward.
         stages: of the chain.
         micro_batches: of a type.
         waiting_bytes: what checks of mode Full that wait may retain.
@@ -111,7 +115,7 @@ class Step:
         self,
         model: str,
         *,
-        recompute: bool,
+        recompute: float,
         stages: int = 1,
         micro_batches: int = 2,
         waiting_bytes: int = 0,
@@ -141,7 +145,8 @@ class Step:
             entrypoint="",
             workload={},
             device="cpu",
-            recompute=self._recompute,
+            recompute=self._recompute > 0,
+            recompute_share=self._recompute or 1.0,
         )
         engines = []
         for stage in range(self._stages):

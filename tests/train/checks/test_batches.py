@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from tests.train.checks.step import Step
 
+from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
+from mainstay_train.checks.places import Phase
 from mainstay_train.compute.interpreter import BATCH
 from mainstay_train.compute.loader import Loader, Wanted
 from mainstay_train.exact.draws import Address
@@ -65,6 +68,58 @@ def test_a_data_set_that_gives_three_batches_is_the_users_mistake() -> None:
 
     with pytest.raises(WorkloadError, match=r"three different batches for micro-batch 0 of type 0"):
         Loader(flaky, ahead=False, twice=True).take(WANTED)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("output", [0, 1])
+@pytest.mark.parametrize("execution", [*Execution])
+def test_a_flip_in_a_fetch_is_found_unless_both_fetches_have_it(
+    execution: Execution, output: int, ahead: bool
+) -> None:
+    flip = Flip(
+        in_pass=Pass.STEP,
+        where=Where.BATCH,
+        output=output,
+        element=3,
+        bit=1,
+        execution=execution,
+    )
+    clean = Loader(Rows(), ahead=False).take(WANTED)
+    wanted = replace(WANTED, flips=(flip,))
+
+    plain = Loader(Rows(), ahead=ahead).take(wanted)
+    checked = Loader(Rows(), ahead=ahead, twice=True)
+    checked.order(WANTED)  # it is fetched before the fault fires
+    loaded = checked.take(wanted)
+
+    parts = [loaded.batch.tokens, loaded.batch.targets]
+    right = [clean.batch.tokens, clean.batch.targets]
+    is_equal = all(torch.equal(*pair) for pair in zip(parts, right, strict=True))
+    verdicts = {
+        Execution.PRIMARY: Verdict.PRIMARY_HIT,
+        Execution.CHECKER: Verdict.CHECKER_HIT,
+        Execution.BOTH: None,
+    }
+    assert (loaded.judgement and loaded.judgement.verdict) == verdicts[execution]
+    assert is_equal == (execution is not Execution.BOTH)
+    assert (plain.consumed == clean.consumed) == (execution is Execution.CHECKER)
+
+
+def test_a_flip_in_the_first_fetch_of_a_step_changes_no_digest_with_checks() -> None:
+    step = Step("llama", recompute=False)
+    clean = step.run(Mode.OFF)
+    flip = Flip(in_pass=Pass.STEP, where=Where.BATCH, micro_batch=1, element=3, bit=0)
+    ended = {}
+    for mode in Mode:
+        (engine,) = step._engines[mode]
+        engine.checks.order("f", 0, Phase.FORWARD, flip)
+        ended[mode] = step.run(mode)
+        assert engine.checks._orders.is_empty
+
+    assert ended[Mode.OFF].digests != clean.digests
+    assert ended[Mode.FULL].digests == clean.digests
+    (finding,) = ended[Mode.FULL].findings
+    assert (finding.operator, finding.shard_type, finding.micro_batch) == (BATCH, 0, 1)
 
 
 def test_a_wrong_batch_is_told_like_any_finding() -> None:

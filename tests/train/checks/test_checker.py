@@ -339,3 +339,23 @@ def test_flips_are_put_in_once_and_only_in_their_step() -> None:
 
     differing = [bits.count_differing(t, torch.ones(3)) for t in (first, second, third)]
     assert differing == [1, 0, 1]
+
+
+@pytest.mark.parametrize("mode", [*Mode])
+def test_a_sparse_tensor_is_refused_by_the_name_of_the_field_and_of_the_block(mode: Mode) -> None:
+    dense = torch.eye(3)
+    given = dense.to_sparse()
+    checks = Checks(mode)
+    checks.order("f", 9, Phase.FORWARD, flip_of(0))  # without checks there is a scope, too
+    for work in (lambda: torch.sparse.mm(given, dense), dense.to_sparse):
+        with checks.over(Phase.FORWARD) as scope:
+            scope.enter(Pass.FORWARD, 0, "layers.0")
+            if mode is Mode.OFF:
+                assert work().shape == (3, 3)
+                continue
+            with pytest.raises(
+                InvalidSpecError,
+                match=r"detection\.dmr\.mode: is Full, but block "
+                r"'layers\.0' calls aten\.\w+ with a sparse tensor",
+            ):
+                work()

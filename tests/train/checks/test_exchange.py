@@ -8,11 +8,11 @@ from tests.train.checks.step import Step
 
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
-from mainstay_train.checks.checker import EXCHANGE, MAX_TOLD, Checks, UnreliableDeviceError
+from mainstay_train.checks.checker import MAX_TOLD, Checks, UnreliableDeviceError
 from mainstay_train.checks.places import Phase, Place
 
 SLOT = Slot(pod=PodUid("a"), index=0)
@@ -43,7 +43,7 @@ def test_a_vote_names_the_members_whose_partials_came_otherwise_and_a_finding_is
 def test_a_flip_of_an_exchange_is_put_into_what_comes_and_into_no_kernel() -> None:
     found: list[Finding] = []
     checks = Checks(Mode.OFF, tell=found.append)
-    checks.order("f", 0, Phase.REDUCE, Flip(in_pass=Pass.STEP, operator=EXCHANGE, element=2, bit=0))
+    checks.order("f", 0, Phase.REDUCE, Flip(in_pass=Pass.STEP, where=Where.WIRE, element=2, bit=0))
     with checks.over(Phase.REDUCE):
         total = torch.ones(4) + torch.ones(4)
     assert total.tolist() == [2.0] * 4

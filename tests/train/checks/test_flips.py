@@ -129,6 +129,24 @@ def test_checks_move_no_bit_and_find_nothing_in_clean_steps(
     assert checked.findings == []
 
 
+@pytest.mark.parametrize("stages", [1, 2])
+def test_the_bits_are_the_same_whichever_share_of_the_blocks_is_recomputed(stages: int) -> None:
+    digests, again = set(), []
+    for share in (0.0, 0.25, 0.5, 1.0):
+        step = Step("llama bf16", recompute=share, stages=stages, micro_batches=1)
+        digests.add(step.run(Mode.OFF).digests)
+        spots = step.list() if stages == 1 else []
+        recomputed = {
+            spot.place.block
+            for spot in spots
+            if (spot.place.phase, spot.place.in_pass) == (Phase.BACKWARD, Pass.FORWARD)
+        }
+        again.append(len(recomputed))
+
+    assert len(digests) == 1
+    assert stages > 1 or again == [0, 1, 2, 3], "the first blocks, never the loss"
+
+
 def test_kernels_have_the_same_numbers_with_checks_and_without() -> None:
     step = Step("moe", recompute=True)
 

@@ -146,7 +146,7 @@ def first(step: Step, phase: Phase, kernel: str) -> Spot:
     )
 
 
-def test_a_vote_says_no_while_a_type_is_void_and_nothing_else_is_lost() -> None:
+def test_a_vote_names_the_type_that_is_void_until_it_is_computed_again() -> None:
     step = Step("llama", recompute=True, micro_batches=1)
     (engine,) = step._engines[Mode.PIGGYBACK]
     spot = first(step, Phase.FORWARD, "aten.mm")
@@ -157,15 +157,12 @@ def test_a_vote_says_no_while_a_type_is_void_and_nothing_else_is_lost() -> None:
 
     for _ in range(2):  # to reduce the same again does not help
         engine.reduce(None, table, [0], 0)
-        ballot = engine.ballot(None, table, 0, SLOT, "", 0)
-        assert ballot.problem == (
-            "a wrong result was used in shard type 0: what was computed of it does not count"
-        )
-    engine.drop_held()
-    step._compute([engine])
+        assert engine.ballot(None, table, 0, SLOT, "", 0).bad == (0,)
+    engine.types.drop(partial for partial in engine.store.held() if partial.first == 0)
+    engine.compute((0, 1), 0, None)
     engine.reduce(None, table, [0], 0)
 
-    assert engine.ballot(None, table, 0, SLOT, "", 0).problem == ""
+    assert engine.ballot(None, table, 0, SLOT, "", 0).bad == ()
 
 
 def test_a_device_of_whose_three_executions_no_two_agree_is_not_relied_on() -> None:

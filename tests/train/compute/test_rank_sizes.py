@@ -98,7 +98,7 @@ class Case:
     config: dict
     stages: int = 1
     inner: int = 1
-    recompute: bool = False
+    recompute: float = 0.0
     lanes: int = 2
     replicas: int = 2
     shards_per_lane: int = 2
@@ -123,7 +123,11 @@ class Case:
                         "ranksPerStage": self.inner,
                     },
                     "pipeline": {"microBatches": self.micro_batches},
-                    "runtime": {"recompute": self.recompute, "device": "CPU"},
+                    "runtime": {
+                        "recompute": self.recompute > 0,
+                        "recomputeShare": float(self.recompute or 1),
+                        "device": "CPU",
+                    },
                     "workload": {
                         "entrypoint": self.entrypoint,
                         "config": self.config,
@@ -138,15 +142,16 @@ CASES = {
     "one rank": Case(SMALL, lanes=1, replicas=1, shards_per_lane=1, micro_batches=1),
     "bfloat16": Case({**SMALL, "dtype": "bfloat16"}, stages=2),
     "three stages, several shards": Case(SMALL, stages=3, shards_per_lane=3, micro_batches=3),
-    "recompute": Case(SMALL, stages=2, recompute=True),
+    "recompute": Case(SMALL, stages=2, recompute=1.0),
+    "recompute half": Case({**SMALL, "layers": 4}, stages=2, recompute=0.5),
     "a lane without a replica": Case(SMALL, lanes=3, replicas=2, shards_per_lane=3),
     "two inner ranks": Case({**SMALL, "vocab": 301}, stages=2, inner=2),
-    "two inner ranks, recompute": Case({**SMALL, "dtype": "bfloat16"}, inner=2, recompute=True),
+    "two inner ranks, recompute": Case({**SMALL, "dtype": "bfloat16"}, inner=2, recompute=1.0),
     "long sequence": Case({**SMALL, "sequence": 160, "microBatchSize": 1}),
     "explicit attention": Case({**SMALL, "sequence": 160, "attention": "explicit"}),
     "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700, "layers": 1}),
     "measured": Case({"width": 32, "layers": 3}, stages=2, entrypoint=MIXER),
-    "measured, recompute": Case({"width": 32, "layers": 3}, recompute=True, entrypoint=MIXER),
+    "measured, recompute": Case({"width": 32, "layers": 3}, recompute=1.0, entrypoint=MIXER),
 }
 
 
@@ -161,7 +166,7 @@ CASES |= {
         {**EXPERTS, "dtype": "bfloat16", "attention": "explicit"}, stages=3, micro_batches=3,
         entrypoint=model_sizes.MOE,
     ),
-    "experts, recompute": Case(EXPERTS, recompute=True, entrypoint=model_sizes.MOE),
+    "experts, recompute": Case(EXPERTS, recompute=1.0, entrypoint=model_sizes.MOE),
 }  # fmt: skip
 MIXTURES = [
     {},

@@ -36,7 +36,7 @@ NARROW = SMALL | {"dtype": "bfloat16"}
 
 
 def build(
-    entrypoint: str, config: dict[str, Any], *, recompute: bool, stage: int = 0, stages: int = 1
+    entrypoint: str, config: dict[str, Any], *, recompute: float, stage: int = 0, stages: int = 1
 ) -> StagePasses:
     numerics.setup("cpu")
     passes = StagePasses(
@@ -141,6 +141,14 @@ def test_recording_moves_no_bit_and_operators_repeat_from_their_inputs(
     assert bits(seen.result.loss_sum) == bits(plain.result.loss_sum)
     assert made[0].replayed > len(passage.calls) > 50
     assert bool(passage.recomputed) == recompute
+
+
+def test_of_a_share_of_the_blocks_the_recompute_is_recorded() -> None:
+    passes = build(LLAMA, SMALL, recompute=0.5)
+    _, passage = passes.run(0, ticking())
+    assert passage is not None
+    again = {call.block for call in passage.calls if call.id in passage.recomputed}
+    assert again == {0, 1}, "the first two of four"
 
 
 @pytest.mark.parametrize("recompute", [False, True])

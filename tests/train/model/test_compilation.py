@@ -107,6 +107,7 @@ def test_a_compiled_block_is_the_same_function_and_repeats_its_bits():
     assert other > first
 
 
+@pytest.mark.chaos
 @needs_compiler
 def test_a_compiled_layer_with_experts_counts_and_repeats_its_bits():
     sizes = {

@@ -164,6 +164,30 @@ def test_a_flip_is_ordered_when_its_step_begins_and_halts_nobody():
     assert told.heads == [("f", False)]
 
 
+def test_a_sticky_flip_of_the_slot_is_ordered_once_by_a_trainer_that_comes_later():
+    flip = FaultPoint(
+        id="f",
+        step=1,
+        action=FaultAction.FLIP,
+        phase="reduce",
+        replica=0,
+        stage=0,
+        flip=Flip(in_pass=Pass.STEP, element=0, bit=0, sticky=True),
+    )
+    ordered = []
+    points = FaultPoints([flip], 1, Told(), lambda fault, step: ordered.append((fault.id, step)))
+    points.add([flip])
+    assert ordered == []
+    points.add([flip], ["f"])
+    points.add([flip], ["f"])
+    assert ordered == [("f", 0)]
+
+    first = FaultPoints([flip], 1, Told(), lambda fault, step: ordered.append((fault.id, step)))
+    first.reach(make_plan(), 0, 1, Action(Op.FORWARD, 0))
+    first.add([flip], ["f"])  # the supervisor tells all its trainers: this one has it already
+    assert ordered == [("f", 0), ("f", 1)]
+
+
 def test_what_follows_a_fault_without_a_plan_waits_two_steps(crew, tmp_path):
     follower = FaultPoint(
         id="b", step=0, action=FaultAction.KILL_TRAINER, after="a", phase="VOTE", replica=0, stage=1

@@ -11,6 +11,7 @@ from tests.train.quorum import kill_at, make_config, run_job
 
 import mainstay_train
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.wire.plan import Method
 from mainstay_train.model import workload
 
@@ -68,6 +69,12 @@ def test_bf16_goes_on_alone_with_the_same_bits(crew, tmp_path, undisturbed):
     run = run_job(crew, tmp_path, config)
     assert_same(run, undisturbed(crew, "train_in_bf16"))
     assert len(run.plans[-1].members) == 1
+
+
+def test_works_that_are_computed_twice_leave_the_bits_as_they_are(crew, tmp_path, undisturbed):
+    config = loop_config(faults=[kill_at(1, "BACKWARD_WEIGHT", 1, 0)])
+    run = run_job(crew, tmp_path, dataclasses.replace(config, dmr=Mode.FULL), spares=1)
+    assert_same(run, undisturbed(crew))
 
 
 def test_checkpoints_hold_what_the_loop_needs(crew, tmp_path, undisturbed):

@@ -1,4 +1,4 @@
-"""What keeps, and what gives in its place, what crosses a stage's boundaries."""
+"""Describes who keeps what crosses a stage's boundaries, and who gives it back in a replay."""
 
 from __future__ import annotations
 

@@ -1,0 +1,105 @@
+"""Executes what inner ranks compute together a second time, all of them alike.
+
+A rank cannot repeat a sum over its cell alone. So each one is executed twice on all ranks, at once;
+then they tell each other whether somebody's two results differ, and if so execute it a third time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
+from mainstay_train.checks import bits
+
+REPEATED = frozenset(
+    {
+        "_c10d_functional.all_gather_into_tensor",
+        "_c10d_functional.all_reduce",
+        "_c10d_functional.all_to_all_single",
+        "_c10d_functional.reduce_scatter_tensor",
+    }
+)
+"""Collectives that write to no operand."""
+GROUP = "group_name"
+
+
+class Tell(Protocol):
+    """Tells what executions that differed came to, as :meth:`Checks.tell` does of a place."""
+
+    def __call__(self, *, output: int, num_elements: int, judgement: Judgement) -> None:
+        """Tell it.
+
+        Raises:
+            MainstayError: the device cannot be relied on.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a function of :data:`REPEATED`."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def run(self, flips: Sequence[Flip]) -> torch.Tensor:
+        """Execute it once; wait for it only where flips are put in."""
+        result: torch.Tensor = self.func(*self.args, **self.kwargs)
+        if flips:
+            _put(flips, Execution.PRIMARY, _waited(result))
+        return result
+
+    def check(self, flips: Sequence[Flip], tell: Tell) -> torch.Tensor:
+        """Execute it twice, and a third time if the two differ on some rank; return what is right.
+
+        Raises:
+            MainstayError: three executions had three results here.
+        """
+        primary = self._execute(flips, Execution.PRIMARY)
+        checker = self._execute(flips, Execution.CHECKER)
+        differs = not bits.are_equal(primary, checker)
+        if not self._do_some(differs, primary.device):
+            return primary
+        third = self._execute([flip for flip in flips if flip.sticky], Execution.BOTH)
+        if not differs:
+            return primary
+        results = (primary, checker, third)
+        judgement = judge(*(bits.digest_of([result]) for result in results), used=False)
+        num_elements = bits.count_differing(primary, checker)
+        tell(output=0, num_elements=num_elements, judgement=judgement)
+        return checker if judgement.remedy is Remedy.REPAIR else primary
+
+    def _execute(self, flips: Sequence[Flip], execution: Execution) -> torch.Tensor:
+        result = _waited(self.func(*self.args, **self.kwargs))
+        _put(flips, execution, result)
+        return result
+
+    def _do_some(self, differs: bool, device: torch.device) -> bool:
+        """Return whether the results differ on some rank of the group."""
+        flag = torch.tensor([int(differs)], device=device)
+        largest = torch.ops._c10d_functional.all_reduce(flag, "max", self._group)
+        return bool(_waited(largest).item())
+
+    @property
+    def _group(self) -> Any:
+        """The name of the group over which it communicates."""
+        names = [argument.name for argument in self.func._schema.arguments]
+        place = names.index(GROUP)
+        return self.args[place] if place < len(self.args) else self.kwargs[GROUP]
+
+
+def _waited(result: torch.Tensor) -> torch.Tensor:
+    """Return the result of a collective once it is there."""
+    there: torch.Tensor = torch.ops._c10d_functional.wait_tensor(result)
+    return there
+
+
+def _put(flips: Sequence[Flip], execution: Execution, result: torch.Tensor) -> None:
+    for flip in flips:
+        if flip.execution in (execution, Execution.BOTH):
+            bits.flip_bit(result, flip.element, flip.bit)

@@ -1,0 +1,149 @@
+"""Decides what a rank computes again when its results are doubted, by votes or by a witness.
+
+These are parts of the rank's state machine (:mod:`mainstay_core.rank.machine`): what counts of what
+is held, and which types of a step are computed once more. It is row 1 of the recovery ladder, which
+the ranks carry out by themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mainstay_core.dmr.verdicts import MAX_REPEATS
+from mainstay_core.dmr.witness import rule
+from mainstay_core.rank.events import Action, Compute, DropPartials, TellDeviation
+from mainstay_core.rank.settle import Settlement
+from mainstay_core.rank.state import RankState, Transition
+from mainstay_core.rank.step_plan import Compared, StepPlan, plan_step, witnessed
+from mainstay_core.rank.votes import Verdict
+from mainstay_core.rank.witness import compared_again, compared_in, counts, tellings
+from mainstay_core.wire.facts import Phase
+from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.votes import MadeType, Vote
+
+
+def plan_undisturbed(state: RankState) -> StepPlan:
+    """Return the work of the step at ``version`` when nobody holds anything of it."""
+    assert state.plan is not None
+    return plan_step(state.plan, state.shards_per_lane, compared=_compared_at(state, state.version))
+
+
+def _compared_at(state: RankState, version: int) -> Compared | None:
+    assert state.plan is not None
+    return compared_in(state.plan, version, state.witness_every_steps, state.shards_per_lane)
+
+
+def witnessed_step(state: RankState, outcome: Settlement) -> StepPlan:
+    """Return the settled step with the type that a second chain is to compute, if there is one."""
+    assert state.plan is not None
+    compared = _compared_at(state, outcome.version)
+    return outcome.step if compared is None else witnessed(outcome.step, compared)
+
+
+def todo_of(state: RankState) -> tuple[int, ...]:
+    """Return the types that this rank's chain computes, in order."""
+    assert state.plan is not None
+    assert state.step_plan is not None
+    chain = state.plan.chain_of(state.index)
+    return tuple(state.step_plan.todo.get(chain.replica, ())) if chain else ()
+
+
+def makers_of_held(state: RankState, held: Sequence[Partial]) -> tuple[MadeType, ...]:
+    """Return which chains have computed what is held, once this rank's chain has computed."""
+    assert state.plan is not None
+    chain = state.plan.chain_of(state.index)
+    here, known = set(todo_of(state)), {made.type: made for made in state.made}
+    for shard_type in here:
+        assert chain is not None
+        known[shard_type] = MadeType(
+            type=shard_type, quorum=state.plan.quorum.id, replica=chain.replica
+        )
+    types = sorted({t for partial in held for t in range(partial.first, partial.last + 1)})
+    return tuple(known[t] for t in types if t in known)
+
+
+def without_witness(
+    state: RankState, held: tuple[Partial, ...]
+) -> tuple[tuple[Partial, ...], tuple[Action, ...]]:
+    """Return what counts of what is held, and what drops the copy that a witness has made."""
+    compared = state.step_plan.compared if state.step_plan else None
+    chain = state.plan.chain_of(state.index) if state.plan else None
+    if compared is None or chain is None or chain.replica not in compared.replicas[1:]:
+        return held, ()
+    copies = tuple(p for p in held if p.first == p.last == compared.type)
+    kept = tuple(p for p in held if p not in copies)
+    return kept, (DropPartials(copies),) if copies else ()
+
+
+def heard(
+    state: RankState, verdict: Verdict, votes: Sequence[Vote]
+) -> tuple[RankState, Verdict, tuple[Action, ...]]:
+    """Return the verdict with what chains tell of a type that several of them computed.
+
+    Beside it the state that remembers what they told, and what tells of this device, if it was
+    wrong and the step is committed.
+    """
+    plan, step_plan = state.plan, state.step_plan
+    assert plan is not None
+    compared = step_plan.compared if step_plan is not None else None
+    if compared is None:
+        return state, verdict, ()
+    told = tellings(plan, compared, votes)
+    if len(told) < len(compared.replicas):
+        return state, verdict, ()
+    ruling = rule((*state.told, told))
+    if not counts(compared, told, ruling):
+        bad = tuple(sorted({*verdict.bad, compared.type}))
+        reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
+        # A norm that is no number may come from the wrong copy.
+        hopeless = verdict.hopeless and bool(verdict.state_bad)
+        verdict = replace(verdict, commit=None, hopeless=hopeless, bad=bad, reason=reason)
+        again = compared_again(plan, compared, told, ruling)
+        assert step_plan is not None
+        step_plan = replace(step_plan, compared=again)
+        return replace(state, told=(*state.told, told), step_plan=step_plan), verdict, ()
+    own = plan.chain_of(state.index)
+    mine = [
+        TellDeviation(state.version, compared.type, deviation, ruling.reason)
+        for deviation in ruling.deviations
+        if own is not None
+        and deviation.replica == own.replica
+        and own.cells[deviation.difference.position] == state.index
+    ]
+    return state, verdict, tuple(mine) if verdict.commit is not None else ()
+
+
+def compute_again(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
+    """Compute the types again that votes call wrong, and what they were summed into.
+
+    What else is held stays. A chain that called types wrong twice is passed over.
+    """
+    assert state.plan is not None
+    assert state.step_plan is not None
+    before, bad_chains = state.step_plan, (*state.bad_chains, *verdict.bad_chains)
+    tired = {r for r, times in Counter(bad_chains).items() if times > MAX_REPEATS}
+    step_plan = plan_step(
+        state.plan,
+        state.shards_per_lane,
+        before.holdings,
+        makers=before.makers,
+        bad=verdict.bad,
+        tired=tired,
+        compared=before.compared,
+    )
+    kept = step_plan.kept.get(state.index, ())
+    void = tuple(partial for partial in state.held if partial not in kept)
+    new = replace(
+        state,
+        phase=Phase.COMPUTING,
+        step_plan=step_plan,
+        held=kept,
+        bad=tuple(sorted({*state.bad, *verdict.bad})),
+        bad_chains=bad_chains,
+        mark=None,
+        attempt=state.attempt + 1,
+    )
+    drop = (DropPartials(void),) if void else ()
+    return Transition(new, (*prefix, *drop, Compute(todo_of(new))), verdict.reason)

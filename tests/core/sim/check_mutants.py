@@ -1,0 +1,153 @@
+"""Mistakes with what checks find late: types that are wrong when others have used them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.core.sim.mutants import Mutant
+
+from mainstay_core.dmr.witness import Ruling, Telling
+from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank import recheck, settle, step_plan
+from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
+from mainstay_core.sim import draw
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.scenario import WITNESSED, Fault, Scenario
+from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import SettleReport
+
+WORK = ("FORWARD", "BACKWARD_INPUT")
+BETWEEN = ("FORWARD", "BACKWARD_INPUT", "RECV_B", "SEND_B", "REDUCE", "reduced", "vote-posted")
+"""Where a step is interrupted after something came out wrong."""
+
+
+def draw_wrong_types(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario in which something comes out wrong, and others strike before the vote."""
+    scenario, rng = draw(seed, ()), random.Random(f"wrong types {seed}")
+    shape = replace(
+        scenario.config.shape,
+        lanes=3,
+        replicas=3,
+        shards_per_lane=rng.choice((1, 2, 3)),
+        stages=rng.choice((2, 2, 3)),
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        steps=6,
+    )
+    faults = []
+    for _ in range(rng.randint(2, 4)):
+        point, times = rng.choice(WORK), rng.randint(1, 24)
+        faults.append(Fault(kind="corrupt-type", point=point, times=times))
+        faults += [
+            Fault(kind=rng.choice(kinds), point=rng.choice(BETWEEN), times=rng.randint(1, 6))
+            for _ in range(rng.randint(0, 2) if kinds else 0)
+        ]
+    config = replace(scenario.config, shape=shape, spares=1)
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
+
+
+def draw_broken_chains(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario in which a chain breaks when a later stage has finished a wrong type.
+
+    It computes the type again, which the run of that stage has already.
+    """
+    scenario, rng = draw(seed, ()), random.Random(f"broken chains {seed}")
+    shape = replace(
+        scenario.config.shape,
+        lanes=2,
+        replicas=2,
+        shards_per_lane=2,
+        stages=2,
+        micro_batches=1,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        steps=8,
+    )
+    faults = [
+        fault
+        for _ in range(6)
+        for fault in (
+            Fault(kind="corrupt-type", point="FORWARD", times=rng.randint(1, 8)),
+            Fault(kind=rng.choice(kinds), point="BACKWARD_WEIGHT", times=rng.randint(1, 8)),
+        )
+    ]
+    config = replace(scenario.config, shape=shape)
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
+
+
+def _any_copies(
+    plan: Plan,
+    shards_per_lane: int,
+    held: Mapping[int, tuple[Partial, ...]],
+    makers: Makers,
+    bad: Iterable[int],
+) -> tuple[dict[int, tuple[Partial, ...]], dict[int, Maker]]:
+    """A type that each position has counts, whoever made the copies; the longest run does."""
+    del shards_per_lane, makers
+    void = set(bad)
+    kept = {
+        index: tuple(p for p in partials if void.isdisjoint(range(p.first, p.last + 1)))
+        for index, partials in held.items()
+    }
+    covered = [
+        {t for m in ms for p in kept.get(m.index, ()) for t in range(p.first, p.last + 1)}
+        for ms in plan.positions
+    ]
+    return kept, dict.fromkeys(set.intersection(*covered), UNKNOWN)
+
+
+_SETTLE = settle.settle
+
+
+def _settle_without_bad_types(
+    plan: Plan,
+    shards_per_lane: int,
+    reports: Sequence[SettleReport],
+    stores: Sequence[StoreReport],
+    log: Any,
+) -> Any:
+    told = [replace(report, bad=()) for report in reports]
+    return _SETTLE(plan, shards_per_lane, told, stores, log)
+
+
+def _believe_the_first(rounds: Sequence[Mapping[int, Telling]]) -> Ruling:
+    return Ruling(agreed=next(iter(rounds[-1].values())))
+
+
+INTERRUPTIONS = ("break-chain", "break-chain", "reset", "kill-meeting", "kill-trainer")
+
+CHECK_MUTANTS = {
+    "witness-not-heard": Mutant(
+        "a step is committed in which two chains have computed a type differently",
+        [(recheck, "heard", lambda state, verdict, _: (state, verdict, ()))],
+        WITNESSED,
+    ),
+    "asked-once": Mutant(
+        "of two chains that differ the first one is believed at once",
+        [(recheck, "rule", _believe_the_first)],
+        WITNESSED,
+    ),
+    "held-before-checked": Mutant(
+        "a type counts as held before its checks are over",
+        [(Compute, "judge", lambda _: None)],
+        INTERRUPTIONS,
+        draws=draw_wrong_types,
+    ),
+    "old-copy-preferred": Mutant(
+        "what is computed again counts only where nobody has an old copy",
+        [(step_plan, "_counted_copies", _any_copies)],
+        ("break-chain",),
+        draws=draw_broken_chains,
+        first=14,
+    ),
+    "bad-types-not-in-the-report": Mutant(
+        "a settle does not hear of types that are known to be wrong",
+        [(rank_machine, "settle", _settle_without_bad_types)],
+        INTERRUPTIONS,
+        draws=draw_wrong_types,
+    ),
+}

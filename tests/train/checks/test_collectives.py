@@ -1,0 +1,88 @@
+"""Sums over the inner ranks are executed twice, too, and a wrong one is repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Verdict
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.places import Phase
+
+NAME = "checks-of-collectives"
+ALL_REDUCE = "_c10d_functional.all_reduce"
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    """A group of one rank: what another rank adds is nothing, all else is as with several."""
+    store = distributed.HashStore()
+    group = distributed.ProcessGroup(store, 0, 1)
+    kind = distributed.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    gloo = distributed.ProcessGroupGloo(store, 0, 1)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    group._set_group_name(NAME)
+    distributed_c10d._register_process_group(NAME, group)
+    yield
+    distributed_c10d._unregister_process_group(NAME)
+
+
+def summed(mode: Mode, *flips: Flip) -> tuple[list[float], list[Finding]]:
+    found: list[Finding] = []
+    checks = Checks(mode, tell=found.append)
+    for flip in flips:
+        checks.order("f", 0, Phase.FORWARD, flip)
+    with checks.over(Phase.FORWARD) as scope:
+        scope.enter(Pass.FORWARD, 0, "layers.0")
+        x = torch.ones(3) + 1.0
+        result = torch.ops._c10d_functional.all_reduce(x, "sum", NAME)
+        total = torch.ops._c10d_functional.wait_tensor(result)
+    assert (x == 2).all(), "the operand is left as it is"
+    return total.tolist(), found
+
+
+def flip(**fields: object) -> Flip:
+    given: dict[str, object] = {"in_pass": Pass.FORWARD, "operator": ALL_REDUCE}
+    return Flip(**(given | {"element": 1, "bit": 31} | fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", [*Mode])
+def test_a_clean_sum_is_as_without_checks(mode: Mode) -> None:
+    assert summed(mode) == ([2, 2, 2], [])
+
+
+@pytest.mark.parametrize(
+    ("execution", "verdict"),
+    [(Execution.PRIMARY, Verdict.PRIMARY_HIT), (Execution.CHECKER, Verdict.CHECKER_HIT)],
+)
+def test_a_wrong_bit_in_a_sum_is_found_and_repaired(execution: Execution, verdict: Verdict) -> None:
+    total, (finding,) = summed(Mode.FULL, flip(execution=execution))
+
+    assert total == [2, 2, 2]
+    assert (finding.verdict, finding.operator, finding.block) == (verdict, ALL_REDUCE, "layers.0")
+    assert finding.num_elements == 1
+
+
+def test_without_checks_or_on_a_broken_device_a_sum_is_wrong() -> None:
+    wrong = [2, -2, 2]
+    sticky = flip(execution=Execution.BOTH, sticky=True)
+    assert summed(Mode.OFF, flip()) == (wrong, [])
+    assert summed(Mode.FULL, sticky) == (wrong, [])
+    total, (finding,) = summed(Mode.FULL, sticky, flip(element=0))
+    assert total == wrong
+    assert finding.verdict is Verdict.PRIMARY_HIT, "the third one is wrong likewise"
+
+
+def test_a_flip_without_an_operator_means_a_kernel() -> None:
+    total, (finding,) = summed(Mode.FULL, flip(operator=None))
+    assert total == [2, 2, 2]
+    assert finding.operator != ALL_REDUCE

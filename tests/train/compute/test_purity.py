@@ -1,0 +1,89 @@
+"""A block that is no pure function is told apart from a device that computes wrongly."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from tests.train.checks.step import MODELS
+from tests.train.checks.test_checker import Worn
+from tests.train.model.test_trial import model
+from torch import nn
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_train.checks import checker
+from mainstay_train.checks.checker import UnreliableDeviceError
+from mainstay_train.compute import purity
+from mainstay_train.exact import numerics
+from mainstay_train.model import split, workload
+from mainstay_train.model.blocks import BlockSpec
+
+CPU = torch.device("cpu")
+CALLS: dict[str, Iterator[int]] = {}
+LIBRARY = torch.library.Library("mainstay_purity", "DEF")
+for kernel in ("noise", "sometimes", "once"):
+    LIBRARY.define(f"{kernel}(Tensor x) -> Tensor")
+# Kernels that look into what is no input of theirs.
+LIBRARY.impl("noise", lambda x: x + next(CALLS["noise"]), "CPU")
+LIBRARY.impl("sometimes", lambda x: x + next(CALLS["sometimes"]) % 2, "CPU")
+LIBRARY.impl("once", lambda x: x + (next(CALLS["once"]) == 1), "CPU")
+
+
+@pytest.fixture(autouse=True)
+def _arithmetic() -> None:
+    numerics.setup("cpu")
+    CALLS.update({name: itertools.count() for name in ("noise", "sometimes", "once", "host")})
+
+
+class Odd(split.SplitModule):
+    """A weight, and something that is done to the input besides."""
+
+    def __init__(self, besides: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+        self._besides = besides
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight + self._besides(x.detach())
+
+
+def check(besides: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    purity.check(model(BlockSpec(name="odd", build=lambda: Odd(besides))), CPU)
+
+
+@pytest.mark.parametrize("kernel", ["noise", "sometimes"])
+def test_a_kernel_that_gives_other_bits_each_time_is_named_with_its_block(kernel: str) -> None:
+    with pytest.raises(
+        InvalidSpecError,
+        match=rf"spec\.detection\.dmr\.mode: is Full, but mainstay_purity\.{kernel} \(#\d\) in the "
+        r"forward pass of odd gave other bits .* so block 'odd' is no pure function",
+    ):
+        check(getattr(torch.ops.mainstay_purity, kernel))
+
+
+def test_a_block_that_asks_the_host_is_named() -> None:
+    with pytest.raises(InvalidSpecError, match=r"block 'odd' gives other bits of the output when"):
+        check(lambda x: x * next(CALLS["host"]))
+
+
+def test_what_differs_once_is_nobodys_fault() -> None:
+    check(torch.ops.mainstay_purity.once)
+    assert next(CALLS["once"]) > 2 * purity.ROUNDS
+
+
+def test_a_device_that_is_always_wrong_is_no_fault_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Worn(monkeypatch)
+    assert checker.FIELD == purity.FIELD
+
+    with pytest.raises(UnreliableDeviceError, match="also where no code of the workload ran"):
+        check(torch.zeros_like)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_models_that_come_with_mainstay_are_pure(name: str) -> None:
+    entrypoint, config = MODELS[name]
+    purity.check(workload.load(entrypoint, config), CPU)
