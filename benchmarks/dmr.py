@@ -7,13 +7,21 @@ variants take turns within each round, and ratios are medians over the rounds.
 
 - *none*: the interpreter has no scopes of checks, as before there were any
 - *Off*: as a job without checks runs
+- *Piggyback*: recomputes are compared with their forwards (with recompute on alone)
 - *Full*: each kernel is executed twice, at once (the plan Naive)
+- *Dynamic*: the same, but checks wait for waits
+
+With ``--waits`` the stage is the first of two, and its neighbour is played: each gradient comes a
+fixed time after the stage begins to wait for it, so that waiting is the given share of a step
+without checks.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,7 +33,10 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.votes import Commit
+from mainstay_train.base.device import Moment
 from mainstay_train.checks.checker import UNCHECKED, Checks
+from mainstay_train.comm.chains import Mark
+from mainstay_train.comm.group import Message, Pending
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import digests, numerics
@@ -34,25 +45,70 @@ from mainstay_train.model import workload as workloads
 SEED, WARM_UP_ROUNDS = 1, 2
 LARGE = {"dim": 256, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 768, "sequence": 1024}
 SMALL = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 160, "sequence": 256}
-NONE, OFF, FULL = "none", "Off", "Full"
+NONE, OFF, PIGGYBACK, FULL = "none", "Off", "Piggyback", "Full"
+DYNAMIC = "Dynamic"
+
+
+class PlayedLink:
+    """The chain of the first of two stages, whose neighbour is played."""
+
+    def __init__(self) -> None:
+        self.pipeline = self
+        self.delay_s = 0.0
+        """From the begin of a wait to the message."""
+
+    def send(self, message: Message) -> Pending:
+        return Pending(self, message.tensor, None)
+
+    def receive(self, message: Message) -> Pending:
+        return Pending(self, message.tensor, message.tensor)
+
+    def send_and_receive(self, sent: Message, received: Message) -> tuple[Pending, Pending]:
+        return self.send(sent), self.receive(received)
+
+    def is_completed(self) -> bool:
+        return True
+
+    def finish(self, pending: Pending) -> None:
+        if pending.into is not None:
+            time.sleep(self.delay_s)
+            pending.into.fill_(1e-3)
+
+    def mark(self, moment: Moment) -> Mark:
+        return Mark(moment, True)
+
+    def broke(self, error: RuntimeError) -> str:
+        del error
+        return ""
 
 
 class Stage:
-    """The only stage of a job, and its next step.
+    """A stage of a job, and its next step.
 
     Args:
         config: of the model.
         recompute: whether forwards run again in the backward.
-        variant: one of none, Off and Full.
+        variant: one of none, Off, Piggyback, Full and Dynamic.
+        link: to the second stage; None: there is none.
+        num_types: of a step.
     """
 
-    def __init__(self, config: dict[str, object], recompute: bool, variant: str) -> None:
+    def __init__(
+        self,
+        config: dict[str, object],
+        recompute: bool,
+        variant: str,
+        link: PlayedLink | None = None,
+        num_types: int = 2,
+    ) -> None:
+        self._link, self._types = link, tuple(range(num_types))
+        num_stages = 1 if link is None else 2
         shape = JobShape(
             lanes=1,
-            shards_per_lane=2,
+            shards_per_lane=num_types,
             replicas=1,
             min_replicas=1,
-            stages=1,
+            stages=num_stages,
             steps=1_000_000,
             seed=SEED,
             micro_batches=1,
@@ -66,13 +122,15 @@ class Stage:
             recompute=recompute,
         )
         model = workloads.load("", config)
-        self.checks = Checks(Mode.FULL if variant == FULL else Mode.OFF, tell=self._found)
+        mode = {NONE: Mode.OFF, DYNAMIC: Mode.FULL}.get(variant) or Mode(variant)
+        waiting_bytes = 1 << 30 if variant == DYNAMIC else 0
+        self.checks = Checks(mode, tell=self._found, waiting_bytes=waiting_bytes)
         self._engine = Engine.build(
             model,
             job,
-            Loader(model.dataset, ahead=False, twice=variant == FULL),
+            Loader(model.dataset, ahead=False, twice=mode is Mode.FULL),
             stage=0,
-            num_stages=1,
+            num_stages=num_stages,
             device="cpu",
             hook=lambda _: None,
             checks=self.checks,
@@ -91,7 +149,7 @@ class Stage:
         """Take a step."""
         engine, number = self._engine, self._number
         engine.drop_held()
-        engine.compute((0, 1), number, None)
+        engine.compute(self._types, number, self._link)  # type: ignore[arg-type]
         table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
         engine.reduce(None, table, [0], 0)
         commit = Commit(step=number, norm=1, scale=1e-3, tokens=1, loss=1, data="0" * 32)
@@ -108,20 +166,54 @@ def seconds(do: Callable[[], None]) -> float:
 
 def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) -> None:
     """Print one line."""
-    names = [NONE, OFF, FULL]
+    names = [NONE, OFF, *([PIGGYBACK] if recompute else []), FULL]
     stages = {variant: Stage(config, recompute, variant) for variant in names}
     times: list[dict[str, float]] = []
     for turn in range(rounds + WARM_UP_ROUNDS):
-        order = names[turn % 3 :] + names[: turn % 3]
+        first = turn % len(names)
+        order = names[first:] + names[:first]
         took = {variant: seconds(stages[variant].step) for variant in order}
         if turn >= WARM_UP_ROUNDS:
             times.append(took)
     ms = {variant: statistics.median(row[variant] for row in times) * 1e3 for variant in names}
-    off = statistics.median(row[OFF] / row[NONE] for row in times)
-    full = statistics.median(row[FULL] / row[OFF] for row in times)
+
+    def ratio(over: str, under: str) -> str:
+        if over not in names:
+            return "-"
+        return f"{statistics.median(row[over] / row[under] for row in times):.3f}"
+
+    piggyback = f"{ms[PIGGYBACK]:.0f}" if recompute else "-"
+    num_findings = sum(stage.num_findings for stage in stages.values())
     print(
-        f"| {name} | {'on' if recompute else 'off'} | {ms[NONE]:.0f} | {ms[OFF]:.0f} | {off:.3f} "
-        f"| {ms[FULL]:.0f} | {full:.2f} | {stages[FULL].num_findings} |",
+        f"| {name} | {'on' if recompute else 'off'} | {ms[NONE]:.0f} | {ms[OFF]:.0f} "
+        f"| {ratio(OFF, NONE)} | {piggyback} | {ratio(PIGGYBACK, OFF)} | {ms[FULL]:.0f} "
+        f"| {ratio(FULL, OFF)} | {num_findings} |",
+        flush=True,
+    )
+
+
+def measure_waits(config: dict[str, object], share: float, rounds: int) -> None:
+    """Print one line: a stage that waits for its neighbour."""
+    names, num_types, link = [OFF, FULL, DYNAMIC], 4, PlayedLink()
+    stages = {name: Stage(config, True, name, link, num_types) for name in names}
+    for stage in stages.values():
+        stage.step()
+    computes_s = statistics.median(seconds(stages[OFF].step) for _ in range(3))
+    link.delay_s = computes_s * share / (1 - share) / num_types
+    times: list[dict[str, float]] = []
+    for turn in range(rounds):
+        order = names[turn % 3 :] + names[: turn % 3]
+        times.append({name: seconds(stages[name].step) for name in order})
+    ms = {name: statistics.median(row[name] for row in times) * 1e3 for name in names}
+    ratios = [
+        statistics.median(row[over] / row[under] for row in times)
+        for over, under in ((FULL, OFF), (DYNAMIC, OFF), (FULL, DYNAMIC))
+    ]
+    most = stages[DYNAMIC].checks.waiting.most_bytes
+    shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(
+        f"| {share:.0%} | {ms[OFF]:.0f} | {ms[FULL]:.0f} | {ms[DYNAMIC]:.0f} | {shown} "
+        f"| {most / 2**20:.0f} | {sum(stage.num_findings for stage in stages.values())} |",
         flush=True,
     )
 
@@ -129,14 +221,31 @@ def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument(
+        "--waits", type=float, nargs="*", help="shares of a step, e.g. 0.3 0.55 0.75"
+    )
     parser.add_argument("--quick", action="store_true", help="a small model, three rounds")
     args = parser.parse_args()
     numerics.setup("cpu")
     torch.set_num_threads(1)
     digests.warm_up()
     config, rounds = (SMALL, 3) if args.quick else (LARGE, args.rounds)
-    print("| model | recompute | none ms | Off ms | Off/none | Full ms | Full/Off | findings |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    load = os.getloadavg()[0]
+    print(f"load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+    if args.waits:
+        print(
+            "| waiting | Off ms | Naive ms | Dynamic ms | Naive/Off | Dynamic/Off "
+            "| Naive/Dynamic | most MiB | findings |"
+        )
+        print("|" + " --- |" * 9)
+        for share in args.waits:
+            measure_waits({**config, "dtype": "float32"}, share, rounds)
+        return
+    print(
+        "| model | recompute | none ms | Off ms | Off/none | Piggyback ms | Piggyback/Off "
+        "| Full ms | Full/Off | findings |"
+    )
+    print("|" + " --- |" * 10)
     for name, dtype in (("Llama fp32", "float32"), ("Llama bf16", "bfloat16")):
         for recompute in (False, True):
             measure(name, {**config, "dtype": dtype}, recompute, rounds)

@@ -120,7 +120,7 @@ def show_page(
         entry=entry or None,
         snapshots=state.config.snapshots is not None,
         stores=stores,
-        dmr_coverage=describe_coverage(state.config.dmr),
+        dmr_coverage=describe_coverage(state.config.dmr, state.config.dmr_plan),
         findings=findings,
         protections=_protections(state, entry),
     )
@@ -170,7 +170,7 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
     """Return how the user's code comes in, and what the job is protected by, with reasons."""
     entry = entry_of(state.fingerprints)
     shown = [codec.encode(p) for p in _protections(state, entry)]
-    coverage = describe_coverage(state.config.dmr)
+    coverage = describe_coverage(state.config.dmr, state.config.dmr_plan)
     checks = {"dmr_coverage": coverage} if coverage else {}
     return {"entry": entry or None, "protections": shown, **checks}
 

@@ -51,7 +51,8 @@ def test_the_example_of_the_page_is_a_job_with_checks() -> None:
         ("detection.dmr.mode: Piggyback", job({"dmr": {"mode": "Piggyback"}})),
         ("detection.dmr.plan", job({"dmr": {"mode": "Full", "plan": "Auto"}})),
         ("detection.dmr.profileSteps", job({"dmr": {"profileSteps": 3}})),
-        ("detection.dmr.memory", job({"dmr": {"memory": "1Gi"}})),
+        ("detection.dmr.plan: Dynamic", job({"dmr": {"mode": "Off", "plan": "Dynamic"}})),
+        ("detection.dmr.memory", job({"dmr": {"mode": "Full", "memory": "1Gi"}})),
         ("detection.witness", job({"witness": {"everySteps": 2}})),
         ("recovery.onTaint", job({}, recovery={"onTaint": "Report"})),
         ("runtime.compile: Blocks", job({"dmr": {"mode": "Full"}}, runtime={"compile": "Blocks"})),
@@ -85,7 +86,7 @@ def test_the_sentence_of_the_page_is_that_of_a_finding() -> None:
 def test_names_and_bounds_of_the_page_are_those_of_the_code() -> None:
     for verdict in Verdict:
         assert f"| `{verdict.value}` |" in PAGE
-    for name in (FINDING_CODE, describe_coverage(Mode.FULL)):
+    for name in (FINDING_CODE, *map(describe_coverage, (Mode.FULL, Mode.PIGGYBACK))):
         assert f"`{name}`" in PAGE
     assert f"A pod holds {MAX_WAITING} findings" in PAGE
     assert f"keeps the newest {MAX_KEPT:,} of a job" in PAGE

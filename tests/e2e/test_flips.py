@@ -13,6 +13,8 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 7
 FULL = {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}}
+DYNAMIC = {"detection": {"dmr": {"mode": "Full", "plan": "Dynamic", "memory": "64Mi"}}}
+PIGGYBACK = {"detection": {"dmr": {"mode": "Piggyback"}}, "runtime": {"recompute": True}}
 PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("forward", {"replica": 0, "stage": 1}, {"operator": "aten.mm"}),
     ("backward", {"replica": 1, "stage": 0}, {"pass": "weight", "operator": "aten.mm"}),
@@ -193,3 +195,57 @@ def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Pa
     assert "join" in [recovery["method"] for recovery in report["recoveries"]]
     assert "healing failed" not in logs
     assert "not compared with" not in logs
+
+
+@pytest.mark.parametrize(
+    ("spec", "second", "coverage"),
+    [
+        (PIGGYBACK, {"pass": "forward"}, "P 100 %"),
+        pytest.param(
+            DYNAMIC,
+            {"pass": "backward", "execution": "checker"},
+            "inter and naive",
+            marks=pytest.mark.chaos,
+        ),
+    ],
+    ids=["Piggyback", "Dynamic"],
+)
+def test_a_wrong_value_that_was_used_makes_its_type_void(
+    tmp_path: Path, spec: dict[str, Any], second: dict[str, Any], coverage: str
+) -> None:
+    """What a wrong forward gave the next stage is found only afterwards."""
+    follows = ("checker", "repair") if spec is PIGGYBACK else ("checker", "nothing")
+    layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
+    (tmp_path / "corpus").mkdir()
+    corpus = matrix.write_corpus(tmp_path / "corpus")
+    for name in ("undisturbed", "disturbed"):
+        (tmp_path / name).mkdir()
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
+    places = [
+        ("forward", {"replica": 0, "stage": 0}, {"pass": "forward"}, ("primary", "void-type")),
+        ("backward", {"replica": 1, "stage": 1}, second, follows),
+    ]
+    faults = [
+        {
+            "at": {"step": step, "phase": phase},
+            "target": target,
+            "action": "flip",
+            "flip": {"element": 7, "bit": 30, "operator": "aten.mm", **flip},
+        }
+        for step, (phase, target, flip, _) in enumerate(places, 1)
+    ]
+    job = make_job(layout, NUM_STEPS, corpus, **spec)
+
+    with local_job(tmp_path / "disturbed", job, faults) as running:
+        report = running.report()
+        logs = running.tails(num_lines=1000)
+
+    assert report["digests"] == expected["digests"], logs
+    told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    told.sort(key=lambda finding: finding["step"])
+    assert [(f["step"], (f["verdict"], f["remedy"])) for f in told] == [
+        (step, expect) for step, (_, _, _, expect) in enumerate(places, 1)
+    ]
+    assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
+    assert report["dmr_coverage"].startswith(coverage)
+    assert "was not put in" not in logs

@@ -167,7 +167,6 @@ NAMED: dict[str, str] = {
     "Snapshots in memory.": "tests/core/rank/test_windows.py",
     "window": "tests/core/rank/test_windows.py",
     "replay": "tests/core/rank/test_replaying.py",
-    "witness": "tests/core/rank/test_witness.py",
     "Fencing": "fence",
     "Plans from supervisor to supervisor.": "tests/core/supervisor/test_gossip.py",
     "A store that does not know the plan.": "store recovered from supervisors",

@@ -7,5 +7,11 @@
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
 - ``collectives``: executes what inner ranks compute together a second time
+- ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
+- ``imprints``: what is left of a forward's tensors until its recompute
+- ``recomputes``: compares the recompute of a block with its forward
+- ``waiting``: checks that wait until their trainer waits for others
+- ``late``: checks kernels after their values were used
+- ``scopes``: what may be asked of a part of the work that is checked
 - ``checker``: executes each kernel a second time, and a third one where two differ
 """

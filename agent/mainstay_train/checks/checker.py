@@ -12,32 +12,44 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.bounds import MAX_NAME, cut
-from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
-from mainstay_train.base import device as devices
-from mainstay_train.checks import bits, collectives, kernels
+from mainstay_core.job.config import JobConfig
+from mainstay_train.checks import bits, collectives, kernels, late
+from mainstay_train.checks.calls import (
+    Call,
+    UnreliableDeviceError,
+    await_copies,
+    first_differing,
+    put,
+    repaired,
+)
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import Effects, Kernel, kernel_of
+from mainstay_train.checks.kernels import Effects, kernel_of, key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.checks.recomputes import FIELD, ForwardRecord
+from mainstay_train.checks.scopes import UNCHECKED, Pushed, Scope
+from mainstay_train.checks.twins import Overwritten
+from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.model import compilation
 
 logger = logging.getLogger(__name__)
 
-FIELD = "spec.detection.dmr.mode"
 EXCHANGE = "exchange"
 """Stands for a kernel: what comes from other cells in a reduction."""
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
@@ -49,46 +61,6 @@ NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
 
 
-class UnreliableDeviceError(MainstayError):
-    """Three executions of one kernel had three results: the device cannot be relied on."""
-
-
-class Scope(Protocol):
-    """A part of the work, all of whose kernels are checked; a context manager of its thread.
-
-    It can be entered several times, one after the other: its kernels are counted on.
-    """
-
-    def __enter__(self) -> Self:
-        """Begin, or go on."""
-
-    def __exit__(self, *error: Any) -> None:
-        """End, or pause."""
-
-    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
-        """Say which pass comes next.
-
-        Args:
-            in_pass: of the block.
-            block: its number in the stage; None: what comes belongs to no block.
-            name: of the block.
-        """
-
-
-class _Unchecked:
-    """The scope of work that is not checked."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Nothing was begun."""
-
-    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
-        """Nobody needs it."""
-
-
-UNCHECKED: Scope = _Unchecked()
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 
@@ -101,6 +73,7 @@ class Checks:
         slot: of the trainer.
         tell: called with each finding as soon as it is judged, by the thread that computes.
         can_flip: whether flips can be put in: compiled code shows no kernels.
+        waiting_bytes: what checks that wait may retain; 0: none waits.
     """
 
     def __init__(
@@ -110,6 +83,7 @@ class Checks:
         tell: Callable[[Finding], None] = lambda _: None,
         *,
         can_flip: bool = True,
+        waiting_bytes: int = 0,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip = can_flip
@@ -118,11 +92,29 @@ class Checks:
         self._broken: UnreliableDeviceError | None = None
         self.step = 0
         """The step at hand."""
+        self.void: set[int] = set()
+        """Shard types of the step at hand that do not count: something was computed from what was
+        found wrong afterwards. Until their partials are dropped."""
+        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
+        """Of the blocks' passes, with plan Dynamic."""
+        self.given: frozenset[int] = frozenset()
+        """Memories of the parameters: a check that waits takes no more for them."""
+
+    @classmethod
+    def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
+        """Return the checks of a job's trainer."""
+        can_flip, memory = config.compile == compilation.OFF, config.dmr_memory_bytes
+        return cls(config.dmr, slot, tell, can_flip=can_flip, waiting_bytes=memory)
 
     @property
     def compares(self) -> bool:
-        """Whether kernels are executed twice."""
-        return self._mode is not Mode.OFF
+        """Whether all kernels are executed twice."""
+        return self._mode is Mode.FULL
+
+    @property
+    def piggybacks(self) -> bool:
+        """Whether recomputes are compared with their forwards."""
+        return self._mode is Mode.PIGGYBACK
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.
@@ -141,6 +133,11 @@ class Checks:
     def take_orders(self, orders: FlipOrders) -> None:
         """Take flips from elsewhere, in place of those that wait; findings are counted anew."""
         self._orders, self._told_in = orders, -1
+
+    def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Say which memory a stage's parameters have; nothing of another stage is void there."""
+        self.void.clear()
+        self.given = frozenset(map(key_of, parameters))
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
@@ -167,13 +164,17 @@ class Checks:
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
         """
-        if not self.compares and self._orders.is_empty:
+        is_whole = self.compares or not self._orders.is_empty
+        is_compared = self.piggybacks and phase in (Phase.FORWARD, Phase.BACKWARD)
+        if not is_whole and not is_compared:
             return UNCHECKED
         if self._broken is not None:
             raise self._broken
         step = self.step if step is None else step
         place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
-        return _Checker(self, self._orders, place, compares=self.compares)
+        return _Checker(
+            self, self._orders, place, self._mode, compares=self.compares, is_whole=is_whole
+        )
 
     def arrive(self, received: torch.Tensor) -> None:
         """Put the flips of what comes from other cells into it.
@@ -250,45 +251,6 @@ class Checks:
             raise self._broken
 
 
-@dataclass(slots=True)
-class _Call:
-    """One call of a kernel that computes something."""
-
-    func: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    kernel: Kernel
-    ordinal: int
-    overwritten: Overwritten | None
-    """None: it writes to no operand."""
-    generator: torch.Generator | None
-    """From which it draws; None: it does not."""
-    drawn_from: torch.Tensor | None
-    """The generator's state before the call."""
-
-    def again(self, twins: Twins | None) -> tuple[Any, list[torch.Tensor]]:
-        """Execute it again; return its result, and what it has made and written.
-
-        Args:
-            twins: of what it overwrites, used up; None if it overwrites nothing.
-        """
-        args, kwargs = self.args, self.kwargs
-        if self.generator is not None and self.drawn_from is not None:
-            twin = torch.Generator(self.generator.device)
-            twin.set_state(self.drawn_from)
-            args = [twin if value is self.generator else value for value in args]
-            kwargs = {k: twin if v is self.generator else v for k, v in kwargs.items()}
-        if twins is not None:
-            args = [twins.put(value) for value in args]
-            kwargs = {name: twins.put(value) for name, value in kwargs.items()}
-        result = self.func(*args, **kwargs)
-        operands = self.kernel.operands(args, kwargs)
-        new = Effects.of(self.kernel, operands, result).new
-        outputs = [*new, *(twins.written if twins is not None else ())]
-        _await_copies(operands, outputs)
-        return result, outputs
-
-
 class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
     """A scope in which kernels are counted, and executed twice if that is wanted.
 
@@ -296,15 +258,75 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         checks: hears of what was found.
         orders: flips that wait for a kernel.
         place: of the first kernel.
+        mode: of the job, for people.
         compares: whether kernels are executed twice.
+        is_whole: whether all kernels are counted; else those alone that are executed twice, noted
+            or compared with what was noted, and the others cost nothing.
     """
 
-    def __init__(self, checks: Checks, orders: FlipOrders, place: Place, *, compares: bool) -> None:
+    def __init__(
+        self,
+        checks: Checks,
+        orders: FlipOrders,
+        place: Place,
+        mode: Mode,
+        *,
+        compares: bool,
+        is_whole: bool,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._checks, self._orders, self._place = checks, orders, place
-        self._compares = compares
+        self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
+        self._compares, self._is_whole = compares, is_whole
+        self._notes: ForwardRecord | None = None
+        """Where what is made is noted; None: it is not."""
+        self._noted: ForwardRecord | None = None
+        """With what it is compared; None: with nothing."""
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
         self._num_collectives = 0
+
+    def __enter__(self) -> Self:
+        if self._is_whole:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._is_whole:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def twice(self) -> AbstractContextManager[None]:
+        """Have each kernel executed twice meanwhile."""
+        return self._checking(compares=True)
+
+    def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
+        """Note meanwhile what kernels make."""
+        return self._checking(notes=record)
+
+    @contextmanager
+    def compare(self, record: ForwardRecord) -> Iterator[None]:
+        """Compare meanwhile what kernels make with what was noted, unless it counts no more."""
+        if self._place.shard_type in self._checks.void:
+            yield
+            return
+        with self._checking(noted=record):
+            yield
+            if self._noted is record:
+                record.end()
+
+    @contextmanager
+    def _checking(
+        self,
+        *,
+        compares: bool = False,
+        notes: ForwardRecord | None = None,
+        noted: ForwardRecord | None = None,
+    ) -> Iterator[None]:
+        before = self._compares, self._notes, self._noted
+        self._compares, self._notes, self._noted = compares, notes, noted
+        try:
+            with nullcontext() if self._is_whole else Pushed(self):
+                yield
+        finally:
+            self._compares, self._notes, self._noted = before
 
     supports_higher_order_operators = True  # so that they are refused by name
 
@@ -335,15 +357,18 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if kernels.has_sparse(tensor for tensor, _ in operands):
             return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
         writes = any(is_written for _, is_written in operands)
+        if writes and self._checks.waiting:
+            self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         compares = self._compares
-        generator = self._generator_of(func, args, kwargs) if kernel.is_seeded else None
-        drawn_from = generator.get_state() if generator is not None and compares else None
+        repeats = compares or self._noted is not None
+        generator = self._generator_of(func, args, kwargs, repeats) if kernel.is_seeded else None
+        drawn_from = generator.get_state() if generator is not None and repeats else None
         # What the call overwrites is kept: once for the checker, once for a third execution.
-        twins = kept = None
-        if overwritten is not None and compares:
-            twins = overwritten.copy()
-            kept = overwritten.copy() if overwritten.has_contents else None
+        twins = overwritten.copy() if overwritten is not None and compares else None
+        kept = None
+        if overwritten is not None and repeats and overwritten.has_contents:
+            kept = overwritten.copy()
         result = func(*args, **kwargs)
         if kernels.has_sparse(kernels.tensors_in(result)):
             return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
@@ -351,23 +376,33 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
-        _await_copies(operands, outputs)
-        call = _Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
+        await_copies(operands, outputs)
+        call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
-        _put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+        put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
             result = outputs[0].item()
+        if self._notes is not None:
+            self._notes.note(kernel.name, outputs)
+        if self._noted is not None:
+            noted, self._noted = self._noted, None
+            result, goes_on = late.compare(
+                self._checks, self._place, noted, call, (result, outputs), kept
+            )
+            self._noted = noted if goes_on else None
+            return result
         if not compares:
             return result
+        if self._checks.waiting.is_used and late.can_wait(self._place, call, outputs):
+            late.let_wait(self._checks, self._place, call, outputs, flips)
+            return result
         second, found = call.again(twins)
-        _put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        differing = _differing(outputs, found)
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        differing = first_differing(outputs, found)
         if differing is None:
             return result
-        if kept is None and overwritten is not None:
-            kept = overwritten.copy()  # whatever it holds is overwritten
-        _, third = call.again(kept)
-        _put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
+        _, third = call.again(call.given_again(kept))
+        put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
 
     def _communicate(
@@ -390,9 +425,11 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         Raises:
             InvalidSpecError: kernels are to be executed twice.
         """
-        if not self._compares:
+        if not self._compares and self._notes is None and self._noted is None:
             return func(*args, **kwargs)
-        raise InvalidSpecError(FIELD, f"is Full, but {self._who()} calls {why}, or use Off")
+        raise InvalidSpecError(
+            FIELD, f"is {self._mode.value}, but {self._who()} calls {why}, or use Off"
+        )
 
     def _who(self) -> str:
         """Return who calls, for people."""
@@ -405,30 +442,30 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         return self._ordinals[key] - 1
 
     def _generator_of(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], repeats: bool
     ) -> torch.Generator | None:
         """Return the generator from which a call draws; None: it does not draw.
 
         Raises:
-            InvalidSpecError: it draws from a running generator.
+            InvalidSpecError: it draws from a running generator, and may be repeated.
         """
         if not kernels.draws(func, args, kwargs):
             return None
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Generator):
                 return value
-        if not self._compares:
+        if not repeats:
             return None
         raise InvalidSpecError(
             FIELD,
-            f"is {Mode.FULL.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
+            f"is {self._mode.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
             "from a running generator: executed again it would draw other numbers; use "
             "address.uniform(shape, site)",
         )
 
     def _settle(
         self,
-        call: _Call,
+        call: Call,
         differing: int,
         primary: tuple[Any, list[torch.Tensor]],
         checker: tuple[Any, list[torch.Tensor]],
@@ -446,7 +483,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         Raises:
             UnreliableDeviceError: all three differ.
         """
-        (result, outputs), (second, found) = primary, checker
+        (result, outputs), (_, found) = primary, checker
         judgement = judge(
             *(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False
         )
@@ -460,41 +497,4 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         )
         if judgement.remedy is not Remedy.REPAIR:
             return result
-        if call.overwritten is None:
-            return second  # all of it is new memory
-        for tensor, right in zip(outputs, found, strict=True):
-            bits.overwrite(tensor, right)
-            if not bits.are_equal(tensor, right):
-                raise UnreliableDeviceError(
-                    f"what {call.kernel.name} computed wrongly could not be repaired: this device "
-                    "does not even copy"
-                )
-        return result
-
-
-def _put(
-    flips: Sequence[Flip], executions: Sequence[Execution], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Put the flips of some executions into what an execution has made."""
-    for flip in flips:
-        if flip.execution in executions:
-            output = outputs[flip.output % len(outputs)]
-            bits.flip_bit(output, flip.element, flip.bit)
-
-
-def _await_copies(
-    operands: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]
-) -> None:
-    """Wait for what a device copies to the host: it may come after its call has returned."""
-    far = {tensor.device for tensor, _ in operands if tensor.device.type != "cpu"}
-    if far and any(tensor.device.type == "cpu" for tensor in outputs):
-        for device in far:
-            devices.moment(device).wait()
-
-
-def _differing(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> int | None:
-    """Return the first output in which two executions differ; None: in none."""
-    for number, (one, other) in enumerate(zip(outputs, found, strict=True)):
-        if not bits.are_equal(one, other):
-            return number
-    return None
+        return repaired(call, primary, checker)

@@ -7,6 +7,8 @@
 - ``held``: the complete types of a step, and which of them are wrong
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``boundaries``: who keeps what crosses a stage's boundaries, and gives it back in a replay
+- ``arrivals``: waits for messages of the pipeline, and has checks executed meanwhile
+- ``micro_batch``: one micro-batch on its way through the stage
 - ``interpreter``: runs the compute part of a step's program
 - ``watched``: digests of what leaves a cell for a type that other chains compute, too
 - ``purity``: tries whether blocks are pure functions, as checks take them to be

@@ -89,7 +89,7 @@ class Engine:
     """Digest and norms of a flat gradient, reduced or a partial."""
 
     def __post_init__(self) -> None:
-        self.types = HeldTypes(self.store, self.type_results)
+        self.types = HeldTypes(self.store, self.type_results, self.checks.void)
         self._gradient = GradientSums(
             self.state.layout,
             self.reducer.bounds,

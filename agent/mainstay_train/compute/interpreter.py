@@ -9,29 +9,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 
+from mainstay_core.base.errors import brief
 from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
-from mainstay_train.checks.checker import UNCHECKED, Checks, Scope
+from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
-from mainstay_train.comm.mesh import SINGLE, InnerMesh, plain
+from mainstay_train.comm.mesh import SINGLE, InnerMesh
+from mainstay_train.compute import arrivals
 from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
+from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.exact.draws import Address
-from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model.blocks import Block, Tape
-from mainstay_train.model.workload import Workload
+from mainstay_train.model.workload import USER_ERRORS, Workload
 
 Hook = Callable[[Action], None]
 """Called before each action: progress, fault injection."""
@@ -43,35 +47,6 @@ BATCH = "batch"
 """Stands in findings for a kernel: the fetch of a batch."""
 FORWARD_TAG = 0
 BACKWARD_TAG = 1
-
-
-@dataclass(slots=True)
-class _Flow:
-    """One micro-batch on its way through the stage."""
-
-    address: Address
-    loaded: Loaded | None = None
-    """On the first and the last stage."""
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    """Input of each block, when the backward recomputes."""
-    tapes: list[Tape] = field(default_factory=list)
-    """Of each block, in model order; of the loss alone, when the backward recomputes."""
-    deferred: list[tuple[Block, Tape]] = field(default_factory=list)
-    """What is left of the backward: weight gradients of these blocks."""
-    output: torch.Tensor | None = None
-    gradient: torch.Tensor | None = None
-
-
-def _as_received(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor between two blocks the strides and alignment that it has after a receive.
-
-    Kernels choose their path by both, so without this the bits could depend on where
-    stages are cut. Costs nothing where the tensor is that way already.
-    """
-    packed = plain(tensor).contiguous()
-    if packed.data_ptr() % ALIGNMENT_BYTES:
-        packed = packed.clone()
-    return packed
 
 
 class Interpreter:
@@ -114,6 +89,7 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
+        self._checks.begin_stage(block.compute for block in blocks)
         self._scope: Scope = UNCHECKED
         """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
@@ -130,7 +106,7 @@ class Interpreter:
         self._computed = False
         """Whether a micro-batch has gone through the blocks."""
         self._step = 0
-        self._flows: dict[tuple[int, int], _Flow] = {}
+        self._flows: dict[tuple[int, int], MicroBatch] = {}
         self._sums: dict[int, TypeSums] = {}
         self._sends: deque[Pending] = deque()
         self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
@@ -184,6 +160,7 @@ class Interpreter:
         self._log, self._again = log, again
         self._closing = frozenset(closing(program) if deliver is not None else ())
         self._expect(program)
+        self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
                 self._hook(action)
@@ -198,6 +175,10 @@ class Interpreter:
             self._sends.clear()
             self._posted.clear()
             self._deliver = self._log = self._again = None
+            # Complete types may be held from here on. What is found wrong of them makes them void.
+            for shard_type in self._results:
+                self._checks.waiting.settle(shard_type)
+            self._checks.waiting.drop()
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -253,11 +234,11 @@ class Interpreter:
         while self._sends and self._sends[0].is_over:
             self._pipeline.finish(self._sends.popleft())
 
-    def _flow(self, action: Action) -> _Flow:
+    def _flow(self, action: Action) -> MicroBatch:
         key = (action.type, action.micro_batch)
         if key not in self._flows:
             address = Address(self._seed, self._step, action.type, action.micro_batch)
-            self._flows[key] = _Flow(address)
+            self._flows[key] = MicroBatch(address)
         return self._flows[key]
 
     def _neighbour(self, distance: int) -> int:
@@ -307,7 +288,7 @@ class Interpreter:
             message = self._incoming(action.op, flow)
             posted = message.tensor, self._pipeline.receive(message)
         tensor, pending = posted
-        self._pipeline.finish(pending)
+        arrivals.finish(self._pipeline, pending, self._checks.waiting)
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
@@ -373,7 +354,7 @@ class Interpreter:
         finally:
             self._scope = UNCHECKED
 
-    def _enter_blocks(self, flow: _Flow, x: torch.Tensor) -> torch.Tensor:
+    def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor) -> torch.Tensor:
         """Take a micro-batch forward through the blocks."""
         lowest = self._lowest
         for number, block in enumerate(self._blocks):
@@ -381,25 +362,56 @@ class Interpreter:
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
-                x = _as_received(block.forward(x, flow.address))
+                x = as_received(block.forward(x, flow.address))
             elif number < self._num_recomputed:
-                flow.inputs.append(x)
-                x = _as_received(block.forward(x, flow.address))
+                x = as_received(self._recomputable(flow, number, block, x))
             else:
-                tape = block.recompute(x, flow.address)
+                with self._twice():
+                    tape = block.recompute(x, flow.address)
                 flow.tapes.append(tape)
                 assert tape.output is not None
-                x = _as_received(tape.output.detach())
+                x = as_received(tape.output.detach())
         return x
 
-    def _enter_loss(self, flow: _Flow, block: Block, x: torch.Tensor) -> torch.Tensor:
+    def _twice(self) -> AbstractContextManager[None]:
+        """Where recomputes are checks: of what nothing recomputes, all kernels run twice."""
+        return self._scope.twice() if self._checks.piggybacks else nullcontext()
+
+    def _recomputable(
+        self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
+    ) -> torch.Tensor:
+        """The output of a block that is recomputed later; one that raises is executed once more."""
+        notes = self._checks.piggybacks
+        if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
+            return flow.forward(block, x, self._scope, notes=notes)
+        inputs, records = [*flow.inputs], [*flow.records]
+        try:
+            return flow.forward(block, x, self._scope, notes=True)
+        except (*USER_ERRORS, RuntimeError) as error:  # a wrong index raises, for instance
+            raised = error
+        flow.inputs, flow.records = inputs, records
+        self._scope.enter(Pass.FORWARD, number, block.name)
+        output = flow.forward(block, x, self._scope, notes=True)
+        of = flow.address.type, flow.address.micro_batch, number, block.name
+        self._checks.tell(
+            Place(self._step, Phase.FORWARD, Pass.FORWARD, *of),
+            ordinal=0,
+            operator="forward",
+            output=0,
+            num_elements=0,
+            judgement=judge_raised(f"{type(raised).__name__}: {brief(raised)}"),
+        )
+        return output
+
+    def _enter_loss(self, flow: MicroBatch, block: Block, x: torch.Tensor) -> torch.Tensor:
         """The last block: its backward comes next, so its tape is always kept."""
         assert flow.loaded is not None
         targets = devices.sent(flow.loaded.batch.targets, self._device)
-        tape = block.recompute_loss(x, targets, flow.address)
+        with self._twice():
+            tape = block.recompute_loss(x, targets, flow.address)
+            sums = self._sums[flow.address.type]
+            sums.add_loss(tape.loss)
         flow.tapes.append(tape)
-        sums = self._sums[flow.address.type]
-        sums.add_loss(tape.loss)
         sums.tokens += flow.loaded.num_tokens
         return x
 
@@ -410,19 +422,19 @@ class Interpreter:
             flow.gradient = self._leave_blocks(action, flow, gradient)
 
     def _leave_blocks(
-        self, action: Action, flow: _Flow, gradient: torch.Tensor | None
+        self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
         at_once = self._num_recomputed > 0 or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
             again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
-            tape = block.recompute(flow.inputs.pop(), flow.address) if again else flow.tapes.pop()
+            tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
             if (counts := tape.statistics) is not None:
                 self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
             self._scope.enter(Pass.BACKWARD, number, block.name)
             gradient = block.backward_input(tape, gradient)
-            gradient = None if gradient is None else _as_received(gradient)
+            gradient = None if gradient is None else as_received(gradient)
             if at_once and number > 0:
                 # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)

@@ -16,8 +16,10 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
-from mainstay_train.checks.checker import FIELD, Checks, UnreliableDeviceError
+from mainstay_train.checks.calls import UnreliableDeviceError
+from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.recomputes import FIELD
 from mainstay_train.model import trial
 from mainstay_train.model.blocks import Block
 from mainstay_train.model.workload import Workload

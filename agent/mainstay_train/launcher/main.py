@@ -128,7 +128,7 @@ def _load_blocks(
         "pid": os.getpid(),
         "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
     }
-    twice = config.dmr is not Mode.OFF
+    twice = config.dmr is Mode.FULL
     loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead, twice=twice)
     training = BlockTraining(
         workload=loaded, config=config, device=device, loader=loader, unskippable=unskippable

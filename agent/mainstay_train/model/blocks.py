@@ -13,7 +13,7 @@ constants. Breaking it is found at a block's first forward and named.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,11 @@ class Block:
         self._at_once = {name for parameter, name in self._names if id(parameter) in at_once}
         """Names of parameters whose gradient comes with the input's."""
 
+    @property
+    def is_new(self) -> bool:
+        """Whether its module was never called."""
+        return not self._checked
+
     def initialize(self, seed: int) -> None:
         """Set the masters to their first values, each by its own name alone."""
         for param in self.layout.params:
@@ -187,6 +192,17 @@ class Block:
             return output.detach()
         with torch.no_grad():
             return plain(self._checked_call(x, address))
+
+    def forward_as_recomputed(self, x: torch.Tensor, address: Address) -> torch.Tensor:
+        """The block's output, by the same calls as :meth:`recompute`; nothing of a graph is kept.
+
+        With a graph a block may call more than without, e.g. for what only its backward reads. So
+        it is this that a recompute is compared with.
+        """
+        with torch.autograd.graph.saved_tensors_hooks(_keep_nothing, _give_nothing):
+            output = self._record(x, address, None).output
+        assert output is not None
+        return plain(output.detach())
 
     def recompute(self, x: torch.Tensor, address: Address) -> Tape:
         """Run forward again with a graph inside the block.
@@ -352,7 +368,7 @@ class Block:
         draws = _generator_state(self.device)
         versions = {name: b._version for name, b in self.module.named_buffers()}
         output = self._call(x, address)
-        if not all(map(torch.equal, draws, _generator_state(self.device))):
+        if draws != _generator_state(self.device):
             raise ValueError(
                 f"block {self.name!r} drew from torch's running generator; use "
                 "address.uniform(shape, site) so that a replay draws the same numbers"
@@ -437,6 +453,14 @@ def layout_of(spec: BlockSpec, module: nn.Module, inner: InnerMesh) -> layout.Bl
     )
 
 
+def _keep_nothing(_: torch.Tensor) -> None:
+    """Stand for a tensor that a graph would keep."""
+
+
+def _give_nothing(_: None) -> torch.Tensor:
+    raise AssertionError("a graph whose tensors were not kept has no backward")
+
+
 def _deliver(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
     if add:
         view.add_(gradient)
@@ -444,8 +468,9 @@ def _deliver(view: torch.Tensor, gradient: torch.Tensor, add: bool) -> None:
         view.copy_(gradient)
 
 
-def _generator_state(device: torch.device) -> Iterable[torch.Tensor]:
+def _generator_state(device: torch.device) -> list[bytes]:
+    """The states of torch's generators; no kernel compares them, so checks see none."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
-    return states
+    return [state.numpy().tobytes() for state in states]

@@ -218,11 +218,6 @@ def check_job(config: JobConfig) -> None:
             "spec.parallelism.ranksPerStage",
             f"is {shape.ranks_per_stage}, but an own loop has one rank for the whole model; use 1",
         )
-    if config.recompute:
-        raise InvalidSpecError(
-            "spec.runtime.recompute",
-            "is for models of blocks; in an own loop use torch.utils.checkpoint",
-        )
     if config.dmr not in (Mode.OFF, Mode.FULL):
         raise InvalidSpecError(
             "spec.detection.dmr.mode",
@@ -235,6 +230,11 @@ def check_job(config: JobConfig) -> None:
             "spec.detection.witness.everySteps",
             f"is {config.witness_every_steps}, but what an own loop computes of a type is not "
             "seen; use 0, or bring the model as blocks (mainstay_train.workload)",
+        )
+    if config.recompute:
+        raise InvalidSpecError(
+            "spec.runtime.recompute",
+            "is for models of blocks; in an own loop use torch.utils.checkpoint",
         )
     if config.snapshots is not None and config.snapshots.boundary:
         raise InvalidSpecError(

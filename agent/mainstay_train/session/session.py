@@ -49,7 +49,6 @@ from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.compute.watched import WatchedType
-from mainstay_train.model import compilation
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.rules import fork_rules, snapshot_rules
@@ -104,12 +103,9 @@ class Session(RankSession[Connections]):
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._checks = Checks(
-            config.dmr, state.slot, self._tell_finding, can_flip=config.compile == compilation.OFF
-        )
-        self._faults = FaultPoints(
-            config.faults, config.shape.replicas, self._uplink, self._order_flip
-        )
+        self._checks = Checks.of(config, state.slot, self._tell_finding)
+        replicas = config.shape.replicas
+        self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._engine: Engine | None = None
         self._beside = BesideStates(training)
         self._seen: WatchedType | None = None

@@ -55,6 +55,8 @@ _PATHS = {
     "backend": "spec.runtime.backend",
     "compile": "spec.runtime.compile",
     "dmr": "spec.detection.dmr.mode",
+    "dmr_plan": "spec.detection.dmr.plan",
+    "dmr_memory_bytes": "spec.detection.dmr.memory",
     "recompute": "spec.runtime.recompute",
     "recompute_share": "spec.runtime.recomputeShare",
     "bucket_bytes": "spec.runtime.bucketMebibytes",

@@ -53,11 +53,21 @@ class WindowClosed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """Checks cannot wait any longer: their memory is about to be overwritten, or a shard type that
+    they belong to is about to count.
+    """
+
+    operators: tuple[str, ...]
+    """Those of them that wait are executed, in their order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnding:
     """All is executed, and the vote comes: no check may wait any longer."""
 
 
-Event = Executed | WindowOpened | CheckDone | WindowClosed | StepEnding
+Event = Executed | WindowOpened | CheckDone | WindowClosed | Needed | StepEnding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +125,11 @@ def step(queue: CheckQueue, event: Event) -> Decision:
             return Decision(
                 queue=replace(queue, window=None), checks=(), reason="the window closes"
             )
+        case Needed():
+            names = frozenset(event.operators)
+            gone = [check for check in queue.waiting if check.operator in names]
+            kept = [check for check in queue.waiting if check.operator not in names]
+            return _naive(queue, kept, gone, "they are needed now")
         case StepEnding():
             return _end(queue)
 

@@ -51,7 +51,7 @@ class Finding:
     output: OutputIndex = 0
     """The first output that differs."""
     num_elements: Count
-    """Elements of it that differ."""
+    """Elements of it that differ; 0 where one of the two is there as a digest alone."""
     verdict: Verdict
     remedy: Remedy
     reason: Sentence
@@ -69,7 +69,7 @@ class Finding:
         who = f"{self.rank} on {where or self.slot}" if self.rank else where or str(self.slot)
         if self.verdict in (Verdict.WIRE, Verdict.TRANSIENT, Verdict.DETERMINISTIC):
             return f"step {self.step} of {who}: {self.reason}; {_REMEDIES[self.remedy]}"
-        elements = count(self.num_elements, "element")
+        elements = count(self.num_elements, "element") if self.num_elements else "their digests"
         output = f" of output {self.output}" if self.output else ""
         return (
             f"step {self.step} of {who}: two executions of {self.place} differ in "

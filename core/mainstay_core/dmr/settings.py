@@ -10,10 +10,35 @@ class Mode(enum.StrEnum):
 
     OFF = "Off"
     """None."""
+    PIGGYBACK = "Piggyback"
+    """Those of forward and recompute: each is the second execution of the other. The last block,
+    which has no recompute, is executed twice at once."""
     FULL = "Full"
     """All whose results can reach a gradient or the state, each at once (the plan Naive)."""
 
 
-def describe_coverage(mode: Mode) -> str:
+class PlanName(enum.StrEnum):
+    """The moments at which second executions run in mode Full."""
+
+    NAIVE = "Naive"
+    """At once."""
+    DYNAMIC = "Dynamic"
+    """In waits for other stages, as the dynamic planner decides while the step runs."""
+
+
+WAITING_BYTES = 256 << 20
+"""What checks that wait retain at most, unless the job says it."""
+
+_COVERAGE = {
+    Mode.OFF: "",
+    Mode.PIGGYBACK: "P 100 % of forward and recompute (naive in the last block); "
+    "none of gradients, sums, reduction, apply and batch",
+    Mode.FULL: "naive 100 %",
+}
+
+
+def describe_coverage(mode: Mode, plan: PlanName = PlanName.NAIVE) -> str:
     """Return the share of operator time that is executed twice, by method; empty: none is."""
-    return "naive 100 %" if mode is Mode.FULL else ""
+    if mode is Mode.FULL and plan is PlanName.DYNAMIC:
+        return "inter and naive together 100 %"
+    return _COVERAGE[mode]

@@ -38,7 +38,7 @@ class Remedy(enum.StrEnum):
 
     NOTHING = "nothing"
     REPAIR = "repair"
-    """The checker's value takes the place of the primary one, which nobody has used."""
+    """The right value takes the place of the wrong one, which nobody has used."""
     VOID_TYPE = "void-type"
     """The shard type is void in its whole chain, with all it was summed into; only that is computed
     again."""
@@ -61,7 +61,15 @@ class Judgement:
     reason: str
 
 
-def judge(primary: str, checker: str, third: str, *, used: bool, num_voided: int = 0) -> Judgement:
+def judge(
+    primary: str,
+    checker: str,
+    third: str,
+    *,
+    used: bool,
+    num_voided: int = 0,
+    goes_on: bool = False,
+) -> Judgement:
     """Return which of three executions was wrong, and what is done about it.
 
     Args:
@@ -70,6 +78,8 @@ def judge(primary: str, checker: str, third: str, *, used: bool, num_voided: int
         third: digest of the third one, from the same inputs.
         used: whether something was computed from the primary value already.
         num_voided: types of this step that were voided on this device before.
+        goes_on: whether the checker's value goes on as well, as that of a recompute does. Nobody
+            has used it.
 
     Raises:
         LocalProtocolError: the first two are equal, so that there is nothing to judge.
@@ -77,10 +87,11 @@ def judge(primary: str, checker: str, third: str, *, used: bool, num_voided: int
     if primary == checker:
         raise LocalProtocolError("primary and checker are equal; no third execution is needed")
     if third == primary:
+        reason = "the third execution equals the primary one: the checker was hit"
         return Judgement(
             verdict=Verdict.CHECKER_HIT,
-            remedy=Remedy.NOTHING,
-            reason="the third execution equals the primary one: the checker was hit",
+            remedy=Remedy.REPAIR if goes_on else Remedy.NOTHING,
+            reason=reason + (", and nobody has used its value" if goes_on else ""),
         )
     if third != checker:
         return Judgement(
@@ -96,3 +107,16 @@ def judge(primary: str, checker: str, third: str, *, used: bool, num_voided: int
     else:
         remedy, what = Remedy.VOID_TYPE_ELSEWHERE, "not for the first time on this device"
     return Judgement(verdict=Verdict.PRIMARY_HIT, remedy=remedy, reason=reason + what)
+
+
+def judge_raised(why: str) -> Judgement:
+    """Return the judgement on an execution that raised where the next one, of the same, did not.
+
+    Args:
+        why: what it raised.
+    """
+    return Judgement(
+        verdict=Verdict.PRIMARY_HIT,
+        remedy=Remedy.REPAIR,
+        reason=f"the primary one raised {why}, the checker did not: the primary one was hit",
+    )

@@ -28,7 +28,7 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.faults.points import FaultPoint
 
 BUCKET_BYTES = 4 * 1024 * 1024
@@ -147,6 +147,10 @@ class JobConfig:
     witness_every_steps: Count = field(default=0, metadata=OMITTED)
     """In each step that is a multiple of it a second chain computes a type; 0: in none."""
     """Which operators are executed twice and compared."""
+    dmr_plan: PlanName = field(default=PlanName.NAIVE, metadata=OMITTED)
+    """When the second executions run in mode Full."""
+    dmr_memory_bytes: Count = field(default=0, metadata=OMITTED)
+    """What checks that wait may retain in a rank."""
     recompute: bool = False
     """Run each block's forward again in the backward instead of keeping what it saved."""
     recompute_share: Annotated[float, Range(0, 1)] = field(default=1.0, metadata=OMITTED)

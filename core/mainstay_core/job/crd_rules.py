@@ -134,6 +134,25 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "runtime.compile Off, or mode Off",
     ),
     Rule(
+        section=SPEC,
+        field=".detection.dmr.mode",
+        rule="self.runtime.recompute || self.detection.dmr.mode != 'Piggyback'",
+        message="is Piggyback, but without runtime.recompute no forward is executed again; set "
+        "runtime.recompute, or use Full",
+    ),
+    Rule(
+        section="spec.detection.dmr",
+        field=".plan",
+        rule="self.plan != 'Dynamic' || self.mode == 'Full'",
+        message="is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+    ),
+    Rule(
+        section="spec.detection.dmr",
+        field=".memory",
+        rule="self.memory == 'Auto' || self.plan == 'Dynamic'",
+        message="is for checks that wait; use plan Dynamic, or leave it out",
+    ),
+    Rule(
         section="spec.snapshots",
         field=".window",
         rule=f"type(self.window) != int || self.window <= {MAX_SNAPSHOT_WINDOW}",

@@ -113,6 +113,12 @@ def _checks(*, loop: bool, dmr: Mode) -> Protection:
         )
     elif dmr is Mode.FULL:
         why = "every operator is executed twice at once, and a wrong result is repaired"
+    elif dmr is Mode.PIGGYBACK:
+        why = (
+            "recomputes are compared with their forwards; gradients, sums and apply are executed "
+            "once (detection.dmr.mode: Full)"
+        )
     else:
         why = "detection.dmr.mode is Off"
-    return Protection("op-level checks", dmr is Mode.FULL, why)
+    given = dmr is Mode.FULL or (dmr is Mode.PIGGYBACK and not loop)
+    return Protection("op-level checks", given, why)

@@ -13,7 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.detection.dmr.memory": "checks run at once in this version and keep nothing for later",
     "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
     "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
     "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
@@ -27,8 +26,7 @@ NOT_YET = {
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.detection.dmr.mode": "this mode is not in this version; use Full, or Off",
-    "spec.detection.dmr.plan": "checks run at once in this version; use Naive",
+    "spec.detection.dmr.plan": "this plan is not in this version; use Naive, or Dynamic",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",

@@ -12,6 +12,7 @@ import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
+from mainstay_core.dmr.settings import WAITING_BYTES
 from mainstay_core.job.config import (
     BUCKET_BYTES,
     COPY_BYTES,
@@ -38,6 +39,7 @@ from mainstay_core.job.types import (
     Seed,
     SmallDegree,
     TrainingJobName,
+    read_quantity,
 )
 
 MAX_AUTO_SHARDS_PER_LANE = 16
@@ -210,13 +212,27 @@ class Dmr(Section):
     the result.
     """
 
-    mode: Literal["Off", "Full"] = "Off"
-    """Off: nothing is executed twice. Full: each operator whose result can reach a gradient or the
-    state is. A wrong value is repaired before anybody reads it. Needs runtime.compile Off, and a
-    model that comes as blocks."""
-    plan: Literal["Naive"] = "Naive"
-    """When the second execution runs. Naive: at once, after the first one; it doubles the
-    computation."""
+    mode: Literal["Off", "Piggyback", "Full"] = "Off"
+    """Off: nothing is executed twice. Piggyback: the recompute of a forward is compared with it,
+    which costs little and covers forward and recompute alone. Needs runtime.recompute. Full: each
+    operator whose result can reach a gradient or the state is executed twice. A wrong value is
+    repaired before anybody reads it; in Piggyback a shard type in which a wrong forward was used
+    is computed again. Needs runtime.compile Off, and a model that comes as blocks."""
+    plan: Literal["Naive", "Dynamic"] = "Naive"
+    """When the second execution runs in mode Full. Naive: at once, after the first one; it doubles
+    the computation. Dynamic: while the rank waits for another stage, as far as memory allows, on a
+    CPU; a shard type in which a value was used that is found wrong then is computed again."""
+    memory: QuantityOrAuto = "Auto"
+    """What checks that wait retain at most in a rank, with plan Dynamic. Auto is 256Mi."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """``memory`` in bytes; 0 where no check waits."""
+        if self.plan != "Dynamic":
+            return 0
+        if self.memory == "Auto":
+            return WAITING_BYTES
+        return read_quantity("spec.detection.dmr.memory", self.memory)
 
 
 class Witness(Section):

@@ -21,7 +21,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
@@ -203,6 +203,8 @@ class TrainingJob(Section):
             recompute=spec.runtime.recompute,
             recompute_share=spec.runtime.recompute_share,
             dmr=Mode(spec.detection.dmr.mode),
+            dmr_plan=PlanName(spec.detection.dmr.plan),
+            dmr_memory_bytes=spec.detection.dmr.waiting_bytes,
             witness_every_steps=spec.detection.witness.every_steps,
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
@@ -392,6 +394,7 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             f"is {detection.dmr.mode}, but of compiled blocks the operators are not seen; use "
             "runtime.compile Off, or mode Off",
         )
+    _check_dmr(spec)
     _check_witness(spec)
     least = 3 * detection.heartbeat_seconds
     if detection.heartbeat_timeout_seconds < least:
@@ -430,3 +433,23 @@ def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
                     (c for c in candidates if isinstance(c, type) and issubclass(c, Section)), model
                 )
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _check_dmr(spec: TrainingJobSpec) -> None:
+    dmr = spec.detection.dmr
+    if dmr.mode == "Piggyback" and not spec.runtime.recompute:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            "is Piggyback, but without runtime.recompute no forward is executed again; set "
+            "runtime.recompute, or use Full",
+        )
+    if dmr.plan == "Dynamic" and dmr.mode != "Full":
+        raise InvalidSpecError(
+            "spec.detection.dmr.plan",
+            "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        )
+    if dmr.memory != "Auto" and dmr.plan != "Dynamic":
+        raise InvalidSpecError(
+            "spec.detection.dmr.memory",
+            "is for checks that wait; use plan Dynamic, or leave it out",
+        )

@@ -13,6 +13,7 @@ from mainstay_core.dmr.dynamic import (
     CheckQueue,
     Event,
     Executed,
+    Needed,
     StepEnding,
     WindowClosed,
     WindowOpened,
@@ -64,6 +65,19 @@ def test_a_window_of_unknown_length_takes_one_after_the_other_while_it_is_open()
     )
 
     assert told[3:] == [[("a", "inter")], [("b", "inter")], [], [("c", "naive")]]
+
+
+def test_what_is_needed_now_waits_no_longer_and_the_rest_does() -> None:
+    told = play(
+        9,
+        executed("a"),
+        executed("b"),
+        executed("c"),
+        Needed(operators=("c", "gone", "a")),
+        WindowOpened(kind=INTER, length_s=None),
+    )
+
+    assert told[3:] == [[("a", "naive"), ("c", "naive")], [("b", "inter")]]
 
 
 def test_near_the_budget_the_most_bytes_for_their_time_are_freed_at_once() -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.dmr.verdicts import Remedy, Verdict, judge
+from mainstay_core.dmr.verdicts import Remedy, Verdict, judge, judge_raised
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,29 @@ def test_the_majority_of_three_executions_is_right(
 
     assert (judged.verdict, judged.remedy) == (verdict, remedy)
     assert judged.reason
+
+
+@pytest.mark.parametrize(
+    ("third", "verdict", "remedy"),
+    [
+        ("primary", Verdict.CHECKER_HIT, Remedy.REPAIR),
+        ("checker", Verdict.PRIMARY_HIT, Remedy.VOID_TYPE),
+        ("neither", Verdict.UNRELIABLE, Remedy.HAND_OVER),
+    ],
+)
+def test_a_checker_whose_value_goes_on_is_repaired(
+    third: str, verdict: Verdict, remedy: Remedy
+) -> None:
+    judged = judge("primary", "checker", third, used=True, goes_on=True)
+
+    assert (judged.verdict, judged.remedy) == (verdict, remedy)
+
+
+def test_an_execution_that_raised_alone_was_wrong() -> None:
+    judged = judge_raised("IndexError: index out of range")
+
+    assert (judged.verdict, judged.remedy) == (Verdict.PRIMARY_HIT, Remedy.REPAIR)
+    assert "IndexError" in judged.reason
 
 
 def test_equal_executions_are_not_judged() -> None:

@@ -69,6 +69,21 @@ def test_settings_take_protections_away(entry: str) -> None:
     assert {"mask", "patch", "heal"}.isdisjoint(given(entry, replicas=1))
 
 
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (Mode.OFF, "detection.dmr.mode is Off"),
+        (Mode.PIGGYBACK, "gradients, sums and apply are executed once"),
+        (Mode.FULL, "every operator is executed twice"),
+    ],
+)
+def test_modes_of_checks_say_what_they_cover(mode: Mode, words: str) -> None:
+    for entry in ("loop", "blocks"):
+        told = {p.name: p for p in protections_of(shape(), entry, dmr=mode)}["op-level checks"]
+        assert told.given == (mode is Mode.FULL or (mode is not Mode.OFF and entry == "blocks"))
+        assert entry == "loop" or words in told.why
+
+
 def test_every_protection_says_why() -> None:
     for entry in ("loop", "blocks"):
         names = [p.name for p in protections_of(shape(), entry)]

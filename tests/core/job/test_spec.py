@@ -6,7 +6,7 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job import model_sizes, spec
@@ -240,6 +240,20 @@ def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_befor
 
 
 @pytest.mark.parametrize(
+    ("memory", "size_bytes"), [({}, 256 << 20), ({"memory": "1Gi"}, 1 << 30), ({"memory": 0}, 0)]
+)
+def test_the_memory_of_checks_that_wait_reaches_the_trainers(
+    memory: dict[str, Any], size_bytes: int
+) -> None:
+    dmr = {"mode": "Full", "plan": "Dynamic", **memory}
+    config = spec.parse_training_job(job_with("spec.detection.dmr", dmr)).to_job_config(JobUid("u"))
+
+    assert (config.dmr_plan, config.dmr_memory_bytes) == (PlanName.DYNAMIC, size_bytes)
+    naive = spec.parse_training_job(job_with("spec.detection.dmr.mode", "Full"))
+    assert naive.to_job_config(JobUid("u")).dmr_memory_bytes == 0
+
+
+@pytest.mark.parametrize(
     ("path", "value", "words"),
     [
         ("spec.training.lane", 4, "unknown field; did you mean lanes? valid here: steps, seed,"),
@@ -266,18 +280,19 @@ def test_checks_reach_the_trainers_and_a_job_without_them_has_the_bytes_of_befor
         ("spec.snapshots.memory", -1, "is -1, must be an amount as in a pod's resources"),
         ("spec.protection.domains", 0, "is 0, must be greater than or equal to 1"),
         ("spec.protection.domain", 2, "unknown field; did you mean domains?"),
-        ("spec.detection.dmr.mode", "Piggyback", "not in this version; use Full, or Off"),
+        ("spec.detection.dmr.mode", "Piggyback", "set runtime.recompute, or use Full"),
         (
             "spec.detection.dmr.mode",
             False,
-            "must be 'Off' or 'Full'; YAML reads Off without quotes",
+            "must be 'Off', 'Piggyback' or 'Full'; YAML reads Off without quotes",
         ),
         ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
-        ("spec.detection.dmr.plan", "Auto", "checks run at once in this version; use Naive"),
-        ("spec.detection.dmr.plan", "Dynamic", "checks run at once in this version; use Naive"),
-        ("spec.detection.dmr.plan", "plan.json", "is 'plan.json', but checks run at once"),
+        ("spec.detection.dmr.plan", "Auto", "this plan is not in this version; use Naive, or"),
+        ("spec.detection.dmr.plan", "Dynamic", "no check waits in this mode; use Naive, or mode"),
+        ("spec.detection.dmr.plan", "plan.json", "is 'plan.json', but this plan is not in"),
         ("spec.detection.dmr.profileSteps", 3, "is not available: checks are not planned"),
-        ("spec.detection.dmr.memory", "1Gi", "is not available: checks run at once"),
+        ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use plan Dynamic, or"),
+        ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
         ("spec.detection.witness.everySteps", -1, "is -1, must be greater than or equal to 0"),
         (
             "spec",

@@ -95,6 +95,8 @@ class Ended:
     digests: tuple[str, ...]
     """Of gradient, masters, moments and compute copies, losses included, by stage."""
     findings: list[Finding]
+    num_refused: int = 0
+    """How often all of the step was computed again, since a type of it was void."""
     spots: list[Spot] = field(default_factory=list)
 
 
@@ -106,12 +108,19 @@ class Step:
         recompute: share of blocks whose forwards run again in the backward.
         stages: of the chain.
         micro_batches: of a type.
+        waiting_bytes: what checks of mode Full that wait may retain.
     """
 
     def __init__(
-        self, model: str, *, recompute: float, stages: int = 1, micro_batches: int = 2
+        self,
+        model: str,
+        *,
+        recompute: float,
+        stages: int = 1,
+        micro_batches: int = 2,
+        waiting_bytes: int = 0,
     ) -> None:
-        self._micro_batches = micro_batches
+        self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
         entrypoint, config = MODELS[model]
         self._workload = workloads.load(entrypoint, config)
@@ -145,7 +154,11 @@ class Step:
             training = BlockTraining(
                 workload=self._workload, config=job, device="cpu", loader=loader
             )
-            checks = Checks(mode, tell=lambda finding: self._findings.append(finding))
+            checks = Checks(
+                mode,
+                tell=lambda finding: self._findings.append(finding),
+                waiting_bytes=self._waiting_bytes,
+            )
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
         self._first = [[flat.tensor.clone() for flat in e.state.flats()] for e in engines]
@@ -173,6 +186,12 @@ class Step:
         if flip is not None and at is not None:
             engines[at.stage].checks.order("flip", 0, at.place.phase, flip)
         self._compute(engines)
+        num_refused = 0
+        while any(engine.checks.void for engine in engines):
+            num_refused += 1
+            for engine in engines:
+                engine.drop_held()
+            self._compute(engines)
         digests = []
         for engine in engines:
             table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
@@ -182,7 +201,7 @@ class Step:
             digests.append(bits.digest_of([flat.tensor for flat in engine.state.flats()]))
             digests.append(bits.digest_of([block.compute for block in engine.state.blocks]))
             assert flip is None or engine.checks._orders.is_empty, "the flip found its kernel"
-        return Ended(tuple(digests), self._findings)
+        return Ended(tuple(digests), self._findings, num_refused)
 
     def _compute(self, engines: list[Engine]) -> None:
         if len(engines) == 1:

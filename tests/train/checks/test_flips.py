@@ -16,6 +16,7 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase
+from mainstay_train.model.workload import WorkloadError
 
 QUICK = [
     ("llama", False, 1),
@@ -64,7 +65,7 @@ def has_effect(step: Step, clean: Ended, spot: Spot, flip: Flip) -> bool:
     """Whether a flip changes a result where nothing is checked."""
     try:
         return step.run(Mode.OFF, flip, spot).digests != clean.digests
-    except (RuntimeError, IndexError, ValueError, MemoryError):
+    except (RuntimeError, IndexError, ValueError, MemoryError, WorkloadError):
         return True  # it ended the step
 
 

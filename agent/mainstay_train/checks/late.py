@@ -1,0 +1,171 @@
+"""Checks kernels after their values were used, in what checks that wait retain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
+from mainstay_train.checks import bits, imprints
+from mainstay_train.checks.calls import Call, first_differing, put, repaired
+from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.twins import Twins
+from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
+
+
+class Judged(Protocol):
+    """Checks of a trainer, as they hear of what was found late."""
+
+    void: set[int]
+    waiting: WaitingChecks
+    given: frozenset[int]
+
+    def tell(
+        self,
+        place: Place,
+        *,
+        ordinal: int,
+        operator: str,
+        output: int,
+        num_elements: int,
+        judgement: Judgement,
+    ) -> None:
+        """Tell what two executions that differed came to."""
+
+
+def compare(
+    checks: Judged,
+    place: Place,
+    noted: ForwardRecord,
+    call: Call,
+    mine: tuple[Any, list[torch.Tensor]],
+    kept: Twins | None,
+) -> tuple[Any, bool]:
+    """Compare a recompute's call with the forward's.
+
+    Args:
+        checks: hears of what is found.
+        place: of the call.
+        noted: of the forward.
+        call: of the recompute.
+        mine: its result, with what it made and wrote.
+        kept: twins of what it overwrites, as that was before; None if it reads none of it.
+
+    Returns:
+        The result that counts, and whether later calls can be compared: a forward that was wrong
+        went on from that.
+
+    Raises:
+        UnreliableDeviceError: a third execution differs from both.
+    """
+    result, outputs = mine
+    forward, found = noted.take(call.kernel.name), imprints.imprints(outputs)
+    if forward == found:
+        return result, True
+    third_result, third = call.again(call.given_again(kept))
+    pairs = enumerate(zip(forward, found, strict=False))
+    differing = next((number for number, (one, other) in pairs if one != other), 0)
+    executions = (forward, found, imprints.imprints(third))
+    judgement = judge(*map(imprints.joined, executions), used=True, goes_on=True)
+    if judgement.remedy is Remedy.VOID_TYPE and place.shard_type is not None:
+        checks.void.add(place.shard_type)
+    checks.tell(
+        place,
+        ordinal=call.ordinal,
+        operator=call.kernel.name,
+        output=differing,
+        num_elements=0,
+        judgement=judgement,
+    )
+    if judgement.remedy is not Remedy.REPAIR:
+        return result, False
+    return repaired(call, mine, (third_result, third)), True
+
+
+def can_wait(place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing.
+
+    Whole numbers do not wait: as an index a wrong one would end the step before it is found.
+    """
+    return (
+        place.phase in (Phase.FORWARD, Phase.BACKWARD)
+        and place.block is not None
+        and place.shard_type is not None
+        and call.overwritten is None
+        and call.generator is None
+        and not call.kernel.tells
+        and all(t.device.type == "cpu" and _is_real(t) for t in outputs)
+    )
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def let_wait(
+    checks: Judged, place: Place, call: Call, outputs: list[torch.Tensor], flips: Sequence[Flip]
+) -> None:
+    """Have the check of a call wait.
+
+    Args:
+        checks: hears of what will be found.
+        place: of the call.
+        call: see :func:`can_wait`.
+        outputs: what it made.
+        flips: of the call.
+    """
+    assert place.shard_type is not None
+    call = replace(
+        call,
+        args=detached(tuple(call.args)),
+        kwargs={name: detached(value) for name, value in call.kwargs.items()},
+    )
+    outputs = detached(outputs)
+    inputs = [tensor for tensor, _ in call.kernel.operands(call.args, call.kwargs)]
+    keys, size_bytes = kept_by([*inputs, *outputs], checks.given)
+    execute = partial(_check, checks, place, call, outputs, flips)
+    checks.waiting.add(Waiting(place.shard_type, keys, size_bytes, execute))
+
+
+def _check(
+    checks: Judged, place: Place, call: Call, outputs: list[torch.Tensor], flips: Sequence[Flip]
+) -> None:
+    """Execute again a call whose value was used.
+
+    Args:
+        checks: hears of what was found.
+        place: of the call.
+        call: writes to no operand.
+        outputs: what it made.
+        flips: of the call.
+
+    Raises:
+        UnreliableDeviceError: a third execution differs from both.
+    """
+    if place.shard_type is None or place.shard_type in checks.void:
+        return
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        _, found = call.again(None)
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        differing = first_differing(outputs, found)
+        if differing is None:
+            return
+        _, third = call.again(None)
+        digests = (bits.digest_of(tensors) for tensors in (outputs, found, third))
+        judgement = judge(*digests, used=True)
+        if judgement.remedy is Remedy.VOID_TYPE:
+            checks.void.add(place.shard_type)
+        checks.tell(
+            place,
+            ordinal=call.ordinal,
+            operator=call.kernel.name,
+            output=differing,
+            num_elements=bits.count_differing(outputs[differing], found[differing]),
+            judgement=judgement,
+        )

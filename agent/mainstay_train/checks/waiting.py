@@ -1,0 +1,130 @@
+"""Checks that wait: SpareTrain's deferred DMR (section 3.2), as the dynamic planner decides.
+
+A check that waits keeps the inputs and outputs of its kernel. It is executed while the trainer
+waits for another stage, or at once when the budget is reached, when its memory is about to be
+overwritten, and before the shard type that it belongs to counts. By then the value was used. So a
+wrong one makes its type void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mainstay_core.dmr import dynamic
+from mainstay_core.dmr.dynamic import CheckQueue
+from mainstay_core.dmr.profiles import WindowKind
+from mainstay_train.checks.kernels import key_of
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A check that waits."""
+
+    shard_type: int
+    keys: frozenset[int]
+    """The memories that it keeps: see :func:`~mainstay_train.checks.kernels.key_of`."""
+    size_bytes: int
+    execute: Callable[[], None]
+
+
+class WaitingChecks:
+    """The checks of a trainer that wait. One thread uses it.
+
+    Invariant: they retain no more than the budget.
+
+    Args:
+        budget_bytes: the most that they may retain, a memory that several keep counts for each; 0:
+            none waits.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._queue = CheckQueue(budget_bytes=budget_bytes)
+        self._waiting: dict[str, Waiting] = {}
+        self._by_key: dict[int, set[str]] = {}
+        self._number = 0
+        self.most_bytes = 0
+        """The most that was ever retained."""
+
+    @property
+    def is_used(self) -> bool:
+        """Whether checks may wait at all."""
+        return self._queue.budget_bytes > 0
+
+    def __bool__(self) -> bool:
+        """Return whether any check waits."""
+        return bool(self._waiting)
+
+    def add(self, check: Waiting) -> None:
+        """Have a check wait; some are executed if the budget is reached."""
+        self._number += 1
+        name = str(self._number)
+        self._waiting[name] = check
+        for key in check.keys:
+            self._by_key.setdefault(key, set()).add(name)
+        self._take(dynamic.Executed(operator=name, expected_s=0.0, size_bytes=check.size_bytes))
+        self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
+
+    def overwrite(self, keys: Iterable[int]) -> None:
+        """Execute the checks whose memory is about to be written."""
+        names = {name for key in keys for name in self._by_key.get(key, ())}
+        if names:
+            self._take(dynamic.Needed(operators=tuple(sorted(names, key=int))))
+
+    def settle(self, shard_type: int) -> None:
+        """Execute the checks of a type that is about to count."""
+        names = tuple(n for n, check in self._waiting.items() if check.shard_type == shard_type)
+        if names:
+            with _disable_current_modes():  # the caller may be in a scope of checks
+                self._take(dynamic.Needed(operators=names))
+
+    def use(self, is_open: Callable[[], bool]) -> None:
+        """Execute one check after the other, in their order, while a window is open."""
+        if not self._waiting or not is_open():
+            return
+        self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
+        while self._waiting and is_open():
+            self._take(dynamic.CheckDone())
+        self._take(dynamic.WindowClosed())
+
+    def drop(self) -> None:
+        """Forget all: what they belong to does not count."""
+        self._queue = CheckQueue(budget_bytes=self._queue.budget_bytes)
+        self._waiting.clear()
+        self._by_key.clear()
+
+    def _take(self, event: dynamic.Event) -> None:
+        decision = dynamic.step(self._queue, event)
+        self._queue = decision.queue
+        for chosen in decision.checks:
+            check = self._waiting.pop(chosen.operator)
+            for key in check.keys:
+                names = self._by_key[key]
+                names.discard(chosen.operator)
+                if not names:
+                    del self._by_key[key]
+            check.execute()
+
+
+def detached(value: Any) -> Any:
+    """Return an argument whose tensors keep their memory, and nothing of a graph."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, list | tuple):
+        return type(value)(detached(part) for part in value)
+    return value
+
+
+def kept_by(tensors: Sequence[torch.Tensor], given: frozenset[int]) -> tuple[frozenset[int], int]:
+    """Return the memories of tensors, and how many bytes keeping them takes.
+
+    Args:
+        tensors: that are kept.
+        given: memories that are there anyway, as those of parameters.
+    """
+    sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return frozenset(sizes), sum(size for key, size in sizes.items() if key not in given)

@@ -1,0 +1,215 @@
+"""Checks that wait: bits, flips, memory and order are as they should be, whatever the windows."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from tests.train.checks.step import MODELS, Step
+from tests.train.checks.test_flips import draw, has_effect
+
+from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.checks import bits, checker
+from mainstay_train.checks.waiting import Waiting, WaitingChecks
+from mainstay_train.comm.group import Group, Pending
+from mainstay_train.compute import arrivals
+
+Setting = tuple[str, bool, int, int]
+"""Model, recompute, stages, budget."""
+MUCH, LITTLE = 1 << 30, 3000
+QUICK: list[Setting] = [("llama bf16", True, 2, LITTLE), ("moe", False, 2, MUCH)]
+ALL: list[Setting] = [
+    (model, recompute, stages, budget)
+    for model in MODELS
+    for recompute in (False, True)
+    for stages in (1, 2)
+    for budget in (LITTLE, MUCH)
+]
+
+
+@pytest.fixture
+def flipped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each flip found a bit; high bits of a count would ask for too much memory."""
+    flip_bit, found = bits.flip_bit, []
+
+    def flip(tensor: torch.Tensor, element: int, bit: int) -> bool:
+        is_whole = not tensor.is_floating_point() and not tensor.is_complex()
+        found.append(flip_bit(tensor, element, bit % 3 if is_whole else bit))
+        return found[-1]
+
+    monkeypatch.setattr(bits, "flip_bit", flip)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Messages come after some checks, which the test draws; returns how many were executed."""
+    rng = random.Random(5)
+    executed: list[int] = []
+
+    def late(group: Group, pending: Pending, waiting: WaitingChecks) -> None:
+        left = iter(range(rng.randrange(60)))
+        before = len(waiting._waiting)
+        waiting.use(lambda: next(left, None) is not None)
+        executed.append(before - len(waiting._waiting))
+        group.finish(pending)
+
+    monkeypatch.setattr(arrivals, "finish", late)
+    return executed
+
+
+def check_flips(setting: Setting, num_flips: int, flipped: list[bool]) -> Counter[str]:
+    """Run steps with one flip each; return how many have an effect without checks, by pass."""
+    model, recompute, stages, budget = setting
+    step = Step(model, recompute=recompute, stages=stages, waiting_bytes=budget)
+    clean = step.run(Mode.OFF)
+    spots = [spot for spot in step.list() if spot.place.in_pass is not Pass.STEP]
+    rng = random.Random(str(setting))
+    effective: Counter[str] = Counter()
+    for _ in range(num_flips):
+        spot, flip = draw(rng, spots)
+        flipped.clear()
+        ended = step.run(Mode.FULL, flip, spot)
+        assert ended.digests == clean.digests, (spot, flip)
+        if has_effect(step, clean, spot, flip):
+            effective[spot.place.in_pass.value] += 1
+            assert len(ended.findings) == 1, (spot, flip)
+        for finding in ended.findings:
+            assert (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
+            assert finding.block == spot.place.name
+            if flip.execution is Execution.CHECKER:
+                assert (finding.verdict, finding.remedy) == (Verdict.CHECKER_HIT, Remedy.NOTHING)
+            else:
+                assert finding.verdict is Verdict.PRIMARY_HIT
+            assert ended.num_refused == (finding.remedy is Remedy.VOID_TYPE)
+    return effective
+
+
+@pytest.mark.parametrize("setting", QUICK, ids=str)
+def test_a_flip_is_found_however_long_its_check_waits(
+    setting: Setting, flipped: list[bool]
+) -> None:
+    assert sum(check_flips(setting, 8, flipped).values()) > 0
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_of_many_flips_each_effective_one_is_found(setting: Setting, flipped: list[bool]) -> None:
+    effective = check_flips(setting, 60, flipped)
+
+    logging.getLogger(__name__).info("%s: %s", setting, dict(effective))
+    assert sum(effective.values()) >= 10
+
+
+@pytest.mark.parametrize("model", ["llama", "moe bf16"])
+def test_bits_do_not_depend_on_budget_and_order_and_nothing_is_found(
+    model: str, waits: list[int]
+) -> None:
+    digests = set()
+    for budget in (0, LITTLE, MUCH):
+        step = Step(model, recompute=budget == LITTLE, stages=2, waiting_bytes=budget)
+        digests.add(step.run(Mode.OFF).digests)
+        ended = step.run(Mode.FULL)
+        digests.add(ended.digests)
+        assert ended.findings == []
+        assert ended.num_refused == 0
+        for engine in step._engines[Mode.FULL]:
+            waiting = engine.checks.waiting
+            assert not waiting
+            assert waiting.most_bytes <= budget
+            assert (waiting.most_bytes > 0) == (budget > 0)
+    assert len(digests) == 1
+    assert sum(waits) > 0
+
+
+def test_what_is_about_to_be_overwritten_is_checked_before() -> None:
+    order: list[str] = []
+    waiting = WaitingChecks(100)
+    for name, key in (("a", 1), ("b", 2), ("c", 1)):
+        waiting.add(Waiting(0, frozenset({key}), 10, partial(order.append, name)))
+
+    waiting.overwrite([1])
+
+    assert order == ["a", "c"]
+    waiting.overwrite([1])
+    waiting.settle(1)
+    assert order == ["a", "c"]
+    waiting.settle(0)
+    assert order == ["a", "c", "b"]
+    assert not waiting
+
+
+def test_the_budget_is_kept_by_executing_some() -> None:
+    order: list[int] = []
+    waiting = WaitingChecks(25)
+    for number in range(5):
+        waiting.add(Waiting(0, frozenset(), 10, partial(order.append, number)))
+    waiting.add(Waiting(0, frozenset(), 26, lambda: order.append(9)))
+
+    assert len(order) == 4
+    assert 9 in order
+    assert waiting.most_bytes == 20
+
+
+class Late:
+    """A group whose message comes when a number of checks were executed, or never."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.come, self._error = threading.Event(), error
+
+    def finish(self, pending: object) -> None:
+        del pending
+        assert self.come.wait(30)
+        if self._error is not None:
+            raise self._error
+
+
+@pytest.fixture
+def real_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages come when they come."""
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("error", [None, GroupEnded("the peer is gone")])
+@pytest.mark.usefixtures("real_finish")
+def test_checks_are_executed_until_the_message_comes_or_the_group_ends(
+    error: Exception | None,
+) -> None:
+    group, order = Late(error), []
+    waiting = WaitingChecks(1000)
+
+    def execute() -> None:
+        order.append(threading.get_ident())
+        if len(order) == 3:
+            group.come.set()
+
+    for _ in range(3):
+        waiting.add(Waiting(0, frozenset(), 1, execute))
+    if error is None:
+        arrivals.finish(group, None, waiting)  # type: ignore[arg-type]
+    else:
+        with pytest.raises(GroupEnded, match="the peer is gone"):
+            arrivals.finish(group, None, waiting)  # type: ignore[arg-type]
+
+    assert order == [threading.get_ident()] * 3
+
+
+@pytest.mark.usefixtures("real_finish")
+def test_a_chain_of_two_stages_uses_its_waits() -> None:
+    step = Step("llama", recompute=False, stages=2, waiting_bytes=MUCH)
+
+    assert step.run(Mode.FULL).digests == step.run(Mode.OFF).digests
+
+
+def test_modes_but_full_let_nothing_wait() -> None:
+    for mode in (Mode.OFF, Mode.PIGGYBACK):
+        assert not checker.Checks(mode, waiting_bytes=MUCH).waiting.is_used
