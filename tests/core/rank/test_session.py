@@ -193,6 +193,9 @@ class Played(RankSession[Connections]):
         held = {t for p in self._partials for t in range(p.first, p.last + 1)}
         return tuple(sorted(held & self.wrong))
 
+    def drop_partials(self, partials: Sequence[Partial]) -> None:
+        self._partials = tuple(p for p in self._partials if p not in partials)
+
     def account(self, shard_type: int) -> Account | None:
         return Account(weights=(f"gradient of {shard_type}",))
 
