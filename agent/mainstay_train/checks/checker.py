@@ -137,7 +137,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
-        self.given = frozenset(map(key_of, parameters))
+        self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
