@@ -187,7 +187,9 @@ class _Points:
             flip_bit(engine.reducer.reduced)
         self._step_point("reduced")
 
-    def _apply(self, apply: Callable[..., None], state: StageState, *args: Any) -> None:
+    def _apply(
+        self, apply: Callable[..., None], state: StageState, *args: Any, **named: Any
+    ) -> None:
         self._step_point("applying")
         first = state._optimizers[0]
         step = first.step
@@ -199,7 +201,7 @@ class _Points:
 
         first.step = written  # type: ignore[method-assign]
         try:
-            apply(state, *args)
+            apply(state, *args, **named)
         finally:
             first.step = step  # type: ignore[method-assign]
         if f"corrupt-state@{self._state.version}" in self._wanted:

@@ -196,12 +196,6 @@ class Played(RankSession[Connections]):
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         self._partials = tuple(p for p in self._partials if p not in partials)
 
-    def account(self, shard_type: int) -> Account | None:
-        return Account(weights=(f"gradient of {shard_type}",))
-
-    def tell_deviation(self, action: events.TellDeviation) -> None:
-        self.done.append(f"was {action.deviation.verdict}")
-
     def drop_held(self) -> None:
         self._partials = ()
 
