@@ -14,7 +14,6 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.dmr.witness import Account
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.program import Action

@@ -38,14 +38,15 @@ def test_a_sticky_flip_is_found_by_nobody_and_the_digests_are_wrong_again_and_ag
         (Phase.BACKWARD, sticky(Pass.WEIGHT, "aten.mm", block=1)),
     ):
         runs = []
-        for mode in Mode:
+        # Not with Piggyback, which sees a fault that hits forwards and no recompute, every time.
+        for mode in (Mode.OFF, Mode.FULL):
             (engine,) = step._engines[mode]
             engine.checks.order("broken", 0, phase, flip)
             runs += [step.run(mode), step.run(mode)]
             engine.checks._orders = FlipOrders()
 
         assert all(run.findings == [] for run in runs), phase
-        assert len({run.digests for run in runs}) == 1, "it repeats itself, in every mode"
+        assert len({run.digests for run in runs}) == 1, "it repeats itself, in both modes"
         assert runs[0].digests != clean.digests
     assert step.run(Mode.FULL).digests == clean.digests
 
