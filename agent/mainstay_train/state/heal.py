@@ -202,6 +202,7 @@ class HealClient:
         """End a running copy, and all later ones."""
         with self._changed:
             self._ended = why
+            self._changed.notify_all()
             if self._copy is not None:
                 self._copy.end()
             if self._asked is not None:
@@ -252,7 +253,7 @@ class HealClient:
         told: dict[str, list[str]] = {}
         for holder in holders:
             try:
-                told[holder.slot] = self._ask_digests(chunks, holder, wanted)
+                told[holder.slot] = self._digests_of(chunks, holder, wanted)
             except (OSError, RemoteProtocolError, HealFailed) as error:
                 with self._changed:
                     self._raise_if_ended()
@@ -264,8 +265,34 @@ class HealClient:
                 f"{chunks[number].flat.id} of the copy is not what {', '.join(differing)} has"
             )
 
+    def _digests_of(self, chunks: Sequence[Chunk], holder: Source, wanted: Wanted) -> list[str]:
+        """Return a holder's digests of all chunks; raises as :meth:`_Copy._take` does.
+
+        A thread asks: nothing but the network ends a connect to a node that is gone, and whoever
+        waits for the digests may be wanted elsewhere before that.
+        """
+        found: list[list[str]] = []
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                told = self._ask_digests(chunks, holder, wanted)
+            except BaseException as error:
+                errors.append(error)  # raised where the digests are waited for
+            else:
+                found.append(told)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=ask, name=f"heal-compare-{holder.slot}", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(lambda: found or errors or self._ended is not None)
+            self._raise_if_ended()
+        if errors:
+            raise errors[0]
+        return found[0]
+
     def _ask_digests(self, chunks: Sequence[Chunk], holder: Source, wanted: Wanted) -> list[str]:
-        """Return a holder's digests of all chunks; raises as :meth:`_Copy._take` does."""
         connection = open_registered(holder.address, self._local)
         try:
             with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from tests.train.state.test_heal import WANTED, make_state, same
 from mainstay_core.rank.serving import HealFailed, Source
 from mainstay_train.checks import bits
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.state import heal as healing
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest
 
 
@@ -104,4 +106,43 @@ def test_a_comparison_ends_when_the_copy_is_no_longer_wanted() -> None:
     client.shutdown("a newer plan")
     thread.join()
     going_on.set()
+    assert [str(error) for error in errors] == ["a newer plan"]
+
+
+def test_a_comparison_ends_while_it_still_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    good, connects, going_on = make_state(1), threading.Event(), threading.Event()
+    client, sources = HealClient(ADDRESS), serve(good)
+    lost = Source("b/0", "192.0.2.1:1")
+    connect = healing.open_registered
+
+    def open_registered(peer: str, local: str) -> socket.socket:
+        if peer == lost.address:  # its node is gone: only the network's own limit ends a connect
+            connects.set()
+            going_on.wait()
+            raise ConnectionRefusedError
+        return connect(peer, local)
+
+    monkeypatch.setattr(healing, "open_registered", open_registered)
+    ended = threading.Event()
+    errors: list[HealFailed] = []
+
+    def run() -> None:
+        try:
+            client.copy(
+                make_state(),
+                sources=sources,
+                wanted=WANTED,
+                expected=masters_digest(good),
+                holders=[lost],
+            )
+        except HealFailed as error:
+            errors.append(error)
+        ended.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    connects.wait()
+    client.shutdown("a newer plan")
+    was_ended = ended.wait(10.0)
+    going_on.set()
+    assert was_ended
     assert [str(error) for error in errors] == ["a newer plan"]
