@@ -138,8 +138,9 @@ class PlainModel:
     def collect(self, where: str) -> dict[str, torch.Tensor | None]:
         """Return the gradients of the micro-batch by parameter; it is over.
 
-        Each is rounded to fp32 by itself, so the sum over a type is the ordered sum of its
-        micro-batches. None: the loss does not depend on the parameter.
+        Each has the memory and type that autograd gave it: what it is added to is fp32, so the sum
+        over a type is the ordered sum of its micro-batches. None: the loss does not depend on the
+        parameter.
 
         Args:
             where: the micro-batch, for messages.
@@ -152,7 +153,7 @@ class PlainModel:
         found: dict[str, torch.Tensor | None] = {}
         for name, parameter in self._parameters.items():
             gradient, parameter.grad = parameter.grad, None
-            found[name] = None if gradient is None else gradient.detach().to(torch.float32)
+            found[name] = None if gradient is None else gradient.detach()
         return found
 
     def _check(self, where: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,7 +36,7 @@ class Done:
     """The outcome of a work."""
 
     gradients: Mapping[str, torch.Tensor | None]
-    """fp32, by parameter; None where the loss does not depend on it."""
+    """By parameter, of its type; None where the loss does not depend on it."""
     loss: torch.Tensor | float
     tokens: int
     consumed: Digest
@@ -148,6 +148,11 @@ class Work:
         self._outcome = Done(gradients=gradients, loss=value, tokens=count, consumed=self._consumed)
         driver.generators.leave()
 
+    def _free(self) -> None:
+        """Let the gradients go: they are added, and a loop may keep the work for longer."""
+        if self._outcome is not None:
+            self._outcome = replace(self._outcome, gradients={})
+
     def _begin(self) -> None:
         """Come to hand: random draws are this work's from here on."""
         training = self._driver.training
@@ -235,6 +240,9 @@ class Attempts:
         sums.add_loss(right.loss)
         sums.tokens += right.tokens
         sums.data += right.consumed
+        self._right = replace(right, gradients={})
+        for work in self._works:
+            work._free()
 
     def _take_flips(self) -> None:
         at, checks = self._address, self._driver.engine.checks

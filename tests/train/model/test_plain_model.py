@@ -88,6 +88,19 @@ def test_micro_batches_add_up_in_fp32_in_their_order():
         assert torch.equal(view, expected[name])
 
 
+def test_gradients_are_handed_on_without_a_copy():
+    module = Small().to(torch.bfloat16)
+    model = PlainModel(module, CPU)
+    model.begin(lambda: None)
+    module(torch.rand(4, 3).to(torch.bfloat16)).sum().backward()
+    given = {name: p.grad.data_ptr() for name, p in module.named_parameters() if p.requires_grad}
+
+    found = model.collect("a test")
+
+    assert {name: gradient.data_ptr() for name, gradient in found.items()} == given
+    assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}
+
+
 def test_an_unused_parameter_is_zero_where_it_is_allowed():
     module = Small()
     module.extra = nn.Linear(2, 2)

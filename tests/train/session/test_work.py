@@ -110,6 +110,25 @@ def flip(**fields: Any) -> Flip:
     return Flip(**(given | {"micro_batch": 1} | fields))
 
 
+@pytest.mark.parametrize("mode", [Mode.OFF, Mode.FULL])
+def test_a_work_whose_gradient_is_added_keeps_none_of_it(mode: Mode) -> None:
+    kept: list[Work] = []
+
+    def compute(model: nn.Module, work: Work) -> torch.Tensor:
+        kept.append(work)
+        return plainly(model, work)
+
+    loop = Loop(mode)
+    loop.run(compute)
+
+    assert kept
+    for work in kept:
+        assert work._outcome is not None
+        assert not work._outcome.gradients, "a model's gradients would stay until the next work"
+        with pytest.raises(WorkloadError, match="not at hand"):
+            work.done(0.0, tokens=1)
+
+
 def test_each_work_comes_twice_and_no_bit_is_another_one(clean: tuple[str, ...]) -> None:
     loop = Loop(Mode.FULL)
 
