@@ -4,8 +4,6 @@ Both executions have the same inputs, and their outputs are compared as bits. If
 third execution says which of them was wrong (:mod:`mainstay_core.dmr.verdicts`). Nobody has used
 the outputs yet, so a wrong primary execution is repaired in place. This is SpareTrain's naive dual
 modular redundancy (section 3) with a third execution in place of its rollback.
-
-A dispatch mode belongs to a thread. So whoever computes enters a scope of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ MAX_TOLD = 64
 its supervisor from anything else. All are repaired."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
-
 
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
@@ -413,11 +410,14 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         Raises:
             UnreliableDeviceError: three executions had three results here.
         """
-        number, self._num_collectives = self._num_collectives, self._num_collectives + 1
-        flips = self._orders.take(self._place, None, name)
-        tell = partial(self._checks.tell, self._place, ordinal=number, operator=name)
-        call = collectives.Call(func, args, kwargs)
-        return call.check(flips, tell) if self._compares else call.run(flips)
+        at, number = self._place, self._num_collectives
+        self._num_collectives += 1
+        flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
+        tell = partial(self._checks.tell, at, ordinal=number, operator=name)
+        result = call.check(flips, tell) if self._compares else call.run(flips)
+        records = self._notes, self._noted
+        self._noted = late.take_shared(self._checks, at, records, name, number, result)
+        return result
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
         """Call what cannot be checked.

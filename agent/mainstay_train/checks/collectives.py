@@ -51,7 +51,7 @@ class Call:
         """Execute it once; wait for it only where flips are put in."""
         result: torch.Tensor = self.func(*self.args, **self.kwargs)
         if flips:
-            _put(flips, Execution.PRIMARY, _waited(result))
+            _put(flips, Execution.PRIMARY, waited(result))
         return result
 
     def check(self, flips: Sequence[Flip], tell: Tell) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Call:
         return checker if judgement.remedy is Remedy.REPAIR else primary
 
     def _execute(self, flips: Sequence[Flip], execution: Execution) -> torch.Tensor:
-        result = _waited(self.func(*self.args, **self.kwargs))
+        result = waited(self.func(*self.args, **self.kwargs))
         _put(flips, execution, result)
         return result
 
@@ -83,7 +83,7 @@ class Call:
         """Return whether the results differ on some rank of the group."""
         flag = torch.tensor([int(differs)], device=device)
         largest = torch.ops._c10d_functional.all_reduce(flag, "max", self._group)
-        return bool(_waited(largest).item())
+        return bool(waited(largest).item())
 
     @property
     def _group(self) -> Any:
@@ -93,7 +93,7 @@ class Call:
         return self.args[place] if place < len(self.args) else self.kwargs[GROUP]
 
 
-def _waited(result: torch.Tensor) -> torch.Tensor:
+def waited(result: torch.Tensor) -> torch.Tensor:
     """Return the result of a collective once it is there."""
     there: torch.Tensor = torch.ops._c10d_functional.wait_tensor(result)
     return there

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
-from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
+from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, first_differing, put, repaired
+from mainstay_train.checks.collectives import waited
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.twins import Twins
@@ -86,6 +87,53 @@ def compare(
     if judgement.remedy is not Remedy.REPAIR:
         return result, False
     return repaired(call, mine, (third_result, third)), True
+
+
+def take_shared(
+    checks: Judged,
+    place: Place,
+    records: tuple[ForwardRecord | None, ForwardRecord | None],
+    kernel: str,
+    ordinal: int,
+    result: torch.Tensor,
+) -> ForwardRecord | None:
+    """Note what inner ranks have computed together, or compare it with what came in the forward.
+
+    Where that differs any of them may have given something wrong. Whose kernel it was finds it; to
+    go on comparing here would lay it to the kernel that comes next.
+
+    Args:
+        checks: hears of what is found.
+        place: of the call.
+        records: where it is noted, and with what it is compared; None: it is not.
+        kernel: name of the collective.
+        ordinal: its number among them.
+        result: of the call.
+
+    Returns:
+        With what later calls are compared; None: with nothing.
+    """
+    notes, noted = records
+    if notes is not None:
+        notes.note(kernel, [waited(result)])
+    if noted is None or noted.take(kernel) == imprints.imprints([waited(result)]):
+        return noted
+    if place.shard_type is not None:
+        checks.void.add(place.shard_type)
+    reason = (
+        f"{kernel} (#{ordinal}) of {place.name or place.phase.value} gave other bits in the "
+        "forward than in its recompute: some rank of the stage has put in something wrong"
+    )
+    judgement = Judgement(verdict=Verdict.WIRE, remedy=Remedy.VOID_TYPE, reason=reason)
+    checks.tell(
+        place,
+        ordinal=ordinal,
+        operator=kernel,
+        output=0,
+        num_elements=0,
+        judgement=judgement,
+    )
+    return None
 
 
 def can_wait(place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:

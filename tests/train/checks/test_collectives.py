@@ -13,9 +13,10 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
-from mainstay_core.dmr.verdicts import Verdict
+from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.recomputes import ForwardRecord
 
 NAME = "checks-of-collectives"
 ALL_REDUCE = "_c10d_functional.all_reduce"
@@ -86,3 +87,35 @@ def test_a_flip_without_an_operator_means_a_kernel() -> None:
     total, (finding,) = summed(Mode.FULL, flip(operator=None))
     assert total == [2, 2, 2]
     assert finding.operator != ALL_REDUCE
+
+
+def recomputed(*flips: Flip) -> tuple[set[int], list[Finding]]:
+    """Return which types are void, and what was found, when a forward is executed again."""
+    found: list[Finding] = []
+    checks, record = Checks(Mode.PIGGYBACK, tell=found.append), ForwardRecord("layers.0")
+    for flip in flips:
+        checks.order("f", 0, Phase.FORWARD, flip)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        with checks.over(phase, 0, 2, 0) as scope:
+            scope.enter(Pass.FORWARD, 0, "layers.0")
+            with scope.note(record) if phase is Phase.FORWARD else scope.compare(record):
+                result = torch.ops._c10d_functional.all_reduce(torch.ones(3) + 1.0, "sum", NAME)
+                torch.ops._c10d_functional.wait_tensor(result).mul(3.0)
+    return checks.void, found
+
+
+def test_what_another_inner_rank_gave_wrong_is_laid_to_no_kernel_of_this_one() -> None:
+    assert recomputed() == (set(), [])
+
+    void, (finding,) = recomputed(flip())
+
+    assert void == {2}
+    assert (finding.operator, finding.verdict) == (ALL_REDUCE, Verdict.WIRE)
+    assert finding.remedy is Remedy.VOID_TYPE
+
+
+def test_what_this_inner_rank_computes_wrongly_before_a_sum_is_its_own() -> None:
+    void, (finding,) = recomputed(flip(operator="aten.add"))
+
+    assert void == {2}
+    assert (finding.operator, finding.verdict) == ("aten.add", Verdict.PRIMARY_HIT)
