@@ -24,7 +24,6 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.admission import Bounds
@@ -38,7 +37,6 @@ from mainstay_core.rank.serving import (
     Source,
     Wanted,
     copy_problem,
-    disbelieved_part,
 )
 from mainstay_net.acceptor import listen
 from mainstay_net.caller import prove
@@ -53,6 +51,7 @@ from mainstay_train.comm.registered import (
 )
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.state.chunks import CHUNK_BYTES, Chunk, Staging, cut, flats_of, shape_of
+from mainstay_train.state.comparing import COMPARES, MAX_WHY, Comparison, hear, heard
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +65,8 @@ IDLE_S = 60.0
 """How long a source waits for a joiner to ask or to read. One whose node is lost says no farewell,
 and would keep its thread. A joiner asks again within the time of a chunk, or when all others have
 sent what they owe; one that comes later finds this source gone."""
-MAX_WHY = 200
-"""Characters of what a source says that are told to people."""
 ASKED_AHEAD = 2
 """Chunks that a joiner asks a source for at a time. While it writes one, the next is on its way."""
-
-COMPARES = "compares"
-"""Field of a request: the joiner has a copy, and asks for digests alone."""
 
 StateAt = Callable[[str, int, int], StageState | None]
 """(quorum, position, version) -> the state once it is there; None if it never will be."""
@@ -194,20 +188,16 @@ class HealClient:
         self._changed = threading.Condition()
         """Guards the copy; notified with everything that may end a wait."""
         self._copy: _Copy | None = None
-        self._asked: socket.socket | None = None
-        """The connection over which digests are asked for."""
         self._ended: str | None = None
+        self._comparison = Comparison(local, self._changed, self._raise_if_ended)
 
     def shutdown(self, why: str) -> None:
         """End a running copy, and all later ones."""
         with self._changed:
             self._ended = why
-            self._changed.notify_all()
             if self._copy is not None:
                 self._copy.end()
-            if self._asked is not None:
-                with contextlib.suppress(OSError):
-                    self._asked.shutdown(socket.SHUT_RDWR)
+            self._comparison.end()
 
     def copy(
         self,
@@ -240,77 +230,8 @@ class HealClient:
             who = ", ".join(source.slot for source in sources)
             raise HealFailed(f"the copy from {who} {problem}")
         if holders:
-            self._compare(cut(state.everything()), holders[:MAX_TOGETHER], wanted)
+            self._comparison.compare(cut(state.everything()), holders[:MAX_TOGETHER], wanted)
         return masters
-
-    def _compare(self, chunks: Sequence[Chunk], holders: Sequence[Source], wanted: Wanted) -> None:
-        """Compare a copy with the states of those who have it: moments and computed copies, too.
-
-        Raises:
-            HealFailed: no majority of them has what was copied.
-        """
-        own = [chunk.digest() for chunk in chunks]
-        told: dict[str, list[str]] = {}
-        for holder in holders:
-            try:
-                told[holder.slot] = self._digests_of(chunks, holder, wanted)
-            except (OSError, RemoteProtocolError, HealFailed) as error:
-                with self._changed:
-                    self._raise_if_ended()
-                logger.warning("the copy is not compared with %s: %s", holder.slot, error)
-        number = disbelieved_part(own, told)
-        if number is not None:
-            differing = [slot for slot, digests in told.items() if digests[number] != own[number]]
-            raise HealFailed(
-                f"{chunks[number].flat.id} of the copy is not what {', '.join(differing)} has"
-            )
-
-    def _digests_of(self, chunks: Sequence[Chunk], holder: Source, wanted: Wanted) -> list[str]:
-        """Return a holder's digests of all chunks; raises as :meth:`_Copy._take` does.
-
-        A thread asks: nothing but the network ends a connect to a node that is gone, and whoever
-        waits for the digests may be wanted elsewhere before that.
-        """
-        found: list[list[str]] = []
-        errors: list[BaseException] = []
-
-        def ask() -> None:
-            try:
-                told = self._ask_digests(chunks, holder, wanted)
-            except BaseException as error:
-                errors.append(error)  # raised where the digests are waited for
-            else:
-                found.append(told)
-            with self._changed:
-                self._changed.notify_all()
-
-        threading.Thread(target=ask, name=f"heal-compare-{holder.slot}", daemon=True).start()
-        with self._changed:
-            self._changed.wait_for(lambda: found or errors or self._ended is not None)
-            self._raise_if_ended()
-        if errors:
-            raise errors[0]
-        return found[0]
-
-    def _ask_digests(self, chunks: Sequence[Chunk], holder: Source, wanted: Wanted) -> list[str]:
-        connection = open_registered(holder.address, self._local)
-        try:
-            with self._changed:
-                self._raise_if_ended()
-                self._asked = connection
-            prove(connection, job_secret.read(), holder.address, Purpose.HEAL)
-            connection.sendall(pack({"kind": "heal", **codec.encode(wanted), COMPARES: True}))
-            if _hear(connection, "state").get("shape") != shape_of(chunks):
-                raise HealFailed("its state has another shape")
-            found = []
-            for number in range(len(chunks)):
-                connection.sendall(pack({"kind": "chunk", "number": number}))
-                found.append(str(_hear(connection, "digest").get("digest")))
-            return found
-        finally:
-            with self._changed:
-                self._asked = None
-            close_registered(connection)
 
     def _fetch(self, state: StageState, sources: Sequence[Source], wanted: Wanted) -> None:
         """Have every chunk of the state written by some source, and found right.
@@ -446,7 +367,7 @@ class _Copy:
         """
         prove(connection, job_secret.read(), source.address, Purpose.HEAL)
         connection.sendall(pack({"kind": "heal", **codec.encode(self._wanted)}))
-        if _hear(connection, "state").get("shape") != shape_of(self._chunks):
+        if hear(connection, "state").get("shape") != shape_of(self._chunks):
             raise HealFailed("its state has another shape")
         if not self._chunks:
             return
@@ -455,7 +376,7 @@ class _Copy:
         while self._ask(connection, source, owed):
             number = owed.popleft()
             self._receive(connection, staging, number)
-            digest = str(_hear(connection, "digest").get("digest"))
+            digest = str(hear(connection, "digest").get("digest"))
             self._keep(source, staging, number, digest)
 
     def _ask(self, connection: socket.socket, source: Source, owed: deque[int]) -> bool:
@@ -479,7 +400,7 @@ class _Copy:
 
     def _receive(self, connection: socket.socket, staging: Staging, number: int) -> None:
         chunk = self._chunks[number]
-        head, size = _heard(connection, "chunk")
+        head, size = heard(connection, "chunk")
         if (head.get("number"), size) != (number, chunk.size_bytes):
             raise RemoteProtocolError(f"not chunk {number} with {chunk.size_bytes} bytes")
         read_exactly(connection, staging.memory(size))
@@ -506,20 +427,3 @@ class _Copy:
                 self._changed.notify_all()
         if found != digest:
             raise HealFailed(f"chunk {number} has digest {found}, not {digest[:MAX_WHY]}")
-
-
-def _hear(connection: socket.socket, kind: str) -> dict[str, Any]:
-    head, size = _heard(connection, kind)
-    if size:
-        raise RemoteProtocolError(f"{kind} has a body of {size} bytes")
-    return head
-
-
-def _heard(connection: socket.socket, kind: str) -> tuple[dict[str, Any], int]:
-    """Return the head of the next frame, which is of a kind, and the size of its body."""
-    head, size = read_frame(connection, CHUNK_BYTES)
-    if head.get("kind") == "refused":
-        raise HealFailed(str(head.get("why"))[:MAX_WHY])
-    if head.get("kind") != kind:
-        raise RemoteProtocolError(f"not the {kind} that was asked for")
-    return head, size

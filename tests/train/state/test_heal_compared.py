@@ -13,7 +13,7 @@ from tests.train.state.test_heal import WANTED, make_state, same
 from mainstay_core.rank.serving import HealFailed, Source
 from mainstay_train.checks import bits
 from mainstay_train.exact.optimizer import StageState
-from mainstay_train.state import heal as healing
+from mainstay_train.state import comparing
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest
 
 
@@ -113,7 +113,7 @@ def test_a_comparison_ends_while_it_still_connects(monkeypatch: pytest.MonkeyPat
     good, connects, going_on = make_state(1), threading.Event(), threading.Event()
     client, sources = HealClient(ADDRESS), serve(good)
     lost = Source("b/0", "192.0.2.1:1")
-    connect = healing.open_registered
+    connect = comparing.open_registered
 
     def open_registered(peer: str, local: str) -> socket.socket:
         if peer == lost.address:  # its node is gone: only the network's own limit ends a connect
@@ -122,7 +122,7 @@ def test_a_comparison_ends_while_it_still_connects(monkeypatch: pytest.MonkeyPat
             raise ConnectionRefusedError
         return connect(peer, local)
 
-    monkeypatch.setattr(healing, "open_registered", open_registered)
+    monkeypatch.setattr(comparing, "open_registered", open_registered)
     ended = threading.Event()
     errors: list[HealFailed] = []
 
