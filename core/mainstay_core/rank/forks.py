@@ -32,6 +32,8 @@ class ForkRules:
 
     outline: Outline
     policy: Policy = field(default_factory=Policy)
+    after_lost_steps: int | None = None
+    """A checkpoint older than this is not worth to go back to; None: any is."""
     lr_boost: float = 1.1
     """Factor of the learning rate of what is made anew (Blagoev et al., algorithm 1, line 4)."""
     boost_steps: int | None = None
@@ -80,16 +82,38 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     return frozenset() if plan.fork is None else frozenset(plan.fork.positions).intersection(lost)
 
 
+def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
+    """Return whether a checkpoint is loaded, though the plan orders a fork.
+
+    The coordinator orders forks by what it has been told, and the newest checkpoint may have become
+    durable just before the fault. The trainers see the disk.
+
+    Args:
+        rules: of the job.
+        version: at which it would be forked.
+        durable: newest version on the disk; 0: the seed's initial state, of which nobody has to be
+            told.
+    """
+    if rules is None or not durable:
+        return False
+    return rules.after_lost_steps is None or version - durable <= rules.after_lost_steps
+
+
 def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
     """Return (history, commit chain) of the states at a version.
 
     A member that missed the quorum of a fork at this very version does not know of it; its state is
-    the same with and without.
+    the same with and without. The newest history names the most positions at this version: one that
+    is repeated takes the place of one of fewer positions, so a longer history may be older.
     """
     if not reports:
         return (), ""
-    longest = max(reports, key=lambda report: len(report.history))
-    return longest.history, longest.chain
+    newest = max(reports, key=lambda r: (len(_made_at(r.history, r.version)), len(r.history)))
+    return newest.history, newest.chain
+
+
+def _made_at(history: History, version: int) -> set[tuple[int, int]]:
+    return {place for fork in history if fork.version == version for place in _places(fork)}
 
 
 def plan_fork(

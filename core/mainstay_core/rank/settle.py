@@ -191,7 +191,7 @@ def settle(
     stores = (
         Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
     )
-    goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
+    goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version = goal.version
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
@@ -300,7 +300,12 @@ class _Goal:
 
 
 def _choose_version(
-    plan: Plan, ordered: Sequence[SettleReport], stores: AnyStores, *, asked: bool
+    plan: Plan,
+    ordered: Sequence[SettleReport],
+    stores: AnyStores,
+    rules: forks.ForkRules | None,
+    *,
+    asked: bool,
 ) -> _Goal:
     """Return the version to go on from; ``asked``: the stores were asked what they hold."""
     durable = max(r.durable for r in ordered)
@@ -311,6 +316,8 @@ def _choose_version(
             continue
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
+            if made and forks.goes_back(rules, version, durable):
+                continue
             return _Goal(
                 version=version, from_disk=False, counted=counted, origin=origin, made=made
             )
