@@ -124,12 +124,12 @@ def plan_fork(
     commit: Commit | None,
     known: Forked,
 ) -> Forked:
-    """Return a fork, and the history and the commit chain of all states with it.
+    """Return a fork, if there is one, and the history and the commit chain of all states with it.
 
     Args:
         plan: that orders it.
         rules: of the job.
-        positions: numbers of those that are made anew; at least one.
+        positions: numbers of those that are made anew; empty: there is no fork.
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
@@ -137,6 +137,8 @@ def plan_fork(
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
     """
+    if not positions:
+        return known
     if rules is None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork, which this job does not allow")
     width = plan.ranks_per_stage

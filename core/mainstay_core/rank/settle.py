@@ -207,7 +207,8 @@ def settle(
     )
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
-    fork = _fork(plan, fork_rules, goal, history)
+    known = forks.Forked(None, history.forks, history.chain)
+    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -259,16 +260,6 @@ def _held(
         for r in ordered
         if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
     }
-
-
-def _fork(
-    plan: Plan, rules: forks.ForkRules | None, goal: _Goal, history: _History
-) -> forks.Forked:
-    """Return the fork of a settle, if there is one, and what all states have then."""
-    known = forks.Forked(None, history.forks, history.chain)
-    if not goal.made:
-        return known
-    return forks.plan_fork(plan, rules, goal.made, goal.version, history.commit, known)
 
 
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
