@@ -300,6 +300,23 @@ REFUSED = [
     Refused(
         "spec.recovery.holdBackMaxSeconds", "change", "spec.recovery.holdBackMaxSeconds", 9, FIXED
     ),
+    Refused(
+        "spec.recovery.allowApproximate", "change", "spec.recovery.allowApproximate", True, FIXED
+    ),
+    Refused(
+        "spec.recovery.approximateAfterLostSteps",
+        "change",
+        "spec.recovery.approximateAfterLostSteps",
+        10,
+        FIXED,
+    ),
+    Refused(
+        "spec.recovery.approximate",
+        "change",
+        "spec.recovery.approximate.lrBoostPercent",
+        120,
+        FIXED,
+    ),
     Refused("spec.scheduling", "change", "spec.scheduling.spreadTopologyKey", "rack", FIXED),
     Refused("spec.template", "cross", "spec.template", None, NO_TRAINER),
     Refused(
