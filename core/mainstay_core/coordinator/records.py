@@ -270,8 +270,9 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
     for opened in state.recoveries:
         recovery = opened.recovery
         stood = max(recovery.from_step, state.step) if opened.reached is None else opened.reached
-        # Of a fork, only its members' word counts: the record calls it exact never again.
-        forks = recovery.method is Method.APPROXIMATE and opened.reached is not None
+        # One that another plan ended was a fork, and of the newest its members' word counts alone.
+        is_newest = recovery.quorum.id == quorum and opened.reached is not None
+        forks = recovery.method is Method.APPROXIMATE and is_newest
         may_go_back = recovery.method is Method.REPLAY or forks
         waits = may_go_back and opened.load_end_s is None
         if waits and step < stood:

@@ -165,6 +165,18 @@ def test_a_fork_that_went_back_to_a_checkpoint_was_a_restart(world: Any) -> None
     assert world.state.step == 5
 
 
+def test_a_fork_that_a_restart_ended_stays_a_fork_in_the_records(world: Any) -> None:
+    lose(world, 1)
+    adopt(world, step=5, reached=5)
+    lose(world, 2)
+    assert world.plan.method is Method.RESTART
+    world.settle(step=0)
+    world.commit(step=0)
+
+    told = world.recoveries()
+    assert [told[i].method for i in sorted(told)] == [Method.APPROXIMATE, Method.RESTART]
+
+
 def test_a_fork_below_a_step_that_only_the_dead_had_applied_is_one(world: Any) -> None:
     lose(world, 1)
     adopt(world, step=4, reached=4)
