@@ -41,6 +41,7 @@ def fork_rules(config: ApproximateConfig | None, training: Training) -> ForkRule
     return ForkRules(
         outline=training.outline(),
         policy=Policy(weighting=Weighting(config.weights)),
+        after_lost_steps=config.after_lost_steps,
         lr_boost=config.lr_boost,
         boost_steps=config.boost_steps,
     )

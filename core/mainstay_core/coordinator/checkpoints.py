@@ -108,7 +108,8 @@ def note_reached(state: CoordinatorState, version: int | None) -> CoordinatorSta
     recoveries = []
     for opened in state.recoveries:
         recovery = opened.recovery
-        if recovery.method is Method.REPLAY and opened.load_end_s is None:
+        judged = recovery.method in (Method.REPLAY, Method.APPROXIMATE)
+        if judged and opened.load_end_s is None:
             opened = replace(opened, reached=max(version, opened.reached or 0))
         if recovery.method is Method.RESTART and version > recovery.from_step:
             more = version - recovery.from_step if opened.load_end_s is not None else 0

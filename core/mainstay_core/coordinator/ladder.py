@@ -19,7 +19,7 @@ from mainstay_core.reinitialisation.sources import (
     Policy,
     plan_reinitialisation,
 )
-from mainstay_core.wire.reinitialisation import StageOutline
+from mainstay_core.wire.reinitialisation import Reinitialisation, SourceKind, StageOutline
 
 
 class Row(enum.IntEnum):
@@ -303,7 +303,22 @@ def _no_sources(situation: Situation) -> str:
         policy=situation.reinitialisation,
         ranks_per_stage=1 + max(s.inner or 0 for s in situation.stages),
     )
-    return answer.reason if isinstance(answer, NoSource) else ""
+    return answer.reason if isinstance(answer, NoSource) else _halved(answer)
+
+
+def _halved(answer: Reinitialisation) -> str:
+    """Return why a stage of which other inner ranks live stays lost; empty if there is none.
+
+    What inner ranks hold in copies must stay the same on all of them. A rank that is made anew has
+    no moments, and those that live have theirs: the next step would tear the copies apart.
+    """
+    for place in answer.positions:
+        if any(s.kind is SourceKind.INNER_RANK for b in place.blocks for s in b.sources):
+            return (
+                f"inner rank {place.stage}.{place.inner} is lost without the others of its stage, "
+                "whose optimizers know more of the parameters that they hold in copies"
+            )
+    return ""
 
 
 def _condition(situation: Situation) -> str:

@@ -255,7 +255,7 @@ def how_replayed(state: CoordinatorState) -> str:
 
 
 def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
-    """Return the state in which replays that have come back to an older step are restarts.
+    """Return the state in which replays, and forks, that came back to an older step are restarts.
 
     A member that was left stood at a version. If the job goes on there, nothing is lost: a step
     that only the dead had applied is done again, as under a mask. Where nobody was left to stand
@@ -270,7 +270,11 @@ def _judge_replays(state: CoordinatorState, step: int) -> CoordinatorState:
     for opened in state.recoveries:
         recovery = opened.recovery
         stood = max(recovery.from_step, state.step) if opened.reached is None else opened.reached
-        waits = recovery.method is Method.REPLAY and opened.load_end_s is None
+        # One that another plan ended was a fork, and of the newest its members' word counts alone.
+        is_newest = recovery.quorum.id == quorum and opened.reached is not None
+        forks = recovery.method is Method.APPROXIMATE and is_newest
+        may_go_back = recovery.method is Method.REPLAY or forks
+        waits = may_go_back and opened.load_end_s is None
         if waits and step < stood:
             how = opened.settled_how or f"step {step}"
             recovery = replace(

@@ -128,7 +128,15 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
         counts = Counter(s.position for s in living_seats(state))
         missing = sum(not counts[p] for p in state.shape.positions) - len(takers)
         grown = _grow(state, (*takers, *surplus_slots(state)[:missing]), least=1)
-    return None if grown is None else compose(state, grown, draft)
+    if grown is None:
+        return None
+    plan = compose(state, grown, draft)
+    forked = state.approximate_since is not None or (state.plan and state.plan.fork is not None)
+    if draft.method is Method.RESTART and forked:
+        # What is loaded may be from before the fork. Then the job comes to the same versions on
+        # another course, and a trainer that was cut off must not bring its state of this one.
+        return replace(plan, lineage=plan.lineage + 1)
+    return plan
 
 
 def void_plan(

@@ -193,8 +193,9 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     """
     plan = event.plan
     state = _with_slots(_with_pods(state, plan), plan)
-    # Whether a replay has lost steps is not known: nothing before its first commit counts.
-    is_restart = plan.method in (Method.REPLAY, Method.RESTART)
+    # Whether a replay, or a fork, has lost steps is not known: nothing before its first commit
+    # counts.
+    is_restart = plan.method in (Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
     restarted_id = plan.quorum.id if is_restart else 0
     state = replace(
         state,

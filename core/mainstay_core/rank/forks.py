@@ -32,6 +32,8 @@ class ForkRules:
 
     outline: Outline
     policy: Policy = field(default_factory=Policy)
+    after_lost_steps: int | None = None
+    """A checkpoint older than this is not worth to go back to; None: any is."""
     lr_boost: float = 1.1
     """Factor of the learning rate of what is made anew (Blagoev et al., algorithm 1, line 4)."""
     boost_steps: int | None = None
@@ -80,16 +82,38 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     return frozenset() if plan.fork is None else frozenset(plan.fork.positions).intersection(lost)
 
 
+def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
+    """Return whether a checkpoint is loaded, though the plan orders a fork.
+
+    The coordinator orders forks by what it has been told, and the newest checkpoint may have become
+    durable just before the fault. The trainers see the disk.
+
+    Args:
+        rules: of the job.
+        version: at which it would be forked.
+        durable: newest version on the disk; 0: the seed's initial state, of which nobody has to be
+            told.
+    """
+    if rules is None or not durable:
+        return False
+    return rules.after_lost_steps is None or version - durable <= rules.after_lost_steps
+
+
 def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
     """Return (history, commit chain) of the states at a version.
 
     A member that missed the quorum of a fork at this very version does not know of it; its state is
-    the same with and without.
+    the same with and without. The newest history names the most positions at this version: one that
+    is repeated takes the place of one of fewer positions, so a longer history may be older.
     """
     if not reports:
         return (), ""
-    longest = max(reports, key=lambda report: len(report.history))
-    return longest.history, longest.chain
+    newest = max(reports, key=lambda r: (len(_made_at(r.history, r.version)), len(r.history)))
+    return newest.history, newest.chain
+
+
+def _made_at(history: History, version: int) -> set[tuple[int, int]]:
+    return {place for fork in history if fork.version == version for place in _places(fork)}
 
 
 def plan_fork(
@@ -100,12 +124,12 @@ def plan_fork(
     commit: Commit | None,
     known: Forked,
 ) -> Forked:
-    """Return a fork, and the history and the commit chain of all states with it.
+    """Return a fork, if there is one, and the history and the commit chain of all states with it.
 
     Args:
         plan: that orders it.
         rules: of the job.
-        positions: numbers of those that are made anew; at least one.
+        positions: numbers of those that are made anew; empty: there is no fork.
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
@@ -113,6 +137,8 @@ def plan_fork(
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
     """
+    if not positions:
+        return known
     if rules is None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork, which this job does not allow")
     width = plan.ranks_per_stage

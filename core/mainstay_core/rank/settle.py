@@ -191,7 +191,7 @@ def settle(
     stores = (
         Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
     )
-    goal = _choose_version(plan, ordered, stores, asked=bool(store_reports))
+    goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version = goal.version
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
@@ -207,7 +207,8 @@ def settle(
     )
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
-    fork = _fork(plan, fork_rules, goal, history)
+    known = forks.Forked(None, history.forks, history.chain)
+    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -261,16 +262,6 @@ def _held(
     }
 
 
-def _fork(
-    plan: Plan, rules: forks.ForkRules | None, goal: _Goal, history: _History
-) -> forks.Forked:
-    """Return the fork of a settle, if there is one, and what all states have then."""
-    known = forks.Forked(None, history.forks, history.chain)
-    if not goal.made:
-        return known
-    return forks.plan_fork(plan, rules, goal.made, goal.version, history.commit, known)
-
-
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
     """Return the reports by member index.
 
@@ -300,7 +291,12 @@ class _Goal:
 
 
 def _choose_version(
-    plan: Plan, ordered: Sequence[SettleReport], stores: AnyStores, *, asked: bool
+    plan: Plan,
+    ordered: Sequence[SettleReport],
+    stores: AnyStores,
+    rules: forks.ForkRules | None,
+    *,
+    asked: bool,
 ) -> _Goal:
     """Return the version to go on from; ``asked``: the stores were asked what they hold."""
     durable = max(r.durable for r in ordered)
@@ -311,6 +307,8 @@ def _choose_version(
             continue
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
+            if made and forks.goes_back(rules, version, durable):
+                continue
             return _Goal(
                 version=version, from_disk=False, counted=counted, origin=origin, made=made
             )

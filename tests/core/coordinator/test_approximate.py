@@ -35,6 +35,12 @@ def lose(world: Any, *stages: int) -> None:
     world.tell(*(world.down_fact(world.member(0, stage)) for stage in stages))
 
 
+def adopt(world: Any, *, step: int, reached: int) -> None:
+    """All survivors hold all settle reports."""
+    stayed = [m for m in world.plan.members if not m.joining]
+    world.tell(*(world.about(FactKind.ADOPTED, m, step=step, reached=reached) for m in stayed))
+
+
 def record(world: Any) -> Any:
     return [*world.recoveries().values()][-1]
 
@@ -121,7 +127,63 @@ def test_a_neighbour_that_dies_in_the_middle_of_a_fork_ends_it(world: Any) -> No
 
     plan = world.plan
     assert (plan.method, plan.fork) == (Method.RESTART, None)
-    assert plan.lineage == 1, "all load"
+    assert plan.lineage == 2, "all load"
+
+
+def test_after_a_restart_no_state_from_a_fork_counts(world: Any) -> None:
+    """The job may come to the same versions again, on a course without the fork."""
+    lose(world, 1)
+    world.settle(step=5)
+    world.send(
+        StepsCommitted(
+            step=5,
+            quorum=world.plan.quorum,
+            committed_at_s=world.now_s,
+            step_s=0.01,
+            exact=False,
+        )
+    )
+    world.park(world.member(0, 3))
+    world.tick(10.0)
+    world.settle(step=6)
+    assert (world.plan.fork, world.plan.lineage) == (None, 1)
+    lose(world, 0)
+
+    plan = world.plan
+    assert (plan.method, plan.fork, plan.lineage) == (Method.RESTART, None, 2)
+
+
+def test_a_fork_that_went_back_to_a_checkpoint_was_a_restart(world: Any) -> None:
+    """Its members found one on the disk of which the coordinator had not heard."""
+    lose(world, 1)
+    adopt(world, step=4, reached=6)
+    world.settle(step=4)
+    assert world.state.restarted_id == world.plan.quorum.id
+    world.commit(step=4)
+    assert (record(world).method, record(world).lost_steps) == (Method.RESTART, 2)
+    assert not record(world).exact, "as the plan had it"
+    assert world.state.step == 5
+
+
+def test_a_fork_that_a_restart_ended_stays_a_fork_in_the_records(world: Any) -> None:
+    lose(world, 1)
+    adopt(world, step=5, reached=5)
+    lose(world, 2)
+    assert world.plan.method is Method.RESTART
+    world.settle(step=0)
+    world.commit(step=0)
+
+    told = world.recoveries()
+    assert [told[i].method for i in sorted(told)] == [Method.APPROXIMATE, Method.RESTART]
+
+
+def test_a_fork_below_a_step_that_only_the_dead_had_applied_is_one(world: Any) -> None:
+    lose(world, 1)
+    adopt(world, step=4, reached=4)
+    world.settle(step=4)
+    world.commit(step=4)
+    assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
+    assert world.state.restarted_id == 0
 
 
 def test_without_permission_no_plan_of_another_lineage_comes_about(start: Start) -> None:

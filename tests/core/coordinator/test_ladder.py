@@ -278,3 +278,32 @@ def test_permission_leaves_no_job_worse_off() -> None:
             )
             if allowed.row is Row.APPROXIMATE:
                 assert inner_and_apart
+
+
+@pytest.mark.parametrize("copied", [(), ("norm",)])
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)])
+def test_an_inner_rank_is_not_made_anew_beside_others_that_hold_parts_of_it_in_copies(
+    lost: tuple[int, ...], copied: tuple[str, ...]
+) -> None:
+    """Without its moments the copies would differ after the next step, and no vote agree again."""
+    blocks = tuple(
+        (BlockOutline(name=f"layers.{i}", kind="layer", copied=copied),) for i in range(3)
+    )
+    given = situation(
+        *(
+            stage(number, 0 if number == 1 and inner in lost else 2, inner=inner)
+            for number in range(3)
+            for inner in range(2)
+        ),
+        outline=blocks,
+        lost=2 * len(lost),
+        free_slots=len(lost),
+        step=500,
+        allow_approximate=True,
+    )
+
+    decision = decide(given)
+
+    apart = bool(copied) and len(lost) == 1
+    assert decision.row is (Row.RESTART if apart else Row.APPROXIMATE)
+    assert any("in copies" in why for why in decision.why_not) == apart

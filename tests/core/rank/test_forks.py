@@ -188,6 +188,39 @@ def test_a_checkpoint_newer_than_a_fork_could_be_is_loaded() -> None:
     assert set(settled(plan, told).actions) == {LOAD}
 
 
+@pytest.mark.parametrize(
+    ("limit", "durable", "is_forked"),
+    [(None, 0, True), (None, 3, False), (5, 3, False), (4, 3, True)],
+)
+def test_a_young_checkpoint_that_the_coordinator_had_not_heard_of_is_loaded(
+    limit: int | None, durable: int, is_forked: bool
+) -> None:
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1, d={"durable": durable})
+
+    outcome = settle(plan, 1, told, fork_rules=replace(RULES, after_lost_steps=limit))
+
+    assert (outcome.fork is not None) == is_forked
+    assert outcome.version == (8 if is_forked else durable)
+    assert (MAKE in outcome.actions) == is_forked
+    assert (set(outcome.actions) == {LOAD}) != is_forked
+
+
+def test_a_history_that_was_replaced_by_one_of_more_stages_does_not_come_back() -> None:
+    """One has missed the quorum that made stages 1 and 3 anew, and knows of stage 1 alone."""
+    alone = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
+    both = order(pipeline(3, 1, 3), 1, 3, lineage=2)
+    knew = {"history": alone.history, "chain": alone.commit_chain}
+    second = settled(both, reports(both, 8, 1, 3, a=knew, c=knew, e=knew))
+    assert [place for place, _ in made_of(second.fork)] == [1, 3]
+    knows = {"history": second.history, "chain": second.commit_chain}
+    plan = order(pipeline(4), 1, 3, lineage=3)
+
+    outcome = settled(plan, reports(plan, 8, a=knew, b=knows, c=knows, d=knows, e=knows))
+
+    assert (outcome.history, outcome.commit_chain) == (second.history, second.commit_chain)
+
+
 def test_all_cells_of_a_lost_stage_make_their_own_copy_by_turns() -> None:
     chains = {0: ["a.1", "b.2", "c.1"], 1: ["d.1", "e.2", "f.1"]}
     since = dict.fromkeys(("a.1", "c.1", "d.1", "f.1"), 1)
