@@ -192,6 +192,12 @@ class Played(RankSession[Connections]):
         held = {t for p in self._partials for t in range(p.first, p.last + 1)}
         return tuple(sorted(held & self.wrong))
 
+    def account(self, shard_type: int) -> None:
+        return None
+
+    def tell_deviation(self, action: events.TellDeviation) -> None:
+        self.done.append("tell a deviation")
+
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         self._partials = tuple(p for p in self._partials if p not in partials)
 
