@@ -12,6 +12,7 @@ from tests.core.sim.mutants import Mutant
 from mainstay_core.dmr.witness import Ruling, Telling
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import recheck, settle, step_plan
+from mainstay_core.rank.events import DropHeld
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
@@ -108,10 +109,26 @@ def _settle_without_bad_types(
     shards_per_lane: int,
     reports: Sequence[SettleReport],
     stores: Sequence[StoreReport],
-    log: Any,
+    *rules: Any,
 ) -> Any:
     told = [replace(report, bad=()) for report in reports]
-    return _SETTLE(plan, shards_per_lane, told, stores, log)
+    return _SETTLE(plan, shards_per_lane, told, stores, *rules)
+
+
+_REFUSED = vars(rank_machine)["_refused"]
+
+
+def _refused_keeps_held(state: Any, verdict: Any, *rest: Any) -> Any:
+    done = _REFUSED(state, verdict, *rest)
+    if not verdict.state_bad:
+        return done
+    # Nobody remembers that the quorum refused a state; whose own is good keeps what was computed.
+    kept = replace(done.state, refused_in=state.refused_in)
+    if state.index in verdict.state_bad:
+        return replace(done, state=kept)
+    kept = replace(kept, held=state.held, held_in=state.held_in)
+    actions = tuple(a for a in done.actions if not isinstance(a, DropHeld))
+    return replace(done, state=kept, actions=actions)
 
 
 def _believe_the_first(rounds: Sequence[Mapping[int, Telling]]) -> Ruling:
@@ -143,6 +160,15 @@ CHECK_MUTANTS = {
         ("break-chain",),
         draws=draw_broken_chains,
         first=14,
+    ),
+    # Where copies of two chains do not mix, what the chain has left in other stages counts no more.
+    "bad-state-keeps-gradients": Mutant(
+        "what the chain of a bad state has computed is kept",
+        [
+            (rank_machine, "_refused", _refused_keeps_held),
+            (step_plan, "_counted_copies", _any_copies),
+        ],
+        ("corrupt-state",),
     ),
     "bad-types-not-in-the-report": Mutant(
         "a settle does not hear of types that are known to be wrong",

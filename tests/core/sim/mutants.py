@@ -22,7 +22,7 @@ from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import adoption, checkpoints, connections, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.rank.events import Apply, DropHeld, StateLoaded
+from mainstay_core.rank.events import Apply, StateLoaded
 from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import Outcome, draw, simulate, terms
@@ -272,22 +272,6 @@ def _outdated_by_any(plan: Plan | None, fact: Any) -> bool:
     return plan is not None and fact.quorum is not None and plan.quorum.id > fact.quorum.id
 
 
-_REFUSED = vars(rank_machine)["_refused"]
-
-
-def _refused_keeps_held(state: Any, verdict: Any, prefix: Any) -> Any:
-    done = _REFUSED(state, verdict, prefix)
-    if not verdict.state_bad:
-        return done
-    # Nobody remembers that the quorum refused a state; whose own is good keeps what was computed.
-    kept = replace(done.state, refused_in=state.refused_in)
-    if state.index in verdict.state_bad:
-        return replace(done, state=kept)
-    kept = replace(kept, held=state.held, held_in=state.held_in)
-    actions = tuple(a for a in done.actions if not isinstance(a, DropHeld))
-    return replace(done, state=kept, actions=actions)
-
-
 def _all_good(plan: Plan, *_: object) -> votes.Verdict:
     return votes.judge_states(plan, {})
 
@@ -438,10 +422,5 @@ MUTANTS = {
         "a cause that comes back again and again is met in the same way each time",
         [(repeats, "escalate", _never_more)],
         LASTING,
-    ),
-    "bad-state-keeps-gradients": Mutant(
-        "what the chain of a bad state has computed is kept",
-        [(rank_machine, "_refused", _refused_keeps_held)],
-        ("corrupt-state",),
     ),
 }
