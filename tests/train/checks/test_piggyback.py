@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,9 +53,16 @@ def is_last(step: Step, spot: Spot) -> bool:
     return blocks[spot.place.block or 0].spec.is_last
 
 
+def is_beyond(step: Step, spot: Spot) -> bool:
+    """Whether a kernel comes behind a recompute, in its pass: it joins what the block counted."""
+    of_forward = replace(spot.place, phase=Phase.FORWARD)
+    return spot.ordinal >= sum(s.place == of_forward for s in step.list(Mode.PIGGYBACK))
+
+
 def what_follows(step: Step, spot: Spot) -> tuple[Verdict, Remedy]:
     if spot.place.phase is Phase.BACKWARD:
-        return Verdict.CHECKER_HIT, Remedy.REPAIR
+        beyond = is_beyond(step, spot)
+        return Verdict.PRIMARY_HIT if beyond else Verdict.CHECKER_HIT, Remedy.REPAIR
     if is_last(step, spot):
         return Verdict.PRIMARY_HIT, Remedy.REPAIR
     return Verdict.PRIMARY_HIT, Remedy.VOID_TYPE
@@ -134,6 +142,20 @@ def test_a_forward_that_a_wrong_index_ends_is_executed_again() -> None:
     assert (finding.operator, finding.remedy) == ("forward", Remedy.REPAIR)
     assert "IndexError" in finding.reason or "RuntimeError" in finding.reason
     assert ended.num_refused == 0
+
+
+def test_what_blocks_count_is_checked_where_their_counts_are_joined() -> None:
+    step = Step("moe", recompute=True, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    recomputes = Phase.BACKWARD, Pass.FORWARD
+    spots = [s for s in step.list(Mode.PIGGYBACK) if (s.place.phase, s.place.in_pass) == recomputes]
+    (join, *_) = [s for s in spots if s.kernel == "aten.cat" and is_beyond(step, s)]
+
+    ended = step.run(Mode.PIGGYBACK, join.flip(output=0, element=0, bit=1), join)
+
+    assert ended.digests == clean.digests
+    (finding,) = ended.findings
+    assert (finding.verdict, finding.remedy) == (Verdict.PRIMARY_HIT, Remedy.REPAIR)
 
 
 def first(step: Step, phase: Phase, kernel: str) -> Spot:
