@@ -223,7 +223,7 @@ class OurStep:
             norms_sq=tuple(norms),
             gradient=gradient,
             state=self._masters,
-            stats=(result.told(self._rank, lambda: result.loss_sum),),
+            stats=(result.told(self._rank, lambda: result.loss_sum, None),),
             newest_plan=1,
             newest_nonce="n",
         )
