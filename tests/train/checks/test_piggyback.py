@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from tests.train.checks.step import MODELS, Spot, Step
 from tests.train.checks.test_flips import draw, has_effect
 
@@ -19,7 +18,6 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.step_plan import Supply
-from mainstay_train.checks import bits
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
@@ -31,20 +29,6 @@ Setting = tuple[str, int]
 """Model, stages."""
 QUICK: list[Setting] = [("llama", 2), ("llama bf16", 1), ("llama dropout", 1), ("moe", 1)]
 ALL: list[Setting] = [(model, stages) for model in MODELS for stages in (1, 2)]
-
-
-@pytest.fixture
-def flipped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each flip found a bit; high bits of a count would ask for too much memory."""
-    flip_bit, found = bits.flip_bit, []
-
-    def flip(tensor: torch.Tensor, element: int, bit: int) -> bool:
-        is_whole = not tensor.is_floating_point() and not tensor.is_complex()
-        found.append(flip_bit(tensor, element, bit % 3 if is_whole else bit))
-        return found[-1]
-
-    monkeypatch.setattr(bits, "flip_bit", flip)
-    return found
 
 
 def is_last(step: Step, spot: Spot) -> bool:

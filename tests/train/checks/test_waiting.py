@@ -9,7 +9,6 @@ from collections import Counter
 from functools import partial
 
 import pytest
-import torch
 from tests.train.checks.step import MODELS, Step
 from tests.train.checks.test_flips import draw, has_effect
 
@@ -18,7 +17,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_train.checks import bits, checker
+from mainstay_train.checks import checker
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute import arrivals
@@ -34,20 +33,6 @@ ALL: list[Setting] = [
     for stages in (1, 2)
     for budget in (LITTLE, MUCH)
 ]
-
-
-@pytest.fixture
-def flipped(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each flip found a bit; high bits of a count would ask for too much memory."""
-    flip_bit, found = bits.flip_bit, []
-
-    def flip(tensor: torch.Tensor, element: int, bit: int) -> bool:
-        is_whole = not tensor.is_floating_point() and not tensor.is_complex()
-        found.append(flip_bit(tensor, element, bit % 3 if is_whole else bit))
-        return found[-1]
-
-    monkeypatch.setattr(bits, "flip_bit", flip)
-    return found
 
 
 @pytest.fixture(autouse=True)
