@@ -424,14 +424,14 @@ class Reducer:
 
         The first term is taken as it is, since 0 + x may change a sign of zero.
         """
-        for number, (_, of_lane) in enumerate(groupby(terms, key=itemgetter(0))):
-            run = [term for _, term in of_lane]
-            if number == 0:
-                _add_up(into, run)
-            elif len(run) == 1:
-                into.add_(run[0])
-            else:
-                into.add_(_add_up(self._lane(into.numel()), run))
+        runs = [[term for _, term in run] for _, run in groupby(terms, key=itemgetter(0))]
+        if len(runs) > 1 and len(runs[1]) == 1:
+            # The next lane's only term goes on from the sum: two terms are added in one pass, and
+            # the first one is not copied before.
+            runs[:2] = [runs[0] + runs[1]]
+        _add_up(into, runs[0])
+        for run in runs[1:]:
+            into.add_(run[0] if len(run) == 1 else _add_up(self._lane(into.numel()), run))
 
     def _gather(self, group: Group, bucket: Bucket, rank: int) -> Exchange:
         """Start to send all this cell's sum, and to receive theirs where they belong."""
