@@ -1,6 +1,7 @@
 """Holds what a trainer's process needs before it can train: settings, sockets, threads, errors.
 
 - ``environment``: environment variables that fix the arithmetic
+- ``heap``: has the C library keep memory that was freed
 - ``settings``: what a launcher tells a trainer
 - ``job_secret``: the job's secret, as the pod was given it
 - ``checkpoint_key``: the keys of checkpoints, as the pod was given them

@@ -13,6 +13,7 @@ import torch
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig, LogKind
+from mainstay_train.base import heap
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
@@ -56,6 +57,8 @@ def run_trainer(settings: TrainerSettings) -> int:
         format=f"%(asctime)s {settings.pod}/{settings.slot} %(levelname)s %(message)s",
         force=True,
     )
+    if not heap.keep_freed():
+        logger.info("this C library's heap is left as it is: it is not glibc's")
     life = _Life(settings)
     try:
         life.run()
