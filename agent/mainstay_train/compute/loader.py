@@ -94,7 +94,9 @@ class Loader:
     Args:
         dataset: of the workload.
         device: where batches will be copied to.
-        ahead: whether to load on a thread; else :meth:`take` does, on its caller's.
+        ahead: whether to load on a thread; else :meth:`take` does, on its caller's. It does as well
+            where nothing could go on meanwhile: the data set waits for nothing, and the device is
+            the host.
         twice: whether each batch is fetched twice and compared.
     """
 
@@ -108,7 +110,8 @@ class Loader:
     ) -> None:
         load = partial(_load, dataset, torch.device(device))
         self._load: Callable[[Wanted], Loaded] = partial(_load_twice, load) if twice else load
-        self._ahead, self._desk = ahead, _Desk()
+        gains = torch.device(device).type != "cpu" or data.waits(dataset)
+        self._ahead, self._desk = ahead and gains, _Desk()
         self._thread: threading.Thread | None = None
 
     def order(self, wanted: Wanted) -> None:

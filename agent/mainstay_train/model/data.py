@@ -13,7 +13,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -54,7 +54,9 @@ class Dataset(Protocol):
     the order in which micro-batches are computed, one ahead. A batch that was asked for may never
     be computed, and may be asked for again: a recovery and a newer plan change what comes next.
 
-    In an own loop the main thread calls it, when a work begins.
+    In an own loop the main thread calls it, when a work begins. So does it in a workload of blocks
+    whose device is the host, if the data set is there already (:class:`InMemory`): a thread beside
+    the one that computes gains nothing then.
     """
 
     def batch(self, address: Address) -> Batch:
@@ -64,6 +66,18 @@ class Dataset(Protocol):
     def fingerprint(self) -> str:
         """A text that is equal exactly where :meth:`batch` returns equal samples."""
         ...
+
+
+@runtime_checkable
+class InMemory(Protocol):
+    """A data set whose :meth:`Dataset.batch` waits for nothing, and says so."""
+
+    in_memory: bool
+
+
+def waits(dataset: Dataset) -> bool:
+    """Return whether a batch of the data set may have to be waited for: files, a network."""
+    return not (isinstance(dataset, InMemory) and dataset.in_memory)
 
 
 def num_tokens(batch: Batch) -> int:
@@ -78,8 +92,11 @@ def consumed_digest(address: Address, batch: Batch) -> Digest:
     digest of the consumed data, whoever consumed which part.
     """
     name = f"data:{address.step}/{address.type}/{address.micro_batch}"
-    tokens = digests.tensor_digest(name, batch.tokens)
-    return tokens + digests.tensor_digest(name, batch.targets, offset=batch.tokens.numel())
+    tokens, targets = batch.tokens, batch.targets
+    if tokens.dtype == targets.dtype:  # targets count as what comes behind the tokens
+        return digests.tensor_digest(name, torch.cat([tokens.reshape(-1), targets.reshape(-1)]))
+    found = digests.tensor_digest(name, tokens)
+    return found + digests.tensor_digest(name, targets, offset=tokens.numel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +120,8 @@ class ByteDataset:
     Raises:
         InvalidSpecError: Nothing readable lies there, or too little.
     """
+
+    in_memory = True
 
     def __init__(self, path: str = STDLIB, *, sequence: int, micro_batch_size: int) -> None:
         self.sequence = sequence

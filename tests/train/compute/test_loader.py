@@ -224,3 +224,16 @@ def test_a_trainer_ends_while_a_batch_is_being_loaded(crew):
     ended = select.poll()
     ended.register(worker._pidfd, select.POLLIN)
     assert ended.poll(), "the process is gone"
+
+
+@pytest.mark.parametrize(("device", "by_a_thread"), [("cpu", False), ("meta", True)])
+def test_a_data_set_that_waits_for_nothing_is_called_where_its_batches_are_computed(
+    device, by_a_thread
+):
+    samples = Samples()
+    samples.in_memory = True
+    loader = Loader(samples, device)
+    loader.order(wanted(2))
+    assert place(loader.take(wanted(2))) == (0, 2)
+    assert (samples.threads != {threading.current_thread()}) == by_a_thread
+    assert samples.calls == [(0, 2)]

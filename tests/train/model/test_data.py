@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.exact import draws
+from mainstay_train.exact import digests, draws
 from mainstay_train.model import data
 
 
@@ -71,6 +71,16 @@ def test_consumed_digests_tell_which_samples_were_used(folder):
     addresses = [draws.Address(0, 0, t, m) for t in range(3) for m in range(2)]
     found = {data.consumed_digest(a, dataset.batch(a)).hex() for a in addresses}
     assert len(found) == len(addresses)
+
+
+@pytest.mark.parametrize("types", [(torch.int64, torch.int64), (torch.int32, torch.int64)])
+def test_the_digest_of_a_batch_is_that_of_its_tokens_and_of_targets_behind_them(types):
+    address = draws.Address(1, 2, 3, 4)
+    tokens, targets = (torch.randint(0, 300, (3, 16)).to(kind) for kind in types)
+    name = "data:2/3/4"
+    apart = digests.tensor_digest(name, tokens)
+    apart += digests.tensor_digest(name, targets, offset=tokens.numel())
+    assert data.consumed_digest(address, data.Batch(tokens, targets)) == apart
 
 
 def test_the_standard_library_is_text_on_every_machine():
