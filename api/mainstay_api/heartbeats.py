@@ -22,6 +22,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.logs import about
 from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.coordinator.job_store import UnknownJobError
 from mainstay_core.coordinator.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,8 @@ class HeartbeatWatch:
         task.add_done_callback(self._looks.discard)
 
     def _failed(self, uid: JobUid, error: Exception) -> None:
+        if isinstance(error, UnknownJobError):
+            return  # deleted since the jobs were listed; they are listed anew
         now_s = time.monotonic()
         if now_s - self._told_at_s.get(uid, -TELL_AGAIN_S) < TELL_AGAIN_S:
             return

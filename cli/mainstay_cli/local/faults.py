@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Between two looks at the job while a fault waits."""
-IDLE_POLL_S = 0.5
+IDLE_POLL_S = 1.0
 """Between two looks while none does: one may be given to the running job."""
 RECORD_AGAIN_S = 0.2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,10 @@ from mainstay_core.job.phase import TERMINAL
 from mainstay_core.wire.api import ApiError
 
 POLL_S = 0.25
+"""Between two looks, unless steps take longer: to ask and to answer takes processor time that is
+the job's on this machine."""
+MAX_POLL_S = 1.0
+"""Between two looks at most, however long a step takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +26,38 @@ class JobState:
     state: str
     reason: str
     step: int
+    recovering: bool = False
+    """Whether something has been done about a fault and is not over."""
 
     @property
     def ended(self) -> bool:
         """Whether nothing will happen any more."""
         return self.state in TERMINAL
+
+
+class Pace:
+    """How long to wait between two looks at a job: about a step, within bounds."""
+
+    def __init__(self) -> None:
+        self.wait_s = POLL_S
+        self._step = 0
+        self._at_s = 0.0
+        """When that step was seen first."""
+
+    def see(self, job: JobState, now_s: float) -> None:
+        """Take note of the job as it is.
+
+        Args:
+            job: as it was looked at.
+            now_s: a clock that never jumps.
+        """
+        steps = job.step - self._step
+        if job.recovering or steps < 0:
+            self.wait_s = POLL_S
+        elif steps > 0 and self._step > 0:
+            self.wait_s = min(max(POLL_S, (now_s - self._at_s) / steps), MAX_POLL_S)
+        if steps:
+            self._step, self._at_s = job.step, now_s
 
 
 class Monitor:
@@ -46,6 +78,7 @@ class Monitor:
 
     async def watch(self) -> JobState:
         """Show what happens until the job has ended, and return how it ended."""
+        pace = Pace()
         while True:
             try:
                 job = await self._look()
@@ -58,7 +91,8 @@ class Monitor:
                 self._unreachable = False
                 if job.ended:
                     return job
-            await asyncio.sleep(POLL_S)
+                pace.see(job, time.monotonic())
+            await asyncio.sleep(pace.wait_s)
 
     async def fetch_recoveries(self) -> list[dict[str, Any]]:
         """Return all recoveries, oldest first."""
@@ -72,7 +106,10 @@ class Monitor:
     async def _look(self) -> JobState:
         data = await self._client.fetch(self._job)
         job = JobState(
-            state=str(data["state"]), reason=str(data.get("reason", "")), step=int(data["step"])
+            state=str(data["state"]),
+            reason=str(data.get("reason", "")),
+            step=int(data["step"]),
+            recovering=bool(data["recovering"]),
         )
         if job.step > self._num_shown:
             await self.show_rest()

@@ -21,7 +21,8 @@ class Watch:
 
     Args:
         lease_s: how long the lease lasts; it is renewed after a third of that.
-        idle_s: seconds between two looks at a job for which nothing is pending.
+        idle_s: seconds between two looks at a job for which nothing is pending, and between two
+            looks at which jobs there are: a store is asked little in each round.
         hold_lease: takes or renews the lease; False while another replica has it.
         list_uids: returns the jobs.
         look: looks at one job; None once it has ended.
@@ -49,6 +50,9 @@ class Watch:
         self._next_look_s: dict[JobUid, float] = {}
         self._ended: set[JobUid] = set()
         self._renew_at_s = 0.0
+        self._uids: tuple[JobUid, ...] = ()
+        """The jobs that there were, newly listed at the time below."""
+        self._list_at_s = 0.0
 
     async def round(self, now_s: float) -> None:
         """Look at every job that is due, if the lease is held.
@@ -61,9 +65,11 @@ class Watch:
                 self._silences.clear()
                 return
             self._renew_at_s = now_s + self._lease_s / 3
-        uids = tuple(await self._list_uids())
-        self._forget_all_but(frozenset(uids))
-        for uid in uids:
+        if now_s >= self._list_at_s:
+            self._uids = tuple(await self._list_uids())
+            self._list_at_s = now_s + self._idle_s
+            self._forget_all_but(frozenset(self._uids))
+        for uid in self._uids:
             due = now_s >= self._next_look_s.get(uid, 0.0)
             if due and uid not in self._ended and uid not in self._under_way:
                 self._under_way.add(uid)
@@ -80,6 +86,7 @@ class Watch:
         try:
             outcome = await self._look(uid, self._silences.setdefault(uid, HeartbeatLag()))
         except Exception as error:  # whatever it is, it is this job's and no other's
+            self._list_at_s = 0.0  # it may be no more
             self._failed(uid, error)
             return
         finally:

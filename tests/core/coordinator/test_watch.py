@@ -126,6 +126,8 @@ class Neighbours:
         self.state = state
         self.uids = [JobUid(name) for name in ("broken", "hanging", "well")]
         self.looked: list[str] = []
+        self.silences: list[HeartbeatLag] = []
+        self.listed = 0
         self.failures: list[tuple[str, str]] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.watch = Watch(
@@ -142,10 +144,11 @@ class Neighbours:
         return True
 
     async def list_uids(self) -> list[JobUid]:
+        self.listed += 1
         return self.uids
 
     async def look(self, uid: JobUid, silence: HeartbeatLag) -> Transition:
-        del silence
+        self.silences.append(silence)
         self.looked.append(uid)
         if uid == "broken":
             raise ValueError("its state cannot be read")
@@ -190,10 +193,26 @@ def test_nothing_is_kept_of_jobs_that_are_no_more(start: Callable[..., Any]) -> 
     jobs.rounds(10.0, 10.1)
     assert jobs.looked == ["well"]
     jobs.uids = []
-    jobs.rounds(10.2)
+    jobs.rounds(11.0)
     jobs.uids = [JobUid("well")]
-    jobs.rounds(10.3)
-    assert jobs.looked == ["well"] * 2, "it is due at once, like one that was never seen"
+    jobs.rounds(12.0)
+    assert jobs.looked == ["well"] * 2
+    assert jobs.silences[0] is not jobs.silences[1], "silence is counted anew"
+
+
+def test_jobs_are_listed_now_and_then_and_once_more_when_one_cannot_be_looked_at(
+    start: Callable[..., Any],
+) -> None:
+    jobs = Neighbours(start().state)
+    jobs.uids = [JobUid("well")]
+    jobs.rounds(*(10.0 + number / 10 for number in range(20)))
+    assert jobs.listed == 2
+    jobs.uids = [JobUid("broken")]
+    jobs.rounds(12.0)
+    jobs.uids = [JobUid("well")]
+    jobs.rounds(12.1)
+    assert jobs.listed == 4
+    assert jobs.looked[-2:] == ["broken", "well"]
 
 
 def entry(number: int = 1, masters: str = "m") -> LedgerEntry:
