@@ -1,6 +1,7 @@
 """Measures what exactness costs, part by part.
 
     python benchmarks/exactness.py [--quick] [--ranks 2] [--micro-batches 1 8] [--rounds 30]
+                                   [--turns 2]
 
 Our step is compared with the fastest one of the same model. Forked processes train the demo's
 Llama data-parallel over gloo. Each round runs one step of every
@@ -11,12 +12,16 @@ it. ``wall`` is the time of the slowest rank. Medians; what each part adds is of
 The first three are plain torch: one module, autograd through all of it, the gradient in one flat
 buffer and one all_reduce (or DDP, which overlaps it), torch's norm, fused AdamW. The others
 replace that piece by piece with what a trainer of ours does; ``whole product`` is a local run of
-the same job, with its supervisors, api and Redis on the same cores.
+the same job, with its supervisors, api and Redis on the same cores. It cannot take turns with the
+others step by step, so it runs behind them, ``--turns`` times each. Its ``cpu`` is that of all its
+processes in a step, by rank; its ``wall`` is from commit to commit. Its trainers give way to other
+processes of the machine (docs/local.md), which the forked ones do not: where others are at work,
+its ``wall`` says more of that than of the product.
 """
 
 from __future__ import annotations
 
-from mainstay_train.base import environment
+from mainstay_train.base import environment, heap
 
 environment.prepare()  # before torch is imported
 
@@ -29,11 +34,12 @@ import statistics  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
+from dataclasses import dataclass, field  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 
 import torch  # noqa: E402
-from support import demo  # noqa: E402
+from support import census, demo  # noqa: E402
 from support.groups import ADDRESS, make_group  # noqa: E402
 from support.local_run import local_run, make_job  # noqa: E402
 from support.torchrun_llama import Plain, initialize  # noqa: E402
@@ -242,6 +248,7 @@ def run_rank(
 ) -> None:
     """One process: every round a step of each variant; sends seconds by round and variant."""
     numerics.setup("cpu")
+    heap.keep_freed()  # as a trainer does, for all variants
     host, _, port = store.rpartition(":")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed.init_process_group(
@@ -317,8 +324,22 @@ def compare(size: int, micro: int, rounds: int) -> dict[str, Times]:
     }
 
 
-def measure_whole(size: int, micro: int, num_steps: int) -> list[float]:
-    """Return the intervals between the commits of a local run of the same job."""
+@dataclass(slots=True, kw_only=True)
+class Whole:
+    """What a local run of the same job took."""
+
+    walls_s: list[float] = field(default_factory=list)
+    """From commit to commit."""
+    cpu_s: dict[str, list[float]] = field(default_factory=dict)
+    """By kind of process, of a step: one number for each turn."""
+
+    def rank_cpu_s(self, size: int) -> float:
+        """Return the processor time of a step by rank."""
+        return sum(map(statistics.median, self.cpu_s.values())) / size
+
+
+def measure_whole(whole: Whole, size: int, micro: int, num_steps: int) -> None:
+    """Add a local run of the same job."""
     job = make_job(
         "exact",
         training={"steps": 1_000_000, "seed": SEED, "lanes": size, "shardsPerLane": 1},
@@ -327,16 +348,25 @@ def measure_whole(size: int, micro: int, num_steps: int) -> list[float]:
     )
     # Whoever asks often how far the run is has a share of the cores that the run is measured on.
     with local_run(job, poll_s=5.0) as run:
-        run.members(size)
+        members = run.members(size)
         run.go_on(5)
-        first = run.newest()
+        pids = census.roles(run.process.pid, members)
+        first, before = run.newest(), {role: census.cpu_s(pid) for role, pid in pids.items()}
         run.go_on(num_steps)
+        last, after = run.newest(), {role: census.cpu_s(pid) for role, pid in pids.items()}
         ends = [run.steps[n].committed_at_s for n in range(first, first + num_steps)]
-    return [after - before for before, after in itertools.pairwise(ends)]
+    whole.walls_s += [after - before for before, after in itertools.pairwise(ends)]
+    used: dict[str, float] = {}
+    for role in pids:
+        kind, _, rank = role.rpartition(" ")
+        kind = kind if "." in rank else role  # without the rank, as in "trainer r0.s0"
+        used[kind] = used.get(kind, 0.0) + (after[role] - before[role]) / (last - first)
+    for kind, seconds in used.items():
+        whole.cpu_s.setdefault(kind, []).append(seconds)
 
 
-def show(size: int, micro: int, times: dict[str, Times], whole: list[float]) -> None:
-    """Print one table."""
+def show(size: int, micro: int, times: dict[str, Times], whole: Whole) -> None:
+    """Print one table, and what each kind of process of the whole product takes."""
     print(f"\n{size} ranks, {micro} x {demo.MODEL['sequence']} tokens per rank and step\n")
     print("| step | cpu ms | adds ms | of the fastest | wall ms | of the fastest |")
     print("| --- |" + " --- |" * 5)
@@ -352,8 +382,15 @@ def show(size: int, micro: int, times: dict[str, Times], whole: list[float]) -> 
             f"| {wall[name] * 1e3:.1f} | {wall[name] / least_wall:.2f} |"
         )
         before = cpu[name] if name not in PLAIN else before
-    middle = statistics.median(whole)
-    print(f"| {WHOLE} | | | | {middle * 1e3:.1f} | {middle / least_wall:.2f} |", flush=True)
+    middle, used = statistics.median(whole.walls_s), whole.rank_cpu_s(size)
+    print(
+        f"| {WHOLE} | {used * 1e3:.1f} | {(used - cpu[OURS[-1]]) * 1e3:+.1f} from the vote on "
+        f"| {used / least_cpu:.2f} | {middle * 1e3:.1f} | {middle / least_wall:.2f} |"
+    )
+    print("\n| processes of the whole product | cpu ms of a step, all ranks together |")
+    print("| --- | --- |")
+    for kind, seconds in sorted(whole.cpu_s.items()):
+        print(f"| {kind} | {statistics.median(seconds) * 1e3:.1f} |", flush=True)
 
 
 def main() -> None:
@@ -362,13 +399,19 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--micro-batches", type=int, nargs="+", help="per step (1 8)")
     parser.add_argument("--rounds", type=int, help="steps of each variant (30; quick: 6)")
+    parser.add_argument("--turns", type=int, default=2, help="over which these are divided (2)")
     args = parser.parse_args()
     rounds = args.rounds or (6 if args.quick else 30)
     sizes: Sequence[int] = args.micro_batches or ([1] if args.quick else [1, 8])
     print(f"load average before: {os.getloadavg()[0]:.1f}")
     for micro in sizes:
-        times = compare(args.ranks, micro, rounds)
-        whole = measure_whole(args.ranks, micro, min(LOCAL_STEPS, 2 * rounds))
+        times: dict[str, Times] = {name: [] for name in VARIANTS}
+        whole = Whole()
+        for _ in range(args.turns):
+            in_turn = max(1, rounds // args.turns)
+            for name, rows in compare(args.ranks, micro, in_turn).items():
+                times[name] += rows
+            measure_whole(whole, args.ranks, micro, min(LOCAL_STEPS, 2 * in_turn))
         show(args.ranks, micro, times, whole)
     print(f"\nload average after: {os.getloadavg()[0]:.1f}")
 

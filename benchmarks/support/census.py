@@ -47,6 +47,16 @@ def hold(pid: int) -> Holding:
     )
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time that a process has used so far, threads that ended among it.
+
+    Raises:
+        OSError: it is gone.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def quiet(looks: Sequence[Holding]) -> Holding:
     """Return the least of several looks: a thread or a connection may be about to end."""
     return replace(
