@@ -1,8 +1,8 @@
 """Has the C library keep memory that was freed, since a step asks for the same again and again.
 
-The tensors of a micro-batch are freed as its backward goes, and glibc gives the top of its heap back
-to the kernel when 128 KiB or twice its largest block there are free. The next micro-batch gets fresh
-pages, each of which the kernel clears first.
+The tensors of a micro-batch are freed as its backward goes, and glibc gives the top of its heap
+back to the kernel when 128 KiB or twice its largest block there are free. The next micro-batch gets
+fresh pages, each of which the kernel clears first.
 """
 
 from __future__ import annotations
@@ -25,5 +25,6 @@ def keep_freed() -> bool:
     if mallopt is None:
         return False
     # Both, since to set one ends that glibc adapts the other.
-    settings = ((_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_MMAP_THRESHOLD, APART_BYTES))
-    return all([mallopt(which, size) == 1 for which, size in settings])
+    kept = mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    apart = mallopt(_M_MMAP_THRESHOLD, APART_BYTES)
+    return bool(kept == apart == 1)

@@ -36,7 +36,7 @@ class JobState:
 
 
 class Pace:
-    """How long to wait between two looks at a job: about a step, within bounds."""
+    """Chooses how long to wait between two looks at a job: about a step, within bounds."""
 
     def __init__(self) -> None:
         self.wait_s = POLL_S
