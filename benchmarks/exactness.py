@@ -326,7 +326,7 @@ def compare(size: int, micro: int, rounds: int) -> dict[str, Times]:
 
 @dataclass(slots=True, kw_only=True)
 class Whole:
-    """What a local run of the same job took."""
+    """Holds what a local run of the same job took."""
 
     walls_s: list[float] = field(default_factory=list)
     """From commit to commit."""
