@@ -26,6 +26,7 @@ from mainstay_core.coordinator.ends import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
+from mainstay_core.coordinator.lineage import apply_told
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
@@ -331,7 +332,8 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)
-    state = replace(state, settled_at_s=settled, settled_step=step)
+    told = fact.history if member.index == 0 else state.told_history
+    state = replace(state, settled_at_s=settled, settled_step=step, told_history=told)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
@@ -341,13 +343,22 @@ def settle_all(state: CoordinatorState, at_s: float) -> Transition:
     """Return the state with every member settled: commits prove it, even if a report is missing."""
     assert state.plan is not None
     settled = {m.index: state.settled_at_s.get(m.index, at_s) for m in state.plan.members}
-    return _all_settled(replace(state, settled_at_s=settled))
+    told = 0 in state.settled_at_s
+    return _all_settled(replace(state, settled_at_s=settled), told=told)
 
 
-def _all_settled(state: CoordinatorState) -> Transition:
+def _all_settled(state: CoordinatorState, *, told: bool = True) -> Transition:
+    """Return the state in which all go on.
+
+    Args:
+        state: of the job.
+        told: whether the first member has told the history of their states.
+    """
     plan = state.plan
     assert plan is not None
-    state = plan_settled(state)
+    state = plan_settled(state, told=told)
+    course = apply_told(state) if told else Transition(state=state)
+    state = replace(course.state, permission=None)
     if state.commits == 0 and state.settled_step is not None:
         # A restart goes back; so does a step that only the dead had applied: it is done again.
         # A job that goes on from an earlier run's checkpoint begins with the steps of that.
@@ -363,7 +374,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)
-    return Transition(state=state, actions=(*actions, settled), reason=message)
+    return course.then(Transition(state=state, actions=(*actions, settled), reason=message))
 
 
 def _finished(state: CoordinatorState, fact: Finished, now_s: float) -> Transition:

@@ -23,7 +23,7 @@ from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import Outline
+from mainstay_core.wire.reinitialisation import History, Outline, ToldHistory
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot. A late report of one of them must not revive it."""
@@ -140,6 +140,16 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Permission:
+    """A person's permission to make stages anew from others in one recovery."""
+
+    who: str
+    at_s: float
+    stages: tuple[int, ...]
+    """Those that may be made anew, ascending. It counts for no others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointTeller:
     """The trainer that told of a checkpoint's problem, and how far it was: the same is no news."""
 
@@ -227,8 +237,17 @@ class CoordinatorState:
     last_commit: LastCommit | None = None
     """None before the first one since then."""
     approximate_since: int | None = None
-    """First step of another course than the job would have had without failures, as the ledger says
-    of the newest step; None: that one is exact."""
+    """First step of another course than the job would have had without failures; None: the newest
+    state is exact."""
+    num_forks: int = 0
+    """Forks that the newest state contains."""
+    history: History = ()
+    """Those of them that are known in full, in order: the newest ones, after the store was lost or
+    the job was taken over from an earlier run."""
+    told_history: ToldHistory | None = None
+    """What the first member of the plan has told of it, while the others settle."""
+    permission: Permission | None = None
+    """A person's permission for the recovery that the job waits for."""
     furthest: int = 0
     """Largest number of steps that were ever committed. A restart does not lower it."""
     last_id: int = 0

@@ -244,7 +244,9 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
     """
     assert state.plan is not None
     settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
-    told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed)
+    made = state.settlement is not None and state.settlement.fork is not None
+    history = forks.tell_history(state.history, made=made) if state.index == 0 else None
+    told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
     return _compute(settled, *prefix, SendFact(told))
 
 
