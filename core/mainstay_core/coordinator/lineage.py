@@ -17,6 +17,7 @@ from mainstay_core.reinitialisation.prospects import list_prospects
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.reinitialisation import (
+    REINITIALISED,
     Fork,
     History,
     LineagePage,
@@ -27,8 +28,6 @@ from mainstay_core.wire.reinitialisation import (
     since_of,
 )
 
-REINITIALISED = "StageReinitialised"
-"""What the history, a condition and an Event call it when a stage was made anew from others."""
 EXACT_AGAIN = "ExactAgain"
 
 

@@ -68,6 +68,7 @@ _PATHS = {
     "checkpoint_copy_bytes": "spec.checkpoint.copyMebibytes",
     "checkpoint_signed": "spec.checkpoint.keySecret",
     "resume_from": "spec.checkpoint.resumeFrom",
+    "resume_version": "spec.checkpoint.resumeVersion",
     "heartbeat_s": "spec.detection.heartbeatSeconds",
     "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",
     "hang_s": "spec.detection.hangSeconds",

@@ -26,6 +26,9 @@ from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.words import count
 from mainstay_core.job.config import MAX_LR_BOOST, ApproximateConfig
 
+REINITIALISED = "StageReinitialised"
+"""What a condition, an Event and the job's history call it, for programs, that a stage was made
+anew from others: the job is another one from there on."""
 MAX_SOURCES_OF_A_BLOCK = 3
 """Two neighbours, and an inner rank of the same stage."""
 MAX_FORKS = 1024
