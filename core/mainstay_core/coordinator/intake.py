@@ -332,8 +332,9 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)
-    told = fact.history if member.index == 0 else state.told_history
-    state = replace(state, settled_at_s=settled, settled_step=step, told_history=told)
+    state = replace(state, settled_at_s=settled, settled_step=step)
+    if member.index == 0:
+        state = replace(state, told_history=fact.history, is_history_told=True)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
@@ -343,21 +344,13 @@ def settle_all(state: CoordinatorState, at_s: float) -> Transition:
     """Return the state with every member settled: commits prove it, even if a report is missing."""
     assert state.plan is not None
     settled = {m.index: state.settled_at_s.get(m.index, at_s) for m in state.plan.members}
-    told = 0 in state.settled_at_s
-    return _all_settled(replace(state, settled_at_s=settled), told=told)
+    return _all_settled(replace(state, settled_at_s=settled))
 
 
-def _all_settled(state: CoordinatorState, *, told: bool = True) -> Transition:
-    """Return the state in which all go on.
-
-    Args:
-        state: of the job.
-        told: whether the first member has told the history of their states.
-    """
+def _all_settled(state: CoordinatorState) -> Transition:
     plan = state.plan
     assert plan is not None
-    state = plan_settled(state, told=told)
-    course = apply_told(state) if told else Transition(state=state)
+    course = apply_told(plan_settled(state))
     state = replace(course.state, permission=None)
     if state.commits == 0 and state.settled_step is not None:
         # A restart goes back; so does a step that only the dead had applied: it is done again.

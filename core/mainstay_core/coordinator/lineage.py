@@ -43,8 +43,10 @@ def note_course(state: CoordinatorState, event: StepsCommitted) -> CoordinatorSt
 
 
 def apply_told(state: CoordinatorState) -> Transition:
-    """Return the state with the history that its first member has told: all go on now."""
+    """Return the state with the history that its first member has told, now that all go on."""
     told, before = state.told_history, state.approximate_since
+    if not state.is_history_told:
+        return Transition(state=state)  # the next commits say since when
     if told is None:
         state = _on_course(state, None)
         if before is None:

@@ -42,6 +42,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         waiting=None,
         rivals=(),
         told_history=None,
+        is_history_told=False,
     )
     recorded = tuple(
         RecordRecovery(recovery=o.recovery)

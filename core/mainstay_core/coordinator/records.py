@@ -230,14 +230,10 @@ def plan_stored(state: CoordinatorState, quorum: QuorumId, at_s: float) -> Coord
     )
 
 
-def plan_settled(state: CoordinatorState, *, told: bool = True) -> CoordinatorState:
+def plan_settled(state: CoordinatorState) -> CoordinatorState:
     """Return the state after the last member went on.
 
     Fence and load of open recoveries are known.
-
-    Args:
-        state: of the job.
-        told: whether its first member has told what all go on from.
     """
     assert state.plan is not None
     counted = [
@@ -262,7 +258,7 @@ def plan_settled(state: CoordinatorState, *, told: bool = True) -> CoordinatorSt
         if recovery.replays:
             how = describe_replays(recovery.replays)
             recovery = replace(recovery, reason=f"{recovery.reason}; {how}")
-        if not recovery.exact and told:
+        if not recovery.exact and state.is_history_told:
             recovery = _judge_fork(state, recovery)
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 

@@ -245,7 +245,10 @@ class CoordinatorState:
     """Those of them that are known in full, in order: the newest ones, after the store was lost or
     the job was taken over from an earlier run."""
     told_history: ToldHistory | None = None
-    """What the first member of the plan has told of it, while the others settle."""
+    """What the first member of the plan has told of it; None: that all is exact, if it has told."""
+    is_history_told: bool = False
+    """Whether it has: of a member that pauses, or commits, it is known without its word that it has
+    settled."""
     permission: Permission | None = None
     """A person's permission for the recovery that the job waits for."""
     furthest: int = 0

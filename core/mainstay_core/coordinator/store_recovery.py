@@ -210,6 +210,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         settled_at_s={},
         settled_step=None,
         told_history=None,
+        is_history_told=False,
         commits=0,
         started_at_s=0.0,
         progress=Progress(),

@@ -18,6 +18,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
+from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.forks import tell_history
@@ -325,6 +326,16 @@ def test_a_store_that_lost_the_job_hears_since_when_with_the_next_commit(world: 
     assert world.state.approximate_since is None
     commit(world, 6, 5)
 
+    assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+def test_commits_alone_say_that_a_fork_was_made_if_its_first_member_does_not(world: Any) -> None:
+    lose(world, 1)
+    for step in range(5, 5 + COMMITS_THAT_SETTLE):
+        commit(world, step, 5)
+
+    assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
+    assert record(world).approximate_since == 5
     assert (world.state.approximate_since, world.state.history) == (5, ())
 
 
