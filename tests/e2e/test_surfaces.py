@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 from tests.e2e import matrix
-from tests.e2e.harness import MAINSTAY, TINY_MODEL, Layout, LocalJob, local_job, make_job
+from tests.e2e.harness import TINY_MODEL, Layout, LocalJob, local_job, make_job
 from tests.e2e.test_approximate import twin
 from tests.operator.test_builders import view
+from typer.testing import CliRunner
 
+from mainstay_cli.commands import main
 from mainstay_cli.views.live import LiveView, render
 from mainstay_cli.views.progress import StepLine
 from mainstay_core.base import codec
@@ -76,7 +77,9 @@ def surfaces(running: LocalJob) -> dict[str, str]:
         "timeline": command(running, "timeline", "tiny"),
         "lineage": command(running, "lineage", "tiny"),
         "checkpoints ls": command(running, "checkpoints", "ls", "tiny"),
-        "checkpoints verify": command(running, "checkpoints", "verify", "tiny"),
+        "checkpoints verify": command(
+            running, "checkpoints", "verify", "tiny", "--version", str(NUM_STEPS)
+        ),
         "report diff": command(running, "report", "diff", str(report), str(report)),
         "lines of the run": (running.directory / "output.log").read_text(),
         "live table": live_table(entries, told["recoveries"]),
@@ -98,11 +101,10 @@ def metrics_of(running: LocalJob) -> str:
 
 
 def command(running: LocalJob, *arguments: str) -> str:
-    done = subprocess.run(
-        [*MAINSTAY, *arguments], capture_output=True, text=True, env=running.environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """What a command prints, run in this process: each of its own would import all of it anew."""
+    done = CliRunner().invoke(main.app, list(arguments), env=running.environment)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def live_table(entries: list[dict[str, Any]], recoveries: list[dict[str, Any]]) -> str:
