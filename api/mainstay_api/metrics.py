@@ -87,6 +87,11 @@ class Metrics:
             registry=self.registry,
         )
         self._show_build()
+        self._make_gauges()
+        self.snapshots = SnapshotMetrics(self.registry)
+
+    def _make_gauges(self) -> None:
+        """Make those that show how a job is."""
         self.step = Gauge("mainstay_job_step", "Steps committed", _JOB, registry=self.registry)
         loss = "Loss of the last step"
         self.loss = Gauge("mainstay_job_loss", loss, _JOB, registry=self.registry)
@@ -106,8 +111,6 @@ class Metrics:
             _JOB,
             registry=self.registry,
         )
-
-        self.snapshots = SnapshotMetrics(self.registry)
 
     def _show_build(self) -> None:
         build = Gauge(

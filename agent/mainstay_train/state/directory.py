@@ -472,9 +472,8 @@ class CheckpointDirectory:
         if self._base is None:
             return sorted(own, reverse=True)
         refused = {v for _, (v, kind) in self._entries(self._root) if kind in ("refused", "bad")}
-        base = {version for _, (version, kind) in self._entries(self._base) if kind == ""}
-        if self._base_version:
-            base &= {self._base_version}
+        only = self._base_version
+        base = {v for _, (v, kind) in self._entries(self._base) if not kind and only in (0, v)}
         return sorted(own | (base - refused), reverse=True)
 
     def _retain(self) -> None:
@@ -482,8 +481,7 @@ class CheckpointDirectory:
 
         A torn version does not count as kept.
         """
-        # An earlier run's versions stand in until there are enough of our own.
-        good = self._good()
+        good = self._good()  # an earlier run's stand in until there are enough of our own
         outdated, stays = find_outdated([s.version for s in good], self._keep), find_way_back(good)
         for path, (version, kind) in self._entries(self._root):
             limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete

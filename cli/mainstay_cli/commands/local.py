@@ -28,6 +28,16 @@ from mainstay_core.faults.points import FaultPoint
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
 
 
+VERSION = Annotated[
+    int | None,
+    typer.Option(
+        help="With --resume: the step of the checkpoint to go on from, as the newest exact one of "
+        "a run that is approximate since then. mainstay checkpoints ls DIR names them.",
+        min=1,
+    ),
+]
+
+
 class Ui(enum.StrEnum):
     """A way to show a running job in the terminal."""
 
@@ -80,14 +90,7 @@ def run(
             metavar="DIR",
         ),
     ] = None,
-    version: Annotated[
-        int | None,
-        typer.Option(
-            help="With --resume: the step of the checkpoint to go on from, as the newest exact one "
-            "of a run that is approximate since then. mainstay checkpoints ls DIR names them.",
-            min=1,
-        ),
-    ] = None,
+    version: VERSION = None,
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
@@ -107,9 +110,7 @@ def run(
         bool, typer.Option("--json", help="With --dry-run: print JSON, all in bytes.")
     ] = False,
 ) -> None:
-    _check_dry_run(dry_run, as_json=as_json, report=report, resume=resume)
-    if version is not None and resume is None:
-        raise UsageError("--version: is for --resume DIR, whose checkpoint it chooses")
+    _check_options(dry_run, as_json=as_json, report=report, resume=resume, version=version)
     job_file = manifests.load_job(file, name)
     if dry_run:
         _load_faults(job_file, faults)
@@ -140,10 +141,17 @@ def run_demo() -> None:
     demo.run(progress)
 
 
-def _check_dry_run(
-    dry_run: bool, *, as_json: bool, report: Path | None, resume: Path | None
+def _check_options(
+    dry_run: bool,
+    *,
+    as_json: bool,
+    report: Path | None,
+    resume: Path | None,
+    version: int | None,
 ) -> None:
     """Refuse options that would have no effect."""
+    if version is not None and resume is None:
+        raise UsageError("--version: is for --resume DIR, whose checkpoint it chooses")
     if as_json and not dry_run:
         raise UsageError("--json: is for --dry-run; a run writes its report with --report")
     if dry_run and report:

@@ -8,11 +8,12 @@ not live. So a repeated or late fact cannot cause a second recovery.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.lookup import Lookup
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
 from mainstay_core.coordinator.ladder import Lack
@@ -32,28 +33,6 @@ COMMITS_THAT_SETTLE = 3
 member's vote; but only the members' own reports carry the times, so these get that long to come."""
 MAX_STEP_SECONDS = 33
 """Recent step durations kept for the median that a recovery is compared with."""
-
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-class Lookup(Generic[_Key, _Value]):
-    """Finds values of a tuple by key, in constant time for the tuple asked for last.
-
-    It is a memo, not a state: tuples never change, so the same tuple has the same answer.
-    """
-
-    def __init__(self, key: Callable[[_Value], _Key]) -> None:
-        self._key = key
-        self._last: tuple[tuple[_Value, ...], dict[_Key, _Value]] = ((), {})
-
-    def __call__(self, values: tuple[_Value, ...]) -> dict[_Key, _Value]:
-        last, found = self._last
-        if last is not values:
-            found = {self._key(value): value for value in values}
-            self._last = (values, found)
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
