@@ -167,6 +167,7 @@ def test_no_surface_of_a_job_that_was_masked_and_restarted_says_so(
     assert loud == [], shown
 
 
+@pytest.mark.chaos
 def test_the_newest_exact_checkpoint_is_kept_and_leads_back(
     tmp_path: Path, forked: tuple[Path, dict[str, str]]
 ) -> None:
