@@ -168,12 +168,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
-        settled,
-        phase=Phase.HEALING,
-        valid=False,
-        held=(),
-        mark=None,
-        kept_from=outcome.kept_from,
+        settled, phase=Phase.HEALING, valid=False, held=(), mark=None, kept_from=outcome.kept_from
     )
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
