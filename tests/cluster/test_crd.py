@@ -198,6 +198,13 @@ REFUSED = [
         "pods cannot be kept together and apart by one label",
     ),
     Refused(
+        "spec.checkpoint.resumeVersion",
+        "cross",
+        "spec.checkpoint",
+        {"resumeVersion": 6},
+        "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
+    ),
+    Refused(
         "spec.checkpoint",
         "cross",
         "spec.checkpoint",
