@@ -43,6 +43,7 @@ from mainstay_core.wire.page import (
     Training,
 )
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.reinitialisation import describe_fork
 from mainstay_core.wire.stores import SnapshotSummary
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
@@ -65,6 +66,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "pods": sum(not p.gone for p in state.pods),
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
+        "approximate": state.config.approximate is not None,
         "approximate_since": state.approximate_since,
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "crash": show_crash(state),
@@ -118,6 +120,7 @@ def show_page(
         held_back=sum(s.held_until_s > now_s for s in state.slots),
         created_at_s=state.created_at_s,
         entry=entry or None,
+        made_anew=describe_fork(state.history[-1]) if state.history else "",
         snapshots=state.config.snapshots is not None,
         stores=stores,
         dmr_coverage=describe_coverage(state.config.dmr, state.config.dmr_plan),
@@ -260,6 +263,7 @@ def _training(
         committed_at_s=max((e.committed_at_s for e in entries), default=None),
         goodput=state.step / (state.step + again) if state.step else None,
         ettr=find_ettr(state),
+        approximate_since=state.approximate_since,
     )
 
 
@@ -280,6 +284,7 @@ def _short(recovery: Recovery) -> RecoveryLine:
         quorum=str(recovery.quorum),
         method=recovery.method,
         exact=recovery.exact,
+        approximate_since=recovery.approximate_since,
         fault=recovery.fault,
         reason=recovery.reason,
         from_step=recovery.from_step,

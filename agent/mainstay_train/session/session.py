@@ -87,7 +87,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=snapshot_rules(config.snapshots, training),
-            fork_rules=fork_rules(config.approximate, training),
+            fork_rules=fork_rules(config, training),
             witness_every_steps=config.witness_every_steps,
         )
         self._segments = self._make_keeper(settings, training)

@@ -18,6 +18,9 @@
 - ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
+- ``situation``: what the ladder is asked, and by what rules row 5 applies
+- ``lineage``: which forks the job's states contain, and from what each stage could be made anew
+- ``permission``: whether a person may allow one approximate recovery, and what it would come to
 - ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``siting``: which free slots there are, and which serve together

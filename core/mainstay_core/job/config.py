@@ -169,6 +169,8 @@ class JobConfig:
     """Whether checkpoints must carry a keyed digest: pods are given the key."""
     resume_from: Text = ""
     """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
+    resume_version: Count = field(default=0, metadata=OMITTED)
+    """The only version there that counts; 0: all do."""
     heartbeat_s: Seconds = 1.0
     """Interval of a supervisor's heartbeat. It is kept near 1 s: detection does not depend on
     it."""

@@ -286,6 +286,9 @@ class Checkpoint(Section):
     resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
+    resume_version: Positive | None = None
+    """With resumeFrom: go on from this step's checkpoint alone, though there are newer ones; as
+    from the newest exact one of a job that is approximate since then."""
     key_secret: ObjectName | None = None
     """A Secret of the job's namespace, whose entry ``key`` signs checkpoints: one that is not
     signed by it is not read. Further lines of the entry are older keys, which only check. Local
@@ -406,7 +409,8 @@ class RecoveryPolicy(Section):
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, whose first and last stage it does not help, and not together with
-    snapshots in this version."""
+    snapshots in this version. It holds from the next loss on; where it is off, a person may allow
+    one recovery of a job that waits (kubectl mainstay approximate)."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

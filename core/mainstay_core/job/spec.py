@@ -213,6 +213,7 @@ class TrainingJob(Section):
             checkpoint_copy_bytes=spec.checkpoint.copy_bytes,
             checkpoint_signed=spec.checkpoint.key_secret is not None,
             resume_from=resume_from,
+            resume_version=spec.checkpoint.resume_version or 0,
             heartbeat_s=float(spec.detection.heartbeat_seconds),
             heartbeat_timeout_s=float(spec.detection.heartbeat_timeout_seconds),
             hang_s=float(spec.detection.hang_seconds),
@@ -404,6 +405,11 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "heartbeatSeconds, so that one late heartbeat is no fault",
         )
     recovery = spec.recovery
+    if spec.checkpoint.resume_version is not None and not spec.checkpoint.resume_from:
+        raise InvalidSpecError(
+            "spec.checkpoint.resumeVersion",
+            "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
+        )
     _check_approximate(spec)
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(

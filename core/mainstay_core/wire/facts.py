@@ -36,7 +36,7 @@ from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.reinitialisation import Outline
+from mainstay_core.wire.reinitialisation import Outline, ToldHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +255,8 @@ class Settled(_RankFact):
     """Newest durable version that it knows."""
     replayed: Replayed | None = field(default=None, metadata=OMITTED)
     """How it made its state anew, if it did so from snapshots and logs."""
+    history: ToldHistory | None = field(default=None, metadata=OMITTED)
+    """Of the quorum's first member: the forks that all states contain; None: they are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

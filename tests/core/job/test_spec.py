@@ -316,6 +316,12 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
         ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
         ("spec.checkpoint.copyMebibytes", 7, "is 7, must be greater than or equal to 8"),
+        (
+            "spec.checkpoint.resumeVersion",
+            6,
+            "is for jobs that go on from an earlier run; name its",
+        ),
+        ("spec.checkpoint.resumeVersion", 0, "must be greater than"),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
         ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
