@@ -24,6 +24,18 @@ class PlanName(enum.StrEnum):
     """At once."""
     DYNAMIC = "Dynamic"
     """In waits for other stages, as the dynamic planner decides while the step runs."""
+    AUTO = "Auto"
+    """As the static planner decides from a profile of the run's first steps."""
+    FILE = "File"
+    """As a plan in a file says."""
+
+
+PLANNED = (PlanName.AUTO, PlanName.FILE)
+"""Plans that are made beforehand, from a profile."""
+PROFILE_STEPS = 3
+"""Steps that a profile is made from, unless the job says it: a median of fewer is one of them."""
+MAX_PROFILE_STEPS = 100
+"""More of them only delay the plan."""
 
 
 WAITING_BYTES = 256 << 20
@@ -41,4 +53,6 @@ def describe_coverage(mode: Mode, plan: PlanName = PlanName.NAIVE) -> str:
     """Return the share of operator time that is executed twice, by method; empty: none is."""
     if mode is Mode.FULL and plan is PlanName.DYNAMIC:
         return "inter and naive together 100 %"
+    if mode is Mode.FULL and plan in PLANNED:
+        return "naive 100 % until the first steps are profiled, then by plan"
     return _COVERAGE[mode]
