@@ -390,7 +390,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return result
         if not compares:
             return result
-        if self._checks.waiting.is_used and late.can_wait(self._place, call, outputs):
+        if self._checks.waiting.is_used and late.can_wait(self._place, call, effects):
             late.let_wait(self._checks, self._place, call, outputs, flips)
             return result
         second, found = call.again(twins)

@@ -14,6 +14,7 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, first_differing, put, repaired
 from mainstay_train.checks.collectives import waited
+from mainstay_train.checks.kernels import Effects, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.twins import Twins
@@ -136,24 +137,15 @@ def take_shared(
     return None
 
 
-def can_wait(place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing.
-
-    Whole numbers do not wait: as an index a wrong one would end the step before it is found.
-    """
+def can_wait(place: Place, call: Call, effects: Effects) -> bool:
+    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing."""
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
         and place.shard_type is not None
-        and call.overwritten is None
         and call.generator is None
-        and not call.kernel.tells
-        and all(t.device.type == "cpu" and _is_real(t) for t in outputs)
+        and may_wait(call.kernel, call.args, call.kwargs, effects)
     )
-
-
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def let_wait(

@@ -48,6 +48,7 @@ def make_profile(
             median_s=median(seconds[place]),
             static=statics[place],
             overwrites=call.overwrites,
+            waits=call.waits,
         )
         for place, call in enumerate(fullest.calls)
     )

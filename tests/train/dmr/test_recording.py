@@ -98,13 +98,14 @@ class CheckingRecorder(Recorder):
             self.replayed += 1
         return result
 
-    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        super()._see(func, args, kwargs, result)
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> str | None:
+        name = super().see(func, args, kwargs, result)
         for tensor in tensors((args, kwargs, result)):
             if self._contents.knows(tensor):
                 for content in self._contents.covered(tensor):
                     now = bytes_at(tensor, content.region)
                     assert self.values.setdefault(content.name, now) == now, content.name
+        return name
 
     def _copy(self, leaf: Any) -> Any:
         """A copy that has the layout of what is read, and shares no memory with it."""
