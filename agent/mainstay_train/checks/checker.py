@@ -25,7 +25,8 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, collectives, kernels, late
@@ -38,8 +39,9 @@ from mainstay_train.checks.calls import (
     repaired,
 )
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import Effects, kernel_of, key_of
+from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.planned import Flow, Orders, Planner, Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import UNCHECKED, Pushed, Scope
 from mainstay_train.checks.twins import Overwritten
@@ -55,6 +57,8 @@ SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
+WHENEVER = Later(window=None, expected_s=0.0)
+"""Until when a check waits of which no plan was made beforehand."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
 
@@ -71,6 +75,7 @@ class Checks:
         tell: called with each finding as soon as it is judged, by the thread that computes.
         can_flip: whether flips can be put in: compiled code shows no kernels.
         waiting_bytes: what checks that wait may retain; 0: none waits.
+        plan: which checks wait, where some may.
     """
 
     def __init__(
@@ -81,6 +86,7 @@ class Checks:
         *,
         can_flip: bool = True,
         waiting_bytes: int = 0,
+        plan: PlanName = PlanName.DYNAMIC,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip = can_flip
@@ -94,6 +100,9 @@ class Checks:
         found wrong afterwards. Until their partials are dropped."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
+        self._plan, self._planned = plan, Orders()
+        self.planner: Planner | None = None
+        """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
 
@@ -101,7 +110,14 @@ class Checks:
     def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
         """Return the checks of a job's trainer."""
         can_flip, memory = config.compile == compilation.OFF, config.dmr_memory_bytes
-        return cls(config.dmr, slot, tell, can_flip=can_flip, waiting_bytes=memory)
+        return cls(
+            config.dmr,
+            slot,
+            tell,
+            can_flip=can_flip,
+            waiting_bytes=memory,
+            plan=config.dmr_plan,
+        )
 
     @property
     def compares(self) -> bool:
@@ -112,6 +128,32 @@ class Checks:
     def piggybacks(self) -> bool:
         """Whether recomputes are compared with their forwards."""
         return self._mode is Mode.PIGGYBACK
+
+    @property
+    def as_recomputed(self) -> bool:
+        """Whether a forward that is recomputed later calls all that its recompute calls."""
+        return self.piggybacks or (self.compares and self._plan in PLANNED)
+
+    def notes(self, block: int) -> bool:
+        """Return whether the recompute of a block of the stage is compared with its forward."""
+        return self.piggybacks or block in self._planned.piggyback
+
+    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
+        """Return until when the check of a call waits; None: it does not."""
+        if not self.waiting.is_used or not late.can_wait(place, call, effects):
+            return None
+        if self._plan not in PLANNED:
+            return WHENEVER
+        return self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+
+    def begin_program(self, first: Flow | None) -> None:
+        """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
+
+        Raises:
+            InvalidSpecError: the plan that the job names cannot be used.
+        """
+        if self.planner is not None:
+            self._planned = self.planner.begin_program(first) or Orders()
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.
@@ -134,6 +176,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
+        self.planner, self._planned = None, Orders()
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:
@@ -169,8 +212,17 @@ class Checks:
             raise self._broken
         step = self.step if step is None else step
         place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
+        seen = None
+        if self.planner is not None and shard_type is not None and micro_batch is not None:
+            seen = self.planner.seen((shard_type, micro_batch))
         return _Checker(
-            self, self._orders, place, self._mode, compares=self.compares, is_whole=is_whole
+            self,
+            self._orders,
+            place,
+            self._mode,
+            compares=self.compares,
+            is_whole=is_whole,
+            seen=seen,
         )
 
     def arrive(self, received: torch.Tensor) -> None:
@@ -259,6 +311,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         compares: whether kernels are executed twice.
         is_whole: whether all kernels are counted; else those alone that are executed twice, noted
             or compared with what was noted, and the others cost nothing.
+        seen: who records the passage; None: nobody does.
     """
 
     def __init__(
@@ -270,6 +323,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         *,
         compares: bool,
         is_whole: bool,
+        seen: Seen | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
@@ -280,13 +334,21 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         """With what it is compared; None: with nothing."""
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
         self._num_collectives = 0
+        self._seen = seen
+        self._spot: Spot | None = None
+        """Of the kernel that is executed."""
 
     def __enter__(self) -> Self:
         if self._is_whole:
             super().__enter__()  # type: ignore[no-untyped-call]
+        if self._seen is not None:
+            self._seen.__enter__()
+            self._seen.enter(self._place)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        if self._seen is not None:
+            self._seen.__exit__(*error)
         if self._is_whole:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -335,6 +397,8 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
     def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
         """Say which pass comes next."""
         self._place = replace(self._place, in_pass=in_pass, block=block, name=name)
+        if self._seen is not None:
+            self._seen.enter(self._place)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and check it if it computes something."""
@@ -349,7 +413,19 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         if kernel.name in collectives.REPEATED:
             return self._communicate(func, args, kwargs, kernel.name)
         if kernel.is_view or kernel.allocates or kernel.communicates:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            if self._seen is not None and kernel.allocates:
+                self._seen.see(func, args, kwargs, result, None)
+            return result
+        seen, self._spot = self._seen, None
+        if seen is None:
+            return self._execute(func, args, kwargs, kernel)
+        result = self._execute(func, args, kwargs, kernel)
+        seen.see(func, args, kwargs, result, self._spot)
+        return result
+
+    def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
+        """Run a kernel, and check it."""
         operands = kernel.operands(args, kwargs)
         if kernels.has_sparse(tensor for tensor, _ in operands):
             return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
@@ -366,7 +442,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         kept = None
         if overwritten is not None and repeats and overwritten.has_contents:
             kept = overwritten.copy()
-        result = func(*args, **kwargs)
+        result = self._call(func, args, kwargs)
         if kernels.has_sparse(kernels.tensors_in(result)):
             return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
         effects = Effects.of(kernel, operands, result)
@@ -375,6 +451,7 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return result
         await_copies(operands, outputs)
         call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
+        self._spot = Spot.of(self._place, call.ordinal, kernel.name)
         flips = self._orders.take(self._place, call.ordinal, kernel.name)
         put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
@@ -390,8 +467,9 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             return result
         if not compares:
             return result
-        if self._checks.waiting.is_used and late.can_wait(self._place, call, effects):
-            late.let_wait(self._checks, self._place, call, outputs, flips)
+        later = self._checks.later(self._place, call, effects)
+        if later is not None:
+            late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
         second, found = call.again(twins)
         put(flips, (Execution.CHECKER, Execution.BOTH), found)
@@ -401,6 +479,15 @@ class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         _, third = call.again(call.given_again(kept))
         put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a kernel for the first time."""
+        if self._seen is None:
+            return func(*args, **kwargs)
+        self._seen.begin()
+        result = func(*args, **kwargs)
+        self._seen.end()
+        return result
 
     def _communicate(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str

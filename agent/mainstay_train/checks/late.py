@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, first_differing, put, repaired
@@ -149,7 +150,12 @@ def can_wait(place: Place, call: Call, effects: Effects) -> bool:
 
 
 def let_wait(
-    checks: Judged, place: Place, call: Call, outputs: list[torch.Tensor], flips: Sequence[Flip]
+    checks: Judged,
+    place: Place,
+    call: Call,
+    outputs: list[torch.Tensor],
+    flips: Sequence[Flip],
+    later: Later,
 ) -> None:
     """Have the check of a call wait.
 
@@ -159,6 +165,7 @@ def let_wait(
         call: see :func:`can_wait`.
         outputs: what it made.
         flips: of the call.
+        later: until when it waits.
     """
     assert place.shard_type is not None
     call = replace(
@@ -170,7 +177,17 @@ def let_wait(
     inputs = [tensor for tensor, _ in call.kernel.operands(call.args, call.kwargs)]
     keys, size_bytes = kept_by([*inputs, *outputs], checks.given)
     execute = partial(_check, checks, place, call, outputs, flips)
-    checks.waiting.add(Waiting(place.shard_type, keys, size_bytes, execute))
+    checks.waiting.add(
+        Waiting(
+            place.shard_type,
+            keys,
+            size_bytes,
+            execute,
+            micro_batch=place.micro_batch or 0,
+            window=later.window,
+            expected_s=later.expected_s,
+        )
+    )
 
 
 def _check(
