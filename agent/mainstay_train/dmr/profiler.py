@@ -6,7 +6,7 @@ operator is, and what it reads, is told by the fullest passage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import median
 
@@ -14,6 +14,8 @@ from mainstay_core.dmr.operators import Operator, Pass, Tensor
 from mainstay_core.dmr.profiles import AcSegment, Profile, Window, WindowKind
 from mainstay_train.dmr.recorder import Call, Passage
 
+WAITS = ("RECV_B", "RECV_F", "REDUCE")
+"""The waits of a stage, by the actions of its program."""
 Group = tuple[int, Pass]
 """A block and one of its passes."""
 
@@ -77,10 +79,10 @@ def plan_windows(
     num_stages: int,
     num_passages: int,
     replicas: int,
-    window_s: float,
+    lengths: Mapping[str, tuple[float, float]],
     headroom_bytes: int,
 ) -> tuple[Window, ...]:
-    """Return the waits of a stage in one passage, all of a length that is given.
+    """Return the waits of a stage in one passage, of lengths that are given.
 
     In the order of 1F1B: RECV_B behind the forward, where a stage follows. Behind the backward
     comes RECV_F of the next micro-batch, where a stage comes before and a step has several; or
@@ -93,7 +95,7 @@ def plan_windows(
         num_stages: of a chain.
         num_passages: micro-batches that a chain computes in a step.
         replicas: cells that reduce together.
-        window_s: seconds of each wait.
+        lengths: median and least seconds of each wait; one that is not named is left out.
         headroom_bytes: memory that checks may retain in each.
     """
     forward = [n for n, c in enumerate(passage.calls, 1) if c.in_pass is Pass.FORWARD]
@@ -109,11 +111,12 @@ def plan_windows(
             name=name,
             after=after,
             kind=WindowKind.INTER,
-            median_s=window_s,
-            least_s=window_s,
+            median_s=lengths[name][0],
+            least_s=lengths[name][1],
             headroom_bytes=headroom_bytes,
         )
         for name, after in places
+        if name in lengths
     )
 
 

@@ -16,7 +16,7 @@ from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.regions import Region
 from mainstay_train.dmr import passage as passages
 from mainstay_train.dmr.passage import StagePasses
-from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, Recorder
 from mainstay_train.dmr.timers import ClockTimer
 from mainstay_train.exact import numerics
@@ -163,7 +163,7 @@ def test_the_profile_of_a_middle_stage_tells_what_enters_and_what_leaves(recompu
         num_stages=3,
         num_passages=2,
         replicas=2,
-        window_s=3.0,
+        lengths=dict.fromkeys(WAITS, (3.0, 3.0)),
         headroom_bytes=1 << 20,
     )
     profile = make_profile(
