@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr import dynamic
 from mainstay_core.dmr.dynamic import CheckQueue
 from mainstay_core.dmr.profiles import WindowKind
+from mainstay_core.dmr.schedule import NEXT_RECV_B
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.planned import Flow, Window
@@ -46,9 +47,10 @@ class Waiting:
             passed: micro-batches whose passage is over.
         """
         flow = self.shard_type, self.micro_batch
-        if self.window == Op.RECV_B:
-            return window == Window(Op.RECV_B, flow)
-        return self.window == window.op and flow in passed
+        if window.op is Op.RECV_B and self.window == "RECV_B":
+            return window.flow == flow
+        behind = NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F"
+        return self.window == behind and flow in passed
 
 
 class WaitingChecks:

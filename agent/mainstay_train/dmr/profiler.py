@@ -12,9 +12,10 @@ from statistics import median
 
 from mainstay_core.dmr.operators import Operator, Pass, Tensor
 from mainstay_core.dmr.profiles import AcSegment, Profile, Window, WindowKind
+from mainstay_core.dmr.schedule import NEXT_RECV_B
 from mainstay_train.dmr.recorder import Call, Passage
 
-WAITS = ("RECV_B", "RECV_F", "REDUCE")
+WAITS = ("RECV_B", "RECV_F", NEXT_RECV_B, "REDUCE")
 """The waits of a stage, by the actions of its program."""
 Group = tuple[int, Pass]
 """A block and one of its passes."""
@@ -67,7 +68,7 @@ def make_profile(
         ),
         operators=operators,
         results=tuple(fullest.results),
-        ac_segments=_find_segments(fullest),
+        ac_segments=_find_segments(fullest, passages),
         windows=tuple(windows),
     )
 
@@ -85,8 +86,9 @@ def plan_windows(
     """Return the waits of a stage in one passage, of lengths that are given.
 
     In the order of 1F1B: RECV_B behind the forward, where a stage follows. Behind the backward
-    comes RECV_F of the next micro-batch, where a stage comes before and a step has several; or
-    the reduction, where a step has one. Of a step with several the reduction is left out: it comes
+    comes RECV_F of the next micro-batch, or its RECV_B in the first stage, where a step has
+    several; or the reduction, where a step has one. The first stage's waits serve two passages
+    each, and are planned as if they served one: an overrun costs no more than checks at once. Of a step with several the reduction is left out: it comes
     once, and what all passages leave to it would have to be retained until then.
 
     Args:
@@ -104,8 +106,8 @@ def plan_windows(
         places.append(("RECV_B", max(forward, default=0)))
     if num_passages == 1 and replicas > 1:
         places.append(("REDUCE", len(passage.calls)))
-    elif num_passages > 1 and stage > 0:
-        places.append(("RECV_F", len(passage.calls)))
+    elif num_passages > 1 and num_stages > 1:
+        places.append(("RECV_F" if stage > 0 else NEXT_RECV_B, len(passage.calls)))
     return tuple(
         Window(
             name=name,
@@ -129,16 +131,28 @@ def _made_bytes(passage: Passage) -> int:
     return sum(passage.tensors[name][0] for call in passage.calls for name in call.outputs)
 
 
-def _find_segments(passage: Passage) -> tuple[AcSegment, ...]:
-    """Return what is recomputed of each block: all of it runs again, its last operator included."""
+def _find_segments(fullest: Passage, passages: Sequence[Passage]) -> tuple[AcSegment, ...]:
+    """Return what is recomputed of each block: all of it runs again, its last operator included.
+
+    A block whose recompute is not its forward, call by call, has none.
+    """
     found: dict[int, list[str]] = {}
-    for call in passage.calls:
-        if call.id in passage.recomputed:
+    for call in fullest.calls:
+        if call.id in fullest.recomputed:
             found.setdefault(call.block, []).append(call.id)
     return tuple(
         AcSegment(name=f"{block}/recompute", operators=tuple(operators), kept=())
         for block, operators in found.items()
+        if all(_repeats(passage, block) for passage in passages)
     )
+
+
+def _repeats(passage: Passage, block: int) -> bool:
+    """Return whether a block's recompute begins with all that its forward has called, in order."""
+    forward = [
+        call.id for call in passage.calls if (call.block, call.in_pass) == (block, Pass.FORWARD)
+    ]
+    return passage.again.get(block, [])[: len(forward)] == forward
 
 
 def _compare(

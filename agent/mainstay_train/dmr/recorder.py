@@ -75,6 +75,9 @@ class Passage:
     """Bytes and origin of each tensor."""
     recomputed: set[str] = field(default_factory=set)
     """Calls of a forward that was executed again for the backward."""
+    again: dict[int, list[str]] = field(default_factory=dict)
+    """By block: calls that were made where its forward ran again, in order. Empty strings: calls
+    that its forward has not made."""
     results: dict[str, None] = field(default_factory=dict)
     """Tensors that are a gradient, leave the stage, or are read by the host; an ordered set."""
 
@@ -207,6 +210,8 @@ class PassageRecord:
         inputs, overwrites = self._read(func, operands)
         what = repr((name_of(func, full=True), self._describe((args, kwargs))))
         call = self._find_first(place.block, what) if place.again else None
+        if place.again:
+            self.passage.again.setdefault(place.block, []).append(call.id if call else "")
         if call is None:
             # What a recompute computes beyond the forward is done once, in the backward.
             in_pass = Pass.BACKWARD if place.again else place.in_pass

@@ -27,6 +27,7 @@ from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import (
     FIELD,
+    NEXT_RECV_B,
     STAGE,
     RefusedPlanError,
     Schedule,
@@ -298,9 +299,12 @@ class _Recording:
         self.passage = self.record.finish()
 
     def note_wait(self, window: Window, wait_s: float) -> None:
-        """Note the length of a wait: before the first passage is over none is for its checks."""
-        if window.op is Op.RECV_B or self.has_passed:
-            self.waits.setdefault(str(window.op), []).append(wait_s)
+        """Note the length of a wait: before a passage is over none of them is behind one."""
+        names = ["RECV_B"] if window.op is Op.RECV_B else []
+        if self.has_passed:
+            names.append(NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F")
+        for name in names:
+            self.waits.setdefault(name, []).append(wait_s)
 
     def __enter__(self) -> object:
         self.record.host_reads.__enter__()  # type: ignore[no-untyped-call]

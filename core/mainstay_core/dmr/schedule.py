@@ -19,6 +19,9 @@ from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.static import plan_checks
 
 FIELD = "spec.detection.dmr.plan"
+NEXT_RECV_B = "NEXT_RECV_B"
+"""The wait behind a passage of the first stage: it waits for the gradient of another micro-batch,
+and so in a wait that is the RECV_B of that one."""
 STAGE = "{stage}"
 """Stands in the path of a plan's file for the number of the stage."""
 
