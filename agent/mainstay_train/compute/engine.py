@@ -56,6 +56,8 @@ class Engine:
     micro_batches: int
     num_types: int = 1
     """Shard types of a step."""
+    first_block: int = 0
+    """Of the stage, by its number in the model."""
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -154,6 +156,7 @@ class Engine:
             num_stages=num_stages,
             micro_batches=config.shape.micro_batches,
             num_types=config.shape.num_types,
+            first_block=mine[0],
             state=state,
             store=store,
             reducer=Reducer(

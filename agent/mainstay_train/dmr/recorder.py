@@ -303,7 +303,7 @@ class PassageRecord:
         self.passage.tensors[name] = (size, origin)
 
 
-class Recorder(PassageRecord, TorchDispatchMode):  # type: ignore[misc]
+class Recorder(PassageRecord, TorchDispatchMode):
     """Records the operators of one passage while it is on.
 
     Args:

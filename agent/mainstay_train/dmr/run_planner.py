@@ -10,6 +10,7 @@ Whatever goes wrong costs time alone: what no plan has wait is checked at once.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ from mainstay_core.dmr.schedule import (
     plan_here,
     read_ordered_plan,
 )
+from mainstay_core.dmr.settings import PLANNED, PlanName
+from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Window
@@ -66,8 +69,6 @@ class PlannedStage:
 
     shape: JobShape
     stage: int
-    first_block: int
-    """The stage's first block, by its number in the model."""
     fingerprint: str
     profile_steps: int
     memory_bytes: int
@@ -108,6 +109,35 @@ def read_plan_file(path: str, stage: int, fingerprint: str) -> Plan:
             FIELD, f"{place} cannot be read: {error.strerror or error}"
         ) from error
     return read_ordered_plan(text, place, fingerprint)
+
+
+def plan_stage(
+    config: JobConfig, engine: Engine, fingerprint: str, tell: Callable[[Told], None]
+) -> RunPlanner | None:
+    """Return what plans a stage's checks, or verifies their plan; None in a job without plans.
+
+    Args:
+        config: of the job.
+        engine: of the stage.
+        fingerprint: of the job.
+        tell: called with what is executed, once that is known.
+
+    Raises:
+        InvalidSpecError: the plan that the job names cannot be used.
+    """
+    if config.dmr_plan not in PLANNED:
+        return None
+    ordered = None
+    if config.dmr_plan is PlanName.FILE:
+        ordered = read_plan_file(config.dmr_plan_file, engine.stage, fingerprint)
+    planned = PlannedStage(
+        shape=config.shape,
+        stage=engine.stage,
+        fingerprint=fingerprint,
+        profile_steps=config.dmr_profile_steps,
+        memory_bytes=config.dmr_memory_bytes,
+    )
+    return RunPlanner(planned, engine, ordered=ordered, clock=time.perf_counter, tell=tell)
 
 
 class RunPlanner:
@@ -156,7 +186,7 @@ class RunPlanner:
             return self._orders
         self._first, self._recording = first, None
         if self._is_warm:
-            self._recording = _Recording(self._planned.first_block, self._device, self._clock)
+            self._recording = _Recording(self._engine.first_block, self._device, self._clock)
             blocks = [block for block in self._engine.state.blocks if isinstance(block, Block)]
             declare_stage(self._recording.record, blocks, self._engine.store)
         return None
@@ -217,7 +247,7 @@ class RunPlanner:
             InvalidSpecError: the plan that the job names cannot be used.
         """
         self._is_over = True
-        name = "Auto" if self._ordered is None else "File"
+        name = PlanName.AUTO if self._ordered is None else PlanName.FILE
         try:
             if self._problem:
                 raise RefusedPlanError(self._problem)
@@ -229,14 +259,14 @@ class RunPlanner:
             self._give_up(error)
             return
         fullest = self._recorded[self._fullest()]
-        self._orders = _orders_of(schedule, fullest.spots, self._planned.first_block)
+        self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
         totals = plan.totals
         reason = (
             f"planned from {count(len(self._recorded), 'step')}: "
             f"{totals.exposed_s:.3g} s of {totals.operator_s:.3g} s a passage are exposed, "
             f"{totals.peak_bytes} of {plan.budget_bytes} bytes are retained at most"
         )
-        self._tell(Told(plan=name, shares=schedule.shares, reason=reason))
+        self._tell(Told(plan=name.value, shares=schedule.shares, reason=reason))
         logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
 
     def _give_up(self, error: MainstayError) -> None:
@@ -246,7 +276,7 @@ class RunPlanner:
             ) from error
         reason = f"no plan could be made: {brief(error)}"
         logger.warning("checks of stage %d stay naive: %s", self._planned.stage, reason)
-        self._tell(Told(plan="Naive", shares="naive 100 %", reason=reason))
+        self._tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
 
     def _fullest(self) -> int:
         passages = [recording.passage for recording in self._recorded]
@@ -277,7 +307,7 @@ class _Recording:
     """The recording of one program: a passage, and the waits of all.
 
     Args:
-        first_block: see :class:`PlannedStage`.
+        first_block: of the stage, by its number in the model.
         device: where it computes.
         clock: returns seconds that only grow.
     """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class Mode(enum.StrEnum):
@@ -49,8 +51,36 @@ _COVERAGE = {
 }
 
 
-def describe_coverage(mode: Mode, plan: PlanName = PlanName.NAIVE) -> str:
-    """Return the share of operator time that is executed twice, by method; empty: none is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChecks:
+    """The checks of a stage that was planned, as a trainer of it told last."""
+
+    stage: int
+    plan: str
+    """The plan that is carried out: Auto, File, or Naive where none is."""
+    shares: str
+    """How operator time is checked, by method."""
+    reason: str
+    """Why, for people."""
+
+    def describe(self) -> str:
+        """Return it in short: a plan that could not be made is told with the reason."""
+        why = f" ({self.reason})" if self.plan == PlanName.NAIVE else ""
+        return f"stage {self.stage}: {self.shares}{why}"
+
+
+def describe_coverage(
+    mode: Mode, plan: PlanName = PlanName.NAIVE, planned: Sequence[StageChecks] = ()
+) -> str:
+    """Return the share of operator time that is executed twice, by method; empty: none is.
+
+    Args:
+        mode: of the job.
+        plan: of the job.
+        planned: what trainers have told of their stages, in order.
+    """
+    if mode is Mode.FULL and plan in PLANNED and planned:
+        return "; ".join(checks.describe() for checks in planned)
     if mode is Mode.FULL and plan is PlanName.DYNAMIC:
         return "inter and naive together 100 %"
     if mode is Mode.FULL and plan in PLANNED:

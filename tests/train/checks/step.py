@@ -180,7 +180,6 @@ class Step:
         stage = PlannedStage(
             shape=self._shape,
             stage=engine.stage,
-            first_block=self._workload.stages(self._stages)[engine.stage][0],
             fingerprint="job",
             profile_steps=self._profile_steps,
             memory_bytes=self._waiting_bytes,
