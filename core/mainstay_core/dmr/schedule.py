@@ -115,6 +115,12 @@ def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
         UncoveredError: it breaks the rule of coverage, or is another stage's.
         RefusedPlanError: a trainer cannot carry it out.
     """
+    if plan.fingerprint == profile.fingerprint and plan.budget_bytes > profile.budget_bytes:
+        raise RefusedPlanError(
+            f"it retains up to {plan.budget_bytes} bytes of a micro-batch, and "
+            f"detection.dmr.memory leaves {profile.budget_bytes} to each in flight; plan with "
+            f"--budget {profile.budget_bytes}"
+        )
     verify_rule(profile, plan)
     timed = replace(plan, totals=sum_totals(profile, plan.pieces, plan.choices))
     return timed, schedule_of(profile, timed)
