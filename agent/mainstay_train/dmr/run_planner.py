@@ -261,8 +261,9 @@ class RunPlanner:
         fullest = self._recorded[self._fullest()]
         self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
         totals = plan.totals
+        how = "planned from" if self._ordered is None else "verified against"
         reason = (
-            f"planned from {count(len(self._recorded), 'step')}: "
+            f"{how} {count(len(self._recorded), 'step')}: "
             f"{totals.exposed_s:.3g} s of {totals.operator_s:.3g} s a passage are exposed, "
             f"{totals.peak_bytes} of {plan.budget_bytes} bytes are retained at most"
         )
