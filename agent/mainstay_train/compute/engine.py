@@ -57,7 +57,7 @@ class Engine:
     num_types: int = 1
     """Shard types of a step."""
     first_block: int = 0
-    """Of the stage, by its number in the model."""
+    """Of the stage, in the model."""
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -72,10 +72,8 @@ class Engine:
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
-    """Of all that the engine computes in a step."""
     types: HeldTypes = field(init=False)
-    _chain: ChainGroups | None = None
-    """Over which was computed last."""
+    _chain: ChainGroups | None = None  # over which was computed last
     _begun: BegunReduction | None = None
     """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
     _worker: Background = field(default_factory=lambda: Background("early reduction"))

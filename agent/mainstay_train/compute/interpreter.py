@@ -174,8 +174,7 @@ class Interpreter:
                 self._pipeline.finish(self._sends.popleft())
             is_done = True
         finally:
-            if self._checks.planner is not None:
-                self._checks.planner.end_program(completed=is_done)
+            self._checks.end_program(completed=is_done)
             self._upcoming.clear()
             self._flows.clear()
             self._sums.clear()
@@ -295,11 +294,9 @@ class Interpreter:
             message = self._incoming(action.op, flow)
             posted = message.tensor, self._pipeline.receive(message)
         tensor, pending = posted
-        window, planner = Window(action.op, flow), self._checks.planner
-        began_s = planner.now_s() if planner is not None else 0.0
-        arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
-        if planner is not None:
-            planner.received(window, tensor, planner.now_s() - began_s)
+        window = Window(action.op, flow)
+        with self._checks.window(window, tensor):
+            arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
@@ -328,8 +325,7 @@ class Interpreter:
         tag = self._tag((action.type, action.micro_batch), direction)
         message = Message(tensor.contiguous(), peer, tag)
         self._note_sent(action, message.tensor)
-        if self._checks.planner is not None:
-            self._checks.planner.sent((action.type, action.micro_batch), message.tensor)
+        self._checks.sent((action.type, action.micro_batch), message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
@@ -464,20 +460,14 @@ class Interpreter:
         with self._over(action) as scope:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
-            self._note_passed(action)
+            sums = self._sums.get(action.type, TypeSums())
+            results = sums.loss_sum, *sums.counted.values()
+            self._checks.passed((action.type, action.micro_batch), results)
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)
         if completes and self._log is not None:
             self._log.completed(action.type, self._results[action.type].mark)
-
-    def _note_passed(self, action: Action) -> None:
-        """A micro-batch's passage is over: waits that begin now are for its checks as well."""
-        of = action.type, action.micro_batch
-        self._checks.waiting.passed(of)
-        if self._checks.planner is not None:
-            sums = self._sums.get(action.type, TypeSums())
-            self._checks.planner.passed(of, (sums.loss_sum, *sums.counted.values()))
 
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views

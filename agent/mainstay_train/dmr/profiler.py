@@ -88,8 +88,9 @@ def plan_windows(
     In the order of 1F1B: RECV_B behind the forward, where a stage follows. Behind the backward
     comes RECV_F of the next micro-batch, or its RECV_B in the first stage, where a step has
     several; or the reduction, where a step has one. The first stage's waits serve two passages
-    each, and are planned as if they served one: an overrun costs no more than checks at once. Of a step with several the reduction is left out: it comes
-    once, and what all passages leave to it would have to be retained until then.
+    each, and are planned as if they served one: an overrun costs no more than checks at once. Of a
+    step with several the reduction is left out: it comes once, and what all passages leave to it
+    would have to be retained until then.
 
     Args:
         passage: of the stage.

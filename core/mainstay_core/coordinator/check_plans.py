@@ -25,9 +25,7 @@ def note_checks(state: CoordinatorState, fact: Checks, now_s: float) -> Transiti
         raise RemoteProtocolError(
             f"Checks.stage: {fact.stage} is none of the job's {state.shape.stages}"
         )
-    told = StageChecks(
-        stage=fact.stage, plan=fact.plan, shares=fact.shares, reason=fact.evidence
-    )
+    told = StageChecks(stage=fact.stage, plan=fact.plan, shares=fact.shares, reason=fact.evidence)
     before = {checks.stage: checks for checks in state.checks}
     known = before.get(fact.stage)
     stages = before | {fact.stage: told}

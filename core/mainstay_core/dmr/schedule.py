@@ -1,4 +1,4 @@
-"""Says what a trainer does of a plan: which checks wait, for which wait, and which recomputes check.
+"""Says what a trainer does of a plan: which checks wait, and for what, and which recomputes check.
 
 Trainers execute single operators again while they wait for other stages, and compare the recomputes
 of whole blocks with their forwards. Whatever a schedule does not name is executed again at once. So
