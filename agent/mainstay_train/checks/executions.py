@@ -253,6 +253,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
+        if self._seen is not None:
+            self._seen.exchange(kernels.tensors_in(tuple(args)), result)
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result

@@ -74,6 +74,9 @@ class Seen(Protocol):
     def end(self) -> None:
         """It was given to the device."""
 
+    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """See what inner ranks have computed together, and what this one has given for it."""
+
     def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
         """See a call that has been made.
 

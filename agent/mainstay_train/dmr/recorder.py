@@ -140,9 +140,9 @@ class PassageRecord:
         self._note(name, self._contents.put(tensor, name), origin)
 
     def declare_unknown(self, tensor: torch.Tensor, name: str) -> None:
-        """:meth:`declare` an addressed tensor, unless something is known of it."""
+        """Say what all memory of an addressed tensor is, unless something is known of it."""
         if not self._contents.knows(tensor):
-            self.declare(tensor, name, Origin.ADDRESSED)
+            self._note(name, self._contents.put_all(tensor, name), Origin.ADDRESSED)
 
     def allocate(self, tensor: torch.Tensor) -> None:
         """Say that a tensor's memory holds nothing yet."""

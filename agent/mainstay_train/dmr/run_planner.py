@@ -323,7 +323,7 @@ class _Recording:
         """Why the passage cannot be described; empty: it can."""
         self.has_passed = False
         """Whether some micro-batch's passage is over."""
-        self._first_block = first_block
+        self._first_block, self._num_received = first_block, 0
 
     def finish(self) -> None:
         """Take the passage for complete."""
@@ -360,6 +360,13 @@ class _Recording:
     def end(self) -> None:
         """It was given to the device."""
         self.record.end()
+
+    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """See what inner ranks have computed together, and what this one has given for it."""
+        for tensor in given:
+            self.record.add_result(tensor)
+        self._num_received += 1
+        self.record.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
         """See a call that has been made."""

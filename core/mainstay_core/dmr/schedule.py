@@ -86,12 +86,19 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
 
 
 def describe_shares(plan: Plan) -> str:
-    """Return the share of operator time by method, e.g. ``P 38 %, inter 40 %, naive 22 %``."""
+    """Return the share of operator time by method, e.g. ``P 38 %, inter 40 %, naive 22 %``.
+
+    Trainers check at once as well what a plan leaves unchecked, as its result does not count.
+    """
     total_s = math.fsum(share.operator_s for share in plan.totals.shares)
+    told: dict[Method, float] = {}
+    for share in plan.totals.shares:
+        method = Method.NAIVE if share.method is Method.NONE else share.method
+        told[method] = told.get(method, 0.0) + share.operator_s
     return ", ".join(
-        f"{share.method.value} {share.operator_s / total_s:.0%}".replace("%", " %")
-        for share in plan.totals.shares
-        if share.operator_s > 0
+        f"{method.value} {operator_s / total_s:.0%}".replace("%", " %")
+        for method, operator_s in told.items()
+        if operator_s > 0
     )
 
 
