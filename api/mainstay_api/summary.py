@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
@@ -123,7 +124,7 @@ def show_page(
         made_anew=describe_fork(state.history[-1]) if state.history else "",
         snapshots=state.config.snapshots is not None,
         stores=stores,
-        dmr_coverage=describe_coverage(state.config.dmr, state.config.dmr_plan),
+        dmr_coverage=_coverage(state),
         findings=findings,
         protections=_protections(state, entry),
     )
@@ -173,9 +174,15 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
     """Return how the user's code comes in, and what the job is protected by, with reasons."""
     entry = entry_of(state.fingerprints)
     shown = [codec.encode(p) for p in _protections(state, entry)]
-    coverage = describe_coverage(state.config.dmr, state.config.dmr_plan)
-    checks = {"dmr_coverage": coverage} if coverage else {}
+    coverage = _coverage(state)
+    checks: dict[str, Any] = {"dmr_coverage": coverage} if coverage else {}
+    if state.checks:
+        checks["checks"] = [codec.encode(stage) for stage in state.checks]
     return {"entry": entry or None, "protections": shown, **checks}
+
+
+def _coverage(state: CoordinatorState) -> str:
+    return cut(describe_coverage(state.config.dmr, state.config.dmr_plan, state.checks))
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:

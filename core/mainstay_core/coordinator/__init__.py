@@ -8,6 +8,7 @@
 - ``reports``: takes in what pods, supervisors and the store report
 - ``ends``: notes that a trainer or a pod has ended
 - ``intake``: takes facts into the state, before anything is decided
+- ``check_plans``: how the checks of each stage are planned
 - ``checkpoints``: what is known of durable checkpoints
 - ``crashes``: when the same exception has come back too often
 - ``fingerprints``: whose arithmetic differs from the job's

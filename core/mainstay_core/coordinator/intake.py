@@ -14,6 +14,7 @@ from typing import Any
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.coordinator.causes import Suspicion, ToldCause
+from mainstay_core.coordinator.check_plans import note_checks
 from mainstay_core.coordinator.checkpoints import (
     note_checkpoint,
     note_how,
@@ -45,6 +46,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
     Checkpoint,
+    Checks,
     Fact,
     Failed,
     Finished,
@@ -420,5 +422,6 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Finished: _finished,
     Failed: _failed,
     Checkpoint: note_checkpoint,
+    Checks: note_checks,
     Paused: note_paused,
 }

@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.lookup import Lookup
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
 from mainstay_core.coordinator.ladder import Lack
+from mainstay_core.dmr.settings import StageChecks
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.crashes import ToldCrash
@@ -271,6 +273,8 @@ class CoordinatorState:
     """Number of committed steps."""
     durable: int = 0
     """Newest version that any pod reported as durable."""
+    checks: tuple[StageChecks, ...] = field(default=(), metadata=OMITTED)
+    """The checks of each stage that was planned, as its trainers told last; by stage."""
     checkpoint_problem: str = ""
     """Why the last checkpoint is late or failed; empty since one became durable."""
     checkpoint_teller: CheckpointTeller | None = None

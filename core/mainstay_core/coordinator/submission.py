@@ -58,6 +58,8 @@ _PATHS = {
     "compile": "spec.runtime.compile",
     "dmr": "spec.detection.dmr.mode",
     "dmr_plan": "spec.detection.dmr.plan",
+    "dmr_plan_file": "spec.detection.dmr.plan",
+    "dmr_profile_steps": "spec.detection.dmr.profileSteps",
     "dmr_memory_bytes": "spec.detection.dmr.memory",
     "recompute": "spec.runtime.recompute",
     "recompute_share": "spec.runtime.recomputeShare",

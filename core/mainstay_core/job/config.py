@@ -149,6 +149,10 @@ class JobConfig:
     """Which operators are executed twice and compared."""
     dmr_plan: PlanName = field(default=PlanName.NAIVE, metadata=OMITTED)
     """When the second executions run in mode Full."""
+    dmr_plan_file: Text = field(default="", metadata=OMITTED)
+    """Path of the plan; empty unless the plan is File."""
+    dmr_profile_steps: Count = field(default=0, metadata=OMITTED)
+    """Steps from which a plan is made, or verified."""
     dmr_memory_bytes: Count = field(default=0, metadata=OMITTED)
     """What checks that wait may retain in a rank."""
     recompute: bool = False

@@ -143,14 +143,14 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section="spec.detection.dmr",
         field=".plan",
-        rule="self.plan != 'Dynamic' || self.mode == 'Full'",
-        message="is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        rule="self.plan == 'Naive' || self.mode == 'Full'",
+        message="is not Naive, but no check waits in this mode; use Naive, or mode Full",
     ),
     Rule(
         section="spec.detection.dmr",
         field=".memory",
-        rule="self.memory == 'Auto' || self.plan == 'Dynamic'",
-        message="is for checks that wait; use plan Dynamic, or leave it out",
+        rule="self.memory == 'Auto' || self.plan != 'Naive'",
+        message="is for checks that wait; use another plan than Naive, or leave it out",
     ),
     Rule(
         section="spec.snapshots",

@@ -251,8 +251,9 @@ class ProtectionStatus(Section):
     snapshot_lag_steps: Int | None = None
     """Steps since the newest complete snapshot."""
     snapshots: SnapshotsStatus | None = None
-    dmr_coverage: Short | None = None
-    """Share of operator time that is executed twice, by method, e.g. naive 100 %. Absent: none."""
+    dmr_coverage: Sentence | None = None
+    """Share of operator time that is executed twice, by method, e.g. naive 100 %; of each stage
+    where its trainers plan. Absent: none."""
     items: Annotated[
         tuple[ProtectionItem, ...], pydantic.Field(max_length=32, json_schema_extra=_map_by("name"))
     ] = ()

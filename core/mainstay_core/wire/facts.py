@@ -18,6 +18,7 @@ from mainstay_core.base.bounds import (
     MAX_SLOTS_PER_POD,
     Address,
     Count,
+    Index,
     Instant,
     Labels,
     Longest,
@@ -89,6 +90,7 @@ class FactKind(enum.StrEnum):
     FAILED = "failed"
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
+    CHECKS = "checks"
 
 
 MAX_SOURCES = 64
@@ -268,7 +270,22 @@ class Paused(_RankFact):
     """Newest durable version that it knows."""
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks(_RankFact):
+    """A trainer has a plan of checks for its stage, or goes on without; ``evidence`` says why."""
+
+    kind: Literal[FactKind.CHECKS] = FactKind.CHECKS
+    stage: Index
+    plan: Name
+    """The plan that is carried out: Auto, File, or Naive where none is."""
+    shares: Sentence
+    """How operator time is checked, by method."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "evidence", "shares")
+
+
+RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Checks
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

@@ -708,6 +708,15 @@ EXAMPLES: dict[str, Any] = {
     "fact-failed-with-a-crash": facts.Failed(
         **TRAINER, evidence="computing step 4: OSError: no such file", crash=CRASH
     ),
+    "fact-checks": facts.Checks(
+        **TRAINER,
+        quorum=QUORUM,
+        step=5,
+        stage=1,
+        plan="Auto",
+        shares="P 38 %, inter 40 %, naive 22 %",
+        evidence="planned from 3 steps",
+    ),
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
