@@ -173,13 +173,14 @@ def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Si
     assert state.plan is not None
     stages = []
     replayable, approximate = keeps_segments(state), state.config.approximate
-    for position in state.plan.positions:
+    again = seating.made_again(state)
+    for number, position in enumerate(state.plan.positions):
         members = [m for m in position if is_living(state, m)]
         stages.append(
             ladder.StageHolders(
                 stage=position[0].rank.stage,
                 inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
-                holders=sum(holds_state(state, m) for m in members),
+                holders=0 if number in again else sum(holds_state(state, m) for m in members),
                 living=len(members),
                 replayable=replayable,
             )

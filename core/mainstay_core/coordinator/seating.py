@@ -170,12 +170,23 @@ def with_fork(state: CoordinatorState, plan: Plan) -> Plan:
     """Return an unplanned plan that orders to make anew what no member holds, of a new lineage."""
     assert state.plan is not None
     held = {m.slot for m in state.plan.members if holds_state(state, m)}
+    again = made_again(state)
     empty = [
         number
         for number, members in enumerate(plan.positions)
-        if not any(m.slot in held and not m.joining for m in members)
+        if number in again or not any(m.slot in held and not m.joining for m in members)
     ]
     return _forked(state, plan, empty)
+
+
+def made_again(state: CoordinatorState) -> frozenset[int]:
+    """Return the positions of an unfinished fork that have to be made anew, some of them again."""
+    plan = state.plan
+    if plan is None or plan.fork is None or all_settled(state):
+        return frozenset()
+    positions = plan.positions
+    lost = [p for p in plan.fork.positions if not any(holds_state(state, m) for m in positions[p])]
+    return plan.fork.made_with(lost, plan.ranks_per_stage)
 
 
 def _forked(state: CoordinatorState, plan: Plan, positions: Sequence[int]) -> Plan:

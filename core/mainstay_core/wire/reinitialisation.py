@@ -7,6 +7,7 @@ follows is another course of training (design section 5, row 5).
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -147,6 +148,15 @@ class ForkOrder:
     since: Count
     """States of this lineage, and of later ones, count as well if their rank stayed a member: only
     such a rank is sure to have what the others settle on."""
+
+    def made_with(self, lost: Collection[int], ranks_per_stage: int) -> frozenset[int]:
+        """Return the positions that are made anew, as they are lost or go with one that is.
+
+        With one all are made anew that are ordered of its stage. Their moments begin together: as
+        of what inner ranks hold in copies they must be the same.
+        """
+        stages = {position // ranks_per_stage for position in self.positions if position in lost}
+        return frozenset(p for p in self.positions if p // ranks_per_stage in stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
