@@ -115,6 +115,7 @@ class Disk:
             del self.complete[version]
         for key in [key for key in self.unfinished if key[0] <= outdated.unfinished]:
             del self.unfinished[key]
+            self.abandoned.add(key)  # perhaps of a quorum that is behind this one, and writes on
 
     def _stored(self, version: int) -> Stored:
         """Return what is seen of a version at first sight."""
