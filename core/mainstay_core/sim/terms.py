@@ -174,26 +174,14 @@ class Course(NamedTuple):
     """Of all blocks, in model order, in the step that led to it; empty at version 0."""
 
 
-def true_states(
-    num_types: int,
-    micro_batches: int,
-    stages: int,
-    width: int,
-    version: int,
-    history: History = (),
-) -> tuple[str, ...]:
-    """States of all positions (``width`` per stage) at ``version`` in a run without failures.
-
-    Its forks are those of ``history``.
-    """
-    return true_course(num_types, micro_batches, stages, width, version, history).states
-
-
 @lru_cache(maxsize=4096)
 def true_course(
     num_types: int, micro_batches: int, stages: int, width: int, version: int, history: History
 ) -> Course:
-    """The same, with what the last step told."""
+    """The course of a job (``width`` positions per stage) up to ``version``, without failures.
+
+    Its forks are those of ``history``.
+    """
     before = tuple(fork for fork in history if fork.version < version)
     course = _without_forks(num_types, micro_batches, stages, width, version, before)
     for fork in history[len(before) :]:
