@@ -146,7 +146,7 @@ def _forked_in_its_lineage(state: Any, plan: Plan, positions: Sequence[int]) -> 
     return replace(_FORKED(state, plan, positions), lineage=state.plan.lineage)
 
 
-_SITUATION = recovery.situation
+_SITUATION = recovery.find_situation
 
 
 def _allowed(*args: Any) -> Any:
@@ -262,7 +262,7 @@ FORK_MUTANTS = {
     ),
     "fork-without-permission": Mutant(
         "nobody looks whether a job may go on approximately",
-        [(recovery, "situation", _allowed), (trainer, "fork_rules", _rules_of_all)],
+        [(recovery, "find_situation", _allowed), (trainer, "fork_rules", _rules_of_all)],
         FORKING,
         draws=draw_forbidden,
     ),
