@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.model import forks
 from tests.model.values import (
     BUSY,
     DEAD,
@@ -19,7 +20,13 @@ from tests.model.values import (
 
 
 def propose(
-    cfg: Cfg, st: State, blind: bool, ignore_stopped: bool, suspect: int, grow: bool
+    cfg: Cfg,
+    st: State,
+    blind: bool,
+    ignore_stopped: bool,
+    suspect: int,
+    grow: bool,
+    hears: bool = True,
 ) -> Plan | None:
     """Pure decision: (plan in the store, what agents report) -> next plan or None."""
     base = st.plans[st.store]
@@ -96,7 +103,7 @@ def propose(
         return None  # wait for a pod: training of the job pauses, nothing is dropped
     if not fault and members == base.members:
         return None
-    return plan
+    return forks.ordered(cfg, st, base, plan, not fault, hears) if cfg.forks else plan
 
 
 def coordinator_steps(cfg: Cfg, st: State, add) -> None:
@@ -157,8 +164,9 @@ def coordinator_steps(cfg: Cfg, st: State, add) -> None:
         pending = st.apis[a]
         if pending is None:
             seen = set()
-            for blind, ign, susp, grow in options:
-                plan = propose(cfg, st, blind, ign, susp, grow)
+            for option, hears in ((o, h) for o in options for h in (True, False)[: 1 + cfg.forks]):
+                blind, ign, susp, grow = option
+                plan = propose(cfg, st, blind, ign, susp, grow, hears)
                 if plan is None or plan in seen:
                     continue
                 seen.add(plan)

@@ -6,11 +6,14 @@ import random
 import time
 from collections import deque
 
+from tests.model import forks
 from tests.model.ranks import successors
 from tests.model.values import DEAD, UP, Cfg, State, Violation, initial, rank_of
 
 
 def check_state(cfg: Cfg, st: State) -> None:
+    if cfg.forks:
+        forks.check_states(cfg, st)
     for i, p in enumerate(st.pods):
         if (
             p.st != DEAD
@@ -176,10 +179,14 @@ def note(cover: dict, label: str, old: State, new: State) -> None:
             hit("retained gradients used")
         if b.ph == "H" and a.ver >= 0:
             hit("held another version before")
+        if b.ph == "M":
+            hit("sent to make anew")
     elif "completes vote" in label:
         hit("redo in place (NO vote)" if b.att > a.att else "steps applied")
         if b.ver > a.ver and a.q != old.store:
             hit("applied in an outdated quorum")
+    elif " makes " in label:
+        hit("made of others")
     elif " replays " in label:
         hit("made anew" if b.ph == "C" else "made anew in vain")
     elif "loads checkpoint" in label:

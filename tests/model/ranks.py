@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model import stores
+from tests.model import forks, stores
 from tests.model.coordinator import coordinator_steps
 from tests.model.settle import check_not_lost, settle
 from tests.model.values import (
@@ -131,7 +131,11 @@ def do_apply(cfg: Cfg, pod: Pod) -> Pod:
             f"I6/I1: step {pod.ver} applied a wrong gradient {vals} (state good: {pod.good})"
         )
     hist = pod.hist + ((tuple(v for _x, v, _r in vals),) if cfg.nondet else ())
-    return pod._replace(ver=pod.ver + 1, held=(NONE,) * cfg.N, G=None, lastq=key, att=0, hist=hist)
+    if cfg.forks and any(v != forks.right_tag(cfg, pod.ver, pod.forks) for _x, v, _r in vals):
+        raise Violation(f"I6: step {pod.ver} of {pod.forks} applied a gradient of another course")
+    bits = forks.right_bits(pod.stg, pod.ver + 1, pod.forks)
+    pod = pod._replace(ver=pod.ver + 1, held=(NONE,) * cfg.N, G=None, lastq=key, att=0, hist=hist)
+    return pod._replace(bits=bits)
 
 
 def next_step(cfg: Cfg, plan: Plan, row: int, pod: Pod) -> Pod:
@@ -230,7 +234,7 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
     members = [m for _r, _s, m, _i in plan.members]
 
     # ---- a blocked collective (or heal) fails
-    if pod.ph in "SQRLVWHY":
+    if pod.ph in "SQRLVWHYM":
         broken = any(
             gone(cfg, st, plan, pod.q, m) for m in members
         )  # a member that is merely late breaks nothing
@@ -268,6 +272,29 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
             False,
             lambda: joined(cfg, stores.replay(cfg, st, i, park), i),
         )
+    elif pod.ph == "M":
+        sources = [made_of(st, i, pod, plan, s + d) for d in (-1, 1)]
+        if all(sources):
+            add(
+                f"pod{i} makes v{pod.tver} anew of pods {sources}",
+                False,
+                lambda: joined(
+                    cfg,
+                    setpod(
+                        st,
+                        i,
+                        pod._replace(
+                            ver=pod.tver,
+                            lastq=pod.src,
+                            forks=pod.then,
+                            bits=forks.right_bits(s, pod.tver, pod.then),
+                            ph="C",
+                            src=-1,
+                        ),
+                    ),
+                    i,
+                ),
+            )
     elif pod.ph == "H":
         if pod.src == -2:
             add(
@@ -278,7 +305,15 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                     setpod(
                         st,
                         i,
-                        pod._replace(ver=pod.tver, good=st.durable[1], lastq=-1, ph="C", src=-1),
+                        pod._replace(
+                            ver=pod.tver,
+                            good=st.durable[1],
+                            lastq=-1,
+                            ph="C",
+                            src=-1,
+                            forks=(),
+                            bits=(),
+                        ),
                     ),
                     i,
                 ),
@@ -303,6 +338,8 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                                 hist=src.hist,
                                 ph="C",
                                 src=-1,
+                                forks=pod.then,
+                                bits=src.bits,
                             ),
                         ),
                         i,
@@ -452,6 +489,8 @@ def compute_steps(cfg: Cfg, st: State, i: int, pod: Pod, plan: Plan, r: int, s: 
     if pods is None:
         return
     tag = OK if not cfg.nondet else 10 + 16 * r + pod.q
+    if cfg.forks:
+        tag = forks.tag_of(tuple(st.pods[m].bits for m in pods))
     x = next((x for x in pod.todo if pod.held[x] == NONE), None)
     if x is None:
         return
@@ -498,9 +537,26 @@ def compute_steps(cfg: Cfg, st: State, i: int, pod: Pod, plan: Plan, r: int, s: 
             add(f"SDC in type {x} of step {pod.ver} on pod{m}", True, lambda m=m: finish(m))
 
 
+def made_of(st: State, i: int, pod: Pod, plan: Plan, stage: int) -> tuple:
+    """Return the first member of a stage that has the version of which a stage is made anew."""
+    for _r, s, m, _inc in plan.members:
+        src = st.pods[m]
+        there = src.st == UP and src.q == pod.q and src.ph not in BUSY
+        if s != stage or m == i or not there:
+            continue
+        if src.ver != pod.tver:
+            raise Violation(f"fork: source moved on to v{src.ver}, wanted v{pod.tver}")
+        if src.bits != forks.right_bits(stage, pod.tver, pod.then):
+            raise Violation(f"I9: pod{m} gives a state of another course to be made anew of")
+        return (m,)
+    return ()
+
+
 def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
     _r, s, _inc = rank_of(st.plans[j])[i]
     ver = pod.ver if pod.stg == s else -1
+    if ver >= 0 and not forks.counts(cfg, st, pod, st.plans[j], i):
+        ver = -1
     held = tuple(
         v if is_ok(v) or (v == GARBAGE) else NONE for v in pod.held
     )  # only what passed its own checks
@@ -523,6 +579,8 @@ def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
         recipe=(),
         log=(),
         unlogged=False,
+        lin=st.plans[j].lineage if ver >= 0 else pod.lin,
+        then=(),
     )
     claim = tuple(
         OK if v == GARBAGE else v for v in held
@@ -533,7 +591,7 @@ def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
         nxt,
         i,
         (qkey(cfg, nxt, j), "S", 0, 0, 0),
-        (ver, pod.lastq, claim, mark, st.durable[0], pod.settled, pod.kept),
+        (ver, pod.lastq, claim, mark, st.durable[0], pod.settled, pod.kept, pod.forks),
     )
 
 
@@ -541,7 +599,8 @@ def park(cfg: Cfg, st: State, i: int, pod: Pod) -> State:
     held = pod.held
     if "in_place" in cfg.rules and pod.ph == "R":
         held = tuple(GARBAGE if v else NONE for v in held)
-    return setpod(st, i, pod._replace(ph="P", held=held, src=-1, recipe=()))._replace(evt=True)
+    parked = pod._replace(ph="P", held=held, src=-1, recipe=(), then=())
+    return setpod(st, i, parked)._replace(evt=True)
 
 
 # ------------------------------------------------------------ settles, with and without stores
@@ -570,6 +629,9 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
     r, s, _inc = rank_of(plan)[i]
     known = stores.Stores(cfg, told) if told else None
     T, action, source, sup, todo, disk = settle(cfg, plan, got, known)
+    made = {rank_of(plan)[p][1] for p, what in action.items() if what == "make"}
+    then = () if disk or not cfg.forks else forks.history_after(cfg, got, T, made)
+    forks.check_settled(plan, got, action, (T, then))
     check_not_lost(cfg, st, me.q, got, T, disk)
     is_newest = all(p.q < 0 or st.plans[p.q].qid <= plan.qid for p in st.pods if p.st != DEAD)
     if known is not None and is_newest:  # what a rank settles that slept since harms nobody
@@ -579,14 +641,14 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
         me = st.pods[i]
     if action[i] == "roll":
         me = do_apply(cfg, me)
-    elif action[i] in ("heal", "replay"):
+    elif action[i] in ("heal", "replay", "make"):
         replaying = action[i] == "replay"
         me = me._replace(
             ver=-1,
             good=True,
             held=(NONE,) * cfg.N,
             G=None,
-            ph="Y" if replaying else "H",
+            ph={"replay": "Y", "heal": "H", "make": "M"}[action[i]],
             src=source[i],
             tver=T,
             hist=(),
@@ -596,11 +658,21 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
             me = me._replace(lastq=known.records.get(T - 1, (True, -1))[1])
     else:
         me = me._replace(G=None)
+    me = me._replace(lin=plan.lineage, then=then if action[i] in ("heal", "make") else ())
+    if disk and cfg.forks:
+        me = me._replace(settled=-1)  # its state went, as that of others could not be had
+    if action[i] == "make":
+        me = me._replace(src=next(rep[1] for rep in got.values() if rep[0] == T))
+    keeps = action[i] in ("stay", "roll") and plan.order is not None
+    if keeps and "fork_not_in_history" not in cfg.rules:
+        me = me._replace(forks=then)
     # a patch type is run by the whole pipeline, also by stages that still hold it
     again = todo.get(r, ()) if "patch_missing_only" not in cfg.rules else ()
     held = tuple(NONE if x in again else v for x, v in enumerate(me.held))
+    if made and "fork_keeps_held" not in cfg.rules:
+        held = (NONE,) * cfg.N
     me = me._replace(sup=sup[s], todo=todo.get(r, ()), held=held, att=0, stg=s)
-    if me.ph not in "HY":
+    if me.ph not in "HYM":
         me = stores.settled(cfg, me._replace(settled=plan.qid, ph="C"))
     nxt = setpod(st, i, me)
     return note_seen(cfg, nxt, i) if me.ph == "C" else nxt

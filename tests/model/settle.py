@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.model import forks
 from tests.model.stores import Stores
 from tests.model.values import (
     NONE,
@@ -24,16 +25,16 @@ def settle(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = None) ->
 
     reports: pod -> (version or -1, lastq, held (own checks passed), mark (quorum key, prepared) or
         None, newest complete durable checkpoint that it sees, quorum_id of the last settle that it
-        completed, version before which nothing is needed)
-    Returns (T, per pod action: stay | roll | heal | replay, per pod heal source, supply table per
-        stage, todo per replica).
+        completed, version before which nothing is needed, history)
+    Returns (T, per pod action: stay | roll | heal | replay | make, per pod heal source, supply
+        table per stage, todo per replica).
     """
     since = {m[2]: q for m, q in zip(plan.members, plan.since, strict=True)}
     stayed = {p: rep for p, rep in reports.items() if rep[5] >= since[p]}
     durable = max(rep[4] for rep in reports.values())
-    T, can = None, {}
+    T, can, made = None, {}, set()
     for counted in (reports,) if "no_tiers" in cfg.rules else (stayed, reports):
-        T, can = newest_common(cfg, plan, counted, stores)
+        T, can, made = newest_common(cfg, plan, counted, stores)
         if T is None or durable <= T or "stores_before_disk" in cfg.rules:
             pass
         elif newest_common(cfg, plan, counted)[0] is None:
@@ -42,11 +43,12 @@ def settle(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = None) ->
             break
     # a returning rank at T already: its commit chain is compared; without determinism it heals
     can = {p: can.get(p, set() if cfg.nondet else {rep[0]} - {-1}) for p, rep in reports.items()}
-    return settle_to(cfg, plan, reports, T, can)
+    return settle_to(cfg, plan, reports, T, can, made)
 
 
 def newest_common(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = None) -> tuple:
-    """(newest version that every stage reaches or None, versions that each reporter reaches)."""
+    """(newest version that every stage reaches or None, versions that each reporter reaches, stages
+    that are made anew and so reach every version)."""
     certs = {(v - 1, lq) for v, lq, _h, _m, *_ in reports.values() if v > 0}
     if "no_cert_match" in cfg.rules:
         any_cert = {v for v, _ in certs}
@@ -96,18 +98,23 @@ def newest_common(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = N
                     )
                 can[p].add(top)
     common, is_told = None, True
-    for stage, pods in enumerate(by_stage):
-        stage_can = set().union(*(can[p] for p in pods)) if pods else set()
+    reached = [set().union(*(can[p] for p in pods)) for pods in by_stage]
+    made = forks.made_stages(cfg, plan, {s for s, versions in enumerate(reached) if not versions})
+    for stage, stage_can in enumerate(reached):
+        if stage in made:
+            continue
         if not stage_can and stores is not None:
             stage_can, is_told = stores.reach(stage), False
         common = stage_can if common is None else common & stage_can
     if stores is not None and common and not is_told and "no_record_needed" not in cfg.rules:
         told = {rep[0] for rep in reports.values() if rep[0] >= 0} | {0}
         common = {v for v in common if v in told or v - 1 in stores.records}
-    return (max(common) if common else None), can
+    if "fork_older" in cfg.rules and plan.order is not None and common:
+        return min(common), can, made
+    return (max(common) if common else None), can, made
 
 
-def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict) -> tuple:
+def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict, made: set) -> tuple:
     """Actions, heal sources and the supply table of the step that follows."""
     by_stage: list = [[] for _ in range(cfg.P)]
     for _r, s, p, _i in plan.members:
@@ -121,13 +128,17 @@ def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict) -> 
         v = reports[p][0]
         if from_disk:
             action[p], source[p] = "heal", -2
+        elif s in made:
+            action[p], source[p] = "make", -3
         elif T in can[p]:
             action[p] = "stay" if v == T else "roll"
         else:
             some = [x for x in by_stage[s] if T in can[x]]
             action[p] = "heal" if some else "replay"
             source[p] = min(some, default=-3)
-        valid[p] = reports[p][2] if action[p] == "stay" else (NONE,) * cfg.N
+        void = bool(made) and not from_disk and "fork_keeps_held" not in cfg.rules
+        keeps = action[p] == "stay" and not void
+        valid[p] = reports[p][2] if keeps else (NONE,) * cfg.N
     # suppliers of the step that is (re)done: first a living holder, else the least loaded replica
     have, rows = index(plan), complete_rows(plan, cfg.P)
     sup = [[-1] * cfg.N for _ in range(cfg.P)]
@@ -141,9 +152,7 @@ def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict) -> 
         if any(sup[s][x] < 0 for s in range(cfg.P)):
             missing.append(x)
     ready = [
-        r
-        for r in rows
-        if all(action[have[r, s][0]] not in ("heal", "replay") for s in range(cfg.P))
+        r for r in rows if all(action[have[r, s][0]] in ("stay", "roll") for s in range(cfg.P))
     ] or list(rows)
     for x in missing:
         if not ready:
@@ -180,7 +189,7 @@ def check_not_lost(cfg: Cfg, st: State, idx: int, reports: dict, T: int, from_di
 
     def continuous(p: int, first: int) -> bool:
         ident = rank[p][2]
-        return all(
+        return not forks.is_void(st, first, idx) and all(
             p in rank_of(pl) and rank_of(pl)[p][2] == ident
             for pl in st.plans[max(first, 0) : idx + 1]
         )
@@ -190,7 +199,8 @@ def check_not_lost(cfg: Cfg, st: State, idx: int, reports: dict, T: int, from_di
         return
     first = max(reports[p][1] for p in stayed)
     kept = [p for p in stayed if continuous(p, first)]
-    if {rank[p][1] for p in kept} != set(range(cfg.P)):
+    covered = {rank[p][1] for p in kept} | (plan.order[0] if plan.order else set())
+    if covered != set(range(cfg.P)):
         return
     top = max(reports[p][0] for p in kept)
     if from_disk or top > T:

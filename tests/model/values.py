@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 UP, STOPPED, DEAD = "U", "S", "D"
 # Phases of a rank: I idle or spare, P parked (waits for a plan), S settle report posted, Q report
-# of its store posted, H healing, Y replaying, C computing, R reduce posted, L logging, V vote
+# of its store posted, H healing, Y replaying, M making its state anew of others, C computing, R
+# reduce posted, L logging, V vote
 # posted (holds G), W prepared and barrier posted (two rounds), K may apply.
 NONE, OK, BAD, GARBAGE = (
     0,
     1,
     2,
     3,
-)  # a gradient buffer; values >= 10 are OK with a tag (cfg.nondet)
+)  # a gradient buffer; values >= 10 are OK with a tag (cfg.nondet, cfg.forks)
 
 
-BUSY = "SQHYP"
+BUSY = "SQHYMP"
 """Phases in which a rank has no state that others may copy."""
 
 
@@ -53,6 +54,10 @@ class Pod(NamedTuple):
     recipe: tuple = ()  # Y: what it reads: per unit (state, holders), (step, holders)
     bad: frozenset = frozenset()  # copies that it has found damaged: (pod, stage, unit, kind, at)
     kept: int = 0  # version before which votes found nothing needed
+    lin: int = 0  # lineage of its state
+    forks: tuple = ()  # its history, as it says: (version, stages)
+    bits: tuple = ()  # the forks that its state is made of
+    then: tuple = ()  # H, M: the history that it will have
 
 
 class Plan(NamedTuple):
@@ -61,6 +66,8 @@ class Plan(NamedTuple):
     since: (
         tuple  # per member: quorum_id at which it (re)joined; a member of every plan from then on
     )
+    lineage: int = 0
+    order: tuple | None = None  # a fork: (stages to make anew, lineage from which on states count)
 
 
 class Segment(NamedTuple):
@@ -124,6 +131,7 @@ class Cfg:
     window: int = 0  # versions of a window of snapshots; 0: the job has none
     units: int = 1  # of each stage
     peers: int = 1  # other pods that hold each segment
+    forks: bool = False  # whether stages may be made anew of others
     until_calm: bool = False  # explore no further where no fault is left and all go on as one
     rules: frozenset = frozenset()
     secs: float = 1e9  # own time limit

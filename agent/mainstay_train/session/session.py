@@ -436,7 +436,7 @@ class Session(RankSession[Connections]):
             learning_rate = self._training.learning_rate(commit.step)
         engine = self.engine
         copy_wait_s = self._wait_copied()
-        boosts = boosts_of(self.state.history, commit.step)
+        boosts = boosts_of(self.state.history, commit.step, self.state.member_inner)
         digest = engine.apply(commit, learning_rate, boosts)
         masters = engine.counted_masters(digest)
         return AppliedStep(

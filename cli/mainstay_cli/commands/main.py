@@ -121,17 +121,24 @@ def run_simulation(
     kinds: Annotated[
         str, typer.Option("--faults", help="Kinds to draw from, separated by commas; all; or none.")
     ] = "all",
+    approximate: Annotated[
+        str,
+        typer.Option(
+            help="Jobs whose inner stages are lost, with permission to make them anew (on), or "
+            "without (off); drawn: seeds draw that, too."
+        ),
+    ] = "drawn",
     jobs: Annotated[int, typer.Option(help="Processes; 0 takes one per core.", min=0)] = 0,
 ) -> None:
     # Imported here: all other commands together take no longer to import than the simulation.
     from mainstay_cli.commands import simulate
 
-    parsed = simulate.parse_kinds(kinds)
+    draws = simulate.Draws(faults=kinds, approximate=approximate)
     if seed is not None:
-        held = simulate.run_one(seed, parsed, kinds, trace=trace)
+        held = simulate.run_one(seed, draws, trace=trace)
     else:
         number = jobs or simulate.default_jobs()
-        held = simulate.run_many(simulate.parse_seeds(seeds), parsed, kinds, number)
+        held = simulate.run_many(simulate.parse_seeds(seeds), draws, number)
     if not held:
         raise typer.Exit(ExitCode.FAILED)
 

@@ -8,16 +8,47 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from multiprocessing import get_context
 
 from mainstay_cli.base.exits import UsageError
-from mainstay_core.sim import KINDS, Outcome, draw, simulate
+from mainstay_core.sim import KINDS, Outcome, Scenario, draw, simulate
 
 SEEDS_PER_TASK = 20
 MAX_FAILURES = 5
 """After so many failing seeds no more are started: one is enough to look at."""
 TRACE_LINES = 400
+FORKED = ("fork", "made anew", "approximate checkpoint", "ended approximate")
+"""What is counted of jobs that go on approximately."""
 PROGRESS_S = 2.0
+PERMISSIONS = {"drawn": None, "on": True, "off": False}
+"""Whether stages may be made anew of others, as a command says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """The scenarios of a command, by seed."""
+
+    faults: str = "all"
+    approximate: str = "drawn"
+
+    def __post_init__(self) -> None:
+        parse_kinds(self.faults)
+        if self.approximate not in PERMISSIONS:
+            known = ", ".join(PERMISSIONS)
+            raise UsageError(f"--approximate is {self.approximate!r}, must be one of {known}")
+
+    def scenario(self, seed: int) -> Scenario:
+        """Return the scenario of a seed."""
+        permission = PERMISSIONS[self.approximate]
+        return draw(seed, parse_kinds(self.faults), approximate=permission)
+
+    @property
+    def options(self) -> str:
+        """Return the options that draw the same."""
+        faults = "" if self.faults == "all" else f" --faults {self.faults}"
+        drawn = self.approximate == "drawn"
+        return faults + ("" if drawn else f" --approximate {self.approximate}")
 
 
 def parse_seeds(text: str) -> range:
@@ -52,9 +83,9 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-def run_one(seed: int, kinds: tuple[str, ...], kinds_text: str, *, trace: bool) -> bool:
+def run_one(seed: int, draws: Draws, *, trace: bool) -> bool:
     """Run one seed and print what happened; return whether everything held."""
-    scenario = draw(seed, kinds)
+    scenario = draws.scenario(seed)
     outcome = simulate(scenario, tracing=trace)
     print(scenario.describe())
     if len(outcome.trace) > TRACE_LINES:
@@ -62,7 +93,7 @@ def run_one(seed: int, kinds: tuple[str, ...], kinds_text: str, *, trace: bool) 
     for line in outcome.trace[-TRACE_LINES:]:
         print(line)
     if outcome.violation:
-        _print_failure(outcome, kinds_text)
+        _print_failure(outcome, draws)
         print(outcome.where)
         return False
     print(
@@ -72,21 +103,21 @@ def run_one(seed: int, kinds: tuple[str, ...], kinds_text: str, *, trace: bool) 
     return True
 
 
-def run_many(seeds: range, kinds: tuple[str, ...], kinds_text: str, jobs: int) -> bool:
+def run_many(seeds: range, draws: Draws, jobs: int) -> bool:
     """Run all seeds on ``jobs`` processes; return whether everything held in all of them."""
     began_s = shown_s = time.monotonic()
     total: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     failures: list[Outcome] = []
-    for outcomes in _results(seeds, kinds, jobs):
+    for outcomes in _results(seeds, draws, jobs):
         for outcome in outcomes:
             total.update(seeds=1, events=outcome.num_events, checks=outcome.num_checks)
             seen.update(outcome.seen)
             faults.update(outcome.faults)
             if outcome.violation:
                 failures.append(outcome)
-                _print_failure(outcome, kinds_text)
+                _print_failure(outcome, draws)
         if time.monotonic() - shown_s > PROGRESS_S:
             shown_s = time.monotonic()
             rate = total["seeds"] / (shown_s - began_s)
@@ -99,14 +130,14 @@ def run_many(seeds: range, kinds: tuple[str, ...], kinds_text: str, jobs: int) -
     return not failures
 
 
-def _results(seeds: range, kinds: tuple[str, ...], jobs: int) -> Iterator[Sequence[Outcome]]:
+def _results(seeds: range, draws: Draws, jobs: int) -> Iterator[Sequence[Outcome]]:
     parts = [seeds[i : i + SEEDS_PER_TASK] for i in range(0, len(seeds), SEEDS_PER_TASK)]
     if jobs == 1:
         for part in parts:
-            yield _run_part(part, kinds)
+            yield _run_part(part, draws)
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: list[Future[list[Outcome]]] = [pool.submit(_run_part, p, kinds) for p in parts]
+        futures: list[Future[list[Outcome]]] = [pool.submit(_run_part, p, draws) for p in parts]
         try:
             for future in as_completed(futures):
                 yield future.result()
@@ -114,15 +145,14 @@ def _results(seeds: range, kinds: tuple[str, ...], jobs: int) -> Iterator[Sequen
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _run_part(seeds: range, kinds: tuple[str, ...]) -> list[Outcome]:
-    return [simulate(draw(seed, kinds)) for seed in seeds]
+def _run_part(seeds: range, draws: Draws) -> list[Outcome]:
+    return [simulate(draws.scenario(seed)) for seed in seeds]
 
 
-def _print_failure(outcome: Outcome, kinds_text: str) -> None:
+def _print_failure(outcome: Outcome, draws: Draws) -> None:
     print(f"seed {outcome.seed} fails: {outcome.violation}")
     print(f"  faults: {', '.join(outcome.faults) or 'none'}")
-    more = "" if kinds_text == "all" else f" --faults {kinds_text}"
-    print(f"  repeat: mainstay sim --seed {outcome.seed} --trace{more}", flush=True)
+    print(f"  repeat: mainstay sim --seed {outcome.seed} --trace{draws.options}", flush=True)
 
 
 def _print_summary(
@@ -134,7 +164,9 @@ def _print_summary(
     )
     plans = {k.removeprefix("plan "): n for k, n in seen.items() if k.startswith("plan ")}
     settles = {k.removeprefix("settle "): n for k, n in seen.items() if k.startswith("settle ")}
-    for what, counts in (("plans", plans), ("settles", settles), ("faults", faults)):
+    forks = {k: seen[k] for k in FORKED if seen[k]}
+    listings = {"plans": plans, "settles": settles, "faults": faults}
+    for what, counts in (listings | ({"forks": forks} if forks else {})).items():
         listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         print(f"  {what}: {', '.join(f'{n} {name}' for name, n in listed) or 'none'}")
 

@@ -381,9 +381,20 @@ def _finished(state: CoordinatorState, fact: Finished, now_s: float) -> Transiti
         state = replace(state, finished=(*state.finished, fact.incarnation))
     name = slot_name(state, slot.slot)
     result = Transition(state=state, reason=f"{name} has finished")
-    if fact.final is None:
+    if fact.final is None or _is_of_a_lineage_before(state, fact):
         return result
     return result.then(_final(state, fact.final, name))
+
+
+def _is_of_a_lineage_before(state: CoordinatorState, fact: Finished) -> bool:
+    """Return whether others may go on in another way than the one who has finished did.
+
+    It finishes again, in the plan that began the lineage or in a later one.
+    """
+    plan = state.plan
+    if plan is None or plan.lineage == 0 or fact.quorum is None:
+        return False
+    return fact.quorum.id < plan.unplanned_id
 
 
 def _final(state: CoordinatorState, final: FinalDigests, name: str) -> Transition:

@@ -28,6 +28,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         if (slot.stage, slot.inner) != member.rank.position:
             seated.append(replace(slot, stage=member.rank.stage, inner=member.rank.inner))
     state = with_slots(state, seated)
+    begins_lineage = state.plan is not None and plan.lineage > state.plan.lineage
     state = replace(
         state,
         phase=phase,
@@ -37,6 +38,8 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         settled_at_s={},
         settled_step=None,
         commits=0,
+        # Who had finished does so again, perhaps in another way.
+        finals=() if begins_lineage else state.finals,
         paused=(),
         suspicion=None,
         waiting=None,

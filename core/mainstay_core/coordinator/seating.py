@@ -29,7 +29,7 @@ from mainstay_core.coordinator.siting import (
     take_cell,
     usable_slots,
 )
-from mainstay_core.coordinator.situation import rules_of
+from mainstay_core.coordinator.situation import made_again, rules_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
@@ -174,10 +174,11 @@ def with_fork(state: CoordinatorState, plan: Plan) -> Plan:
     """Return an unplanned plan that orders to make anew what no member holds, of a new lineage."""
     assert state.plan is not None
     held = {m.slot for m in state.plan.members if holds_state(state, m)}
+    again = made_again(state)
     empty = [
         number
         for number, members in enumerate(plan.positions)
-        if not any(m.slot in held and not m.joining for m in members)
+        if number in again or not any(m.slot in held and not m.joining for m in members)
     ]
     return _forked(state, plan, empty)
 

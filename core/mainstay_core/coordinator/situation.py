@@ -9,6 +9,7 @@ from mainstay_core.coordinator.siting import surplus_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     Permission,
+    all_settled,
     holds_state,
     is_living,
     keeps_segments,
@@ -25,6 +26,16 @@ def lost_stages(state: CoordinatorState) -> tuple[int, ...]:
     positions = state.plan.positions if state.plan is not None else ()
     empty = [p for p in positions if not any(holds_state(state, member) for member in p)]
     return tuple(sorted({members[0].rank.stage for members in empty}))
+
+
+def made_again(state: CoordinatorState) -> frozenset[int]:
+    """Return the positions of an unfinished fork that have to be made anew, some of them again."""
+    plan = state.plan
+    if plan is None or plan.fork is None or all_settled(state):
+        return frozenset()
+    positions = plan.positions
+    lost = [p for p in plan.fork.positions if not any(holds_state(state, m) for m in positions[p])]
+    return plan.fork.made_with(lost, plan.ranks_per_stage)
 
 
 def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
@@ -62,14 +73,14 @@ def find_situation(
     """
     assert state.plan is not None
     stages = []
-    replayable = keeps_segments(state)
-    for position in state.plan.positions:
+    replayable, again = keeps_segments(state), made_again(state)
+    for number, position in enumerate(state.plan.positions):
         members = [m for m in position if is_living(state, m)]
         stages.append(
             ladder.StageHolders(
                 stage=position[0].rank.stage,
                 inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
-                holders=sum(holds_state(state, m) for m in members),
+                holders=0 if number in again else sum(holds_state(state, m) for m in members),
                 living=len(members),
                 replayable=replayable,
             )

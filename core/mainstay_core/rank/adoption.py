@@ -70,12 +70,16 @@ def _is_of(state: RankState, plan: Plan, member: Member) -> bool:
 
     Under a plan that orders a fork, states of the lineages before count as well, and belong to its
     lineage from then on. But a rank that was left out meanwhile may have applied a step that the
-    others have computed again in another way since: its state is void.
+    others have computed again in another way since: its state is void. Nobody has gone another way
+    before a fork's first plan, so one that was left out before that is a returning rank as ever.
     """
-    if state.lineage == plan.lineage or plan.fork is None:
+    fork = plan.fork
+    if fork is None:
         return state.lineage == plan.lineage
-    stayed = state.settled >= member.since
-    return stayed and plan.fork.since <= state.lineage < plan.lineage
+    # Without a member nobody commits a step: what counted in a plan counts as long as it stays one.
+    stayed = state.plan is not None and state.plan.quorum.id >= member.since
+    is_first = state.lineage == fork.since == plan.lineage - 1
+    return (stayed or is_first) and fork.since <= state.lineage <= plan.lineage
 
 
 def _is_unjudged(state: RankState, plan: Plan) -> bool:

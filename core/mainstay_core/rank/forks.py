@@ -126,7 +126,7 @@ def tell_history(history: History, *, made: bool) -> ToldHistory | None:
 
 def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     """Return the positions that a plan orders to make anew, of those that nobody holds."""
-    return frozenset() if plan.fork is None else frozenset(plan.fork.positions).intersection(lost)
+    return plan.fork.made_with(lost, plan.ranks_per_stage) if plan.fork else frozenset()
 
 
 def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
@@ -204,6 +204,9 @@ def plan_fork(
     if isinstance(answer, NoSource):
         raise LocalProtocolError(f"{plan.quorum} orders what is impossible: {answer.reason}")
     _, history, chain = known
+    if history and history[-1].version == version and set(lost) <= _places(history[-1]):
+        # The last thing that was made, or some of it, once more: of the same sources.
+        return Forked(history[-1], history, chain)
     # One at this version that did not come to an end is repeated, not added to.
     while history and history[-1].version == version and _places(history[-1]) <= set(lost):
         history, chain = history[:-1], history[-1].chain
@@ -247,7 +250,7 @@ def plan_making(
     others = {s.stage * width + s.inner for block in made.blocks for s in block.sources}
     for other in sorted(others):
         members = tuple(holders[other])
-        start = turn % len(members)
+        start = turn % len(members) if members else 0
         told = {reports[i].state for i in members if reports[i].version == fork.version}
         beside.append(
             Beside(
@@ -259,15 +262,18 @@ def plan_making(
     return Making(made=made, beside=tuple(beside))
 
 
-def boosts_of(history: History, step: int) -> dict[str, float]:
-    """Return the factors of the learning rate in a step, by block; 1 for what is not named.
+def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:
+    """Return an inner rank's factors of the learning rate in a step, by block.
 
-    A second loss of the same stage sets a block's factor again; it does not compound.
+    The factor is 1 for what is not named. What other inner ranks made anew is theirs alone: where
+    they hold copies of each other's parameters, all are made anew together. A second loss of the
+    same position sets a block's factor again; it does not compound.
     """
     boosts: dict[str, float] = {}
     for fork in history_at(history, step):
         lasts = fork.boost_steps is None or step < fork.version + fork.boost_steps
-        blocks = (made.block for place in fork.made.positions for made in place.blocks)
+        places = (place for place in fork.made.positions if place.inner == inner)
+        blocks = (made.block for place in places for made in place.blocks)
         boosts |= dict.fromkeys(blocks, fork.lr_boost if lasts else 1.0)
     return boosts
 

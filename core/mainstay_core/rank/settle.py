@@ -344,10 +344,12 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
         for r in goal.counted
         if r.valid and r.lineage == plan.lineage and r.version == goal.version
     ]
-    if there and not goal.from_disk:
+    if there:
         commit = next((r.commit for r in there if r.commit is not None), None)
         certified_in = next((r.certified_in for r in there if r.certified_in is not None), None)
         known, chain = forks.last_known(there)
+        # A checkpoint has its own; the seed's initial state has none.
+        known = () if goal.from_disk else known
         return _History(commit, certified_in, chain, goal.origin, known)
     record = None if goal.from_disk else stores.records.get(goal.version - 1)
     origin = goal.origin if goal.from_disk else "segments alone"

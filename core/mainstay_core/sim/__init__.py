@@ -33,9 +33,11 @@ invariant of the protocol that did not hold, if any.
 - ``faults``: faults that strike at a moment or at a place in the code
 - ``pace``: how long each thing takes
 - ``points``: the places at which a fault may strike
-- ``scenario``: the job, surroundings and faults that a seed means
+- ``scenario``: the job, surroundings and faults of a run
+- ``drawing``: the scenario that a seed means
 - ``kept_boundaries``: the boundary logs that were confirmed to be there
 - ``kept``: what was confirmed to be in memory
+- ``lineages``: what forks do to a job
 - ``life``: what checks look at in a trainer
 - ``checks``: the invariants
 - ``world``: one run
@@ -43,7 +45,8 @@ invariant of the protocol that did not hold, if any.
 
 from __future__ import annotations
 
-from mainstay_core.sim.scenario import KINDS, Fault, Scenario, draw
+from mainstay_core.sim.drawing import draw
+from mainstay_core.sim.scenario import KINDS, Fault, Scenario
 from mainstay_core.sim.world import Outcome, World, simulate
 
 __all__ = ["KINDS", "Fault", "Outcome", "Scenario", "World", "draw", "simulate"]

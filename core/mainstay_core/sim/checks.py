@@ -6,12 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from mainstay_core.base.ids import Incarnation
-from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
 from mainstay_core.rank.settle import Settlement, StateAction
@@ -22,9 +21,11 @@ from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.kept import Kept
 from mainstay_core.sim.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.life import Life
+from mainstay_core.sim.lineages import Lineages
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
@@ -38,21 +39,16 @@ class Checks:
     """Watches a run; raises Violation.
 
     Args:
-        shape: of the job.
+        config: of the job.
         max_plans: more than so many plans are a storm.
         disk: with the durable checkpoints.
         num_units: returns the units of a position.
-        snapshots: how the state is kept in memory; None if it is not.
     """
 
     def __init__(
-        self,
-        shape: JobShape,
-        max_plans: int,
-        disk: Disk,
-        num_units: Callable[[int], int],
-        snapshots: SnapshotConfig | None,
+        self, config: JobConfig, max_plans: int, disk: Disk, num_units: Callable[[int], int]
     ) -> None:
+        shape, snapshots = config.shape, config.snapshots
         self._shape, self._max_plans, self._disk = shape, max_plans, disk
         self.boundaries: KeptBoundaries | None = None
         if snapshots is not None and snapshots.boundary:
@@ -68,7 +64,6 @@ class Checks:
         """Whether the store has lost something: ids may come again, with other nonces."""
         self._by_name: dict[str, Plan] = {}
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
-        self._commits: dict[int, Commit] = {}
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
@@ -83,6 +78,7 @@ class Checks:
         """Who was told so, by quorum and index."""
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
+        self._lineages = Lineages(config, self._course, self.seen)
         self.undecided = False
         """Whether ranks gave up as half of a position's copies, or more, were bad."""
         self.num_checks = self._num_plans = 0
@@ -163,6 +159,8 @@ class Checks:
             last = self.plans[-1]
             _hold(plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}")
             self._check_since(last, plan)
+        if not self.fell_back:
+            self._lineages.published(self.plans[-1] if self.plans else None, plan)
         self.plans.append(plan)
         self._by_name[name] = plan
         self._num_plans += 1
@@ -227,6 +225,7 @@ class Checks:
         """A rank's state machine took a step."""
         self.num_checks += 1
         self.seen[f"{before.phase} {type(event).__name__}"] += 1
+        self._lineages.moved(trainer, before, event)
         plan, outcome = trainer.state.plan, trainer.state.settlement
         if trainer.state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert plan is not None
@@ -265,6 +264,8 @@ class Checks:
             )
         self._check_not_lost(plan, reports, outcome)
         self._check_not_wrong(plan, reports, outcome)
+        plans = self.plans[: self.plans.index(plan) + 1] if plan in self.plans else []
+        self._lineages.settled(plan, reports, outcome, plans, self._lives)
         if self.boundaries is not None:
             self.seen.update(self.boundaries.replays(outcome))
         if event.stores:
@@ -386,17 +387,14 @@ class Checks:
         self.num_checks += 1
         step, position = trainer.state.version, trainer.state.member_position
         self._appliers[step, self._shape.positions[position]].append(trainer)
-        known = self._commits.setdefault(step, commit)
-        _hold(
-            commit.step == step and known == commit,
-            f"I1: {trainer.name} applies step {step} by another certificate than others",
-        )
+        history = self._lineages.applied(trainer, commit)
+        _hold(commit.step == step, f"I1: {trainer.name} applies another step than {step}")
         _hold(
             commit.statistics == self._counted(step),
             f"I2: step {step} is committed with {commit.statistics}, not each type's counts once",
         )
         _hold(
-            params == self.truth(step + 1)[position] or trainer.tampered,
+            params == self.truth(step + 1, history)[position] or trainer.tampered,
             f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
             f"of position {position}",
         )
@@ -420,18 +418,16 @@ class Checks:
 
     def durable(self, version: int) -> None:
         """A checkpoint is complete."""
-        del version
         self.seen["checkpoint"] += 1
+        self._lineages.durable(version, self._disk, self._lives)
 
     def finished(self, state: CoordinatorState) -> None:
         """The job is complete."""
+        right = self.truth(self._shape.steps, self._lineages.finished(state.finals))
         for final in state.finals:
+            position = final.stage * self._shape.ranks_per_stage + final.inner
             _hold(
-                final.params
-                == self.truth(self._shape.steps)[
-                    final.stage * self._shape.ranks_per_stage + final.inner
-                ]
-                and final.version == self._shape.steps,
+                final.params == right[position] and final.version == self._shape.steps,
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
@@ -442,7 +438,7 @@ class Checks:
         Where a position has lost every member, or the store its memory, nobody could tell; nor
         where all who had applied a step ended one after the other, before the api heard the next.
         """
-        again = (Method.START, Method.RESTART, Method.REPLAY)
+        again = (Method.START, Method.RESTART, Method.REPLAY, Method.APPROXIMATE)
         if self.fell_back or any(plan.method in again for plan in self.plans[1:]):
             return
         for position in self._shape.positions:
@@ -455,11 +451,15 @@ class Checks:
                 f"{', '.join(lives)} could tell the others",
             )
 
-    def truth(self, version: int) -> tuple[str, ...]:
-        """States of all positions in a run without failures."""
+    def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
+        """States of all positions in a run without failures but for its forks."""
+        return self._course(version, history).states
+
+    def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape
-        return terms.true_states(
-            shape.num_types, shape.micro_batches, shape.stages, shape.ranks_per_stage, version
+        width = shape.ranks_per_stage
+        return terms.true_course(
+            shape.num_types, shape.micro_batches, shape.stages, width, version, history
         )
 
 

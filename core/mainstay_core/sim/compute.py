@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.dmr.witness import Account
@@ -331,16 +331,17 @@ class Compute:
         """Return the term of the reduced gradient."""
         return terms.gradient_digest(self.reduced)
 
-    def apply(self, scale: float) -> None:
-        """Apply the reduced gradient."""
+    def apply(self, scale: float, factors: Mapping[str, float]) -> None:
+        """Apply the reduced gradient; ``factors`` are those of the learning rate, by block."""
         assert self.reduced is not None
-        self.params = terms.applied(self.params, self.reduced, scale)
+        boosts = terms.boosts_in(self.stage, factors)
+        self.params = terms.applied(self.params, self.reduced, scale, boosts)
 
     def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
         """Return what enters the vote of member ``index``, to whom the table credits types."""
         self.judge()
         return Ballot(
-            norms_sq=terms.norms_sq(self.stage, self.inner),
+            norms_sq=terms.norms_sq(self.stage, self.reduced),
             gradient=self.gradient_digest(),
             copies=terms.term("copies", self.stage, step),
             stats=self._stats(table, index, step),

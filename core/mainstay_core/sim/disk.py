@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mainstay_core.rank.disk_room import Stored, find_way_back
 from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.sim.engine import Violation
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit
 
 
@@ -20,6 +22,7 @@ class Part:
     params: str
     commit: Commit
     commit_chain: str
+    history: History = ()
 
 
 class DamagedError(Exception):
@@ -66,15 +69,18 @@ class Disk:
         self.unfinished.setdefault((version, nonce), {})[position] = part
 
     def finish(self, version: int, nonce: str) -> bool:
-        """Rename the version; False if it is there already.
+        """Rename the version; False if it is there already, with the same history of commits.
+
+        What else has its name is put aside.
 
         Raises:
             AbandonedError: its parts are gone.
             Violation: a part is missing, though the votes said that all are safe.
         """
-        if version in self.complete:
+        there, ours = self.complete.get(version), self.unfinished.get((version, nonce))
+        if there is not None and (ours is None or _chains(there) == _chains(ours)):
             return False
-        if (version, nonce) not in self.unfinished:
+        if ours is None:
             raise AbandonedError(f"no part of checkpoint {version} is there")
         parts = self.unfinished.pop((version, nonce))
         whole = set(parts) == set(range(self.positions))
@@ -84,6 +90,8 @@ class Disk:
         if not whole:
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
         self.complete[version] = parts
+        self.torn.discard(version)
+        self.flipped.discard(version)
         self._retain()
         return True
 
@@ -102,8 +110,21 @@ class Disk:
 
     def _retain(self) -> None:
         outdated = find_outdated((v for v in self.complete if v not in self.torn), self.keep)
-        for version in [v for v in self.complete if v <= outdated.complete]:
+        way_back = find_way_back([self._stored(v) for v in self.complete])
+        for version in [v for v in self.complete if v <= outdated.complete and v != way_back]:
             del self.complete[version]
         for key in [key for key in self.unfinished if key[0] <= outdated.unfinished]:
             del self.unfinished[key]
             self.abandoned.add(key)  # perhaps of a quorum that is behind this one, and writes on
+
+    def _stored(self, version: int) -> Stored:
+        """Return what is seen of a version at first sight."""
+        is_exact = not any(part.history for part in self.complete[version].values())
+        whole = version not in self.torn
+        return Stored(
+            name=str(version), version=version, size_bytes=1, complete=whole, exact=is_exact
+        )
+
+
+def _chains(parts: dict[int, Part]) -> set[str]:
+    return {part.commit_chain for part in parts.values()}

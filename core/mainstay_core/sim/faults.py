@@ -8,6 +8,7 @@ from mainstay_core.coordinator.job_store import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
+from mainstay_core.sim.provider import Pod
 from mainstay_core.sim.scenario import Fault
 from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.store import NODE as STORE
@@ -186,6 +187,32 @@ class Faults:
             lives = {str(m.incarnation) for m in position}
             self._kill_some(t for t in self._members() if t.incarnation in lives)
 
+    def _inner_stage(self) -> list[Trainer]:
+        """All cells of a stage that has two neighbours; of any stage, where none has.
+
+        Of a stage with several ranks, now and then one rank of each cell.
+        """
+        plan = self._world.newest_plan
+        if plan is None:
+            return []
+        last = self._world.config.shape.stages - 1
+        stage = self._rng.randint(1, last - 1) if last > 1 else self._rng.randint(0, last)
+        inner = self._rng.choice((None, None, *range(plan.ranks_per_stage)))
+        lives = {
+            str(m.incarnation)
+            for m in plan.members
+            if m.rank.stage == stage and inner in (None, m.rank.inner)
+        }
+        return [t for t in self._members() if t.incarnation in lives]
+
+    def _kill_inner(self) -> None:
+        self._kill_some(self._inner_stage())
+
+    def _stop_inner(self) -> None:
+        """The pods of a stage are silent for a while, and come back with its true state."""
+        for node in sorted({trainer.node for trainer in self._inner_stage()}):
+            self._freeze(self._world.pods[node])
+
     def _kill_two(self) -> None:
         some = self._members()
         self._kill_some(self._rng.sample(some, min(2, len(some))))
@@ -202,9 +229,12 @@ class Faults:
     def _stop_pod(self) -> None:
         """A frozen virtual machine: everything on it, supervisor included."""
         pod = self._world.pods[self._node()]
-        stopped: list[Process] = [pod.supervisor, pod.launcher, *pod.launcher.children.values()]
-        if self._rng.random() < 0.3:
-            stopped = [pod.supervisor]
+        alone = self._rng.random() < 0.3
+        self._freeze(pod, *([pod.supervisor] if alone else []))
+
+    def _freeze(self, pod: Pod, *some: Process) -> None:
+        """Stop the processes of a pod, or some of them, and have them go on later."""
+        stopped = some or (pod.supervisor, pod.launcher, *pod.launcher.children.values())
         for process in stopped:
             process.stop()
 

@@ -93,5 +93,20 @@ REPLAY_POINTS = (
     "REPLAYED",
 )
 """Before and after each action of a stage that computes its steps again from boundary logs."""
+FORK_POINTS = (
+    "Settle",
+    "settle-posted",
+    "settle-gathered",
+    "LoadState",
+    "HEAL",
+    "copied-beside",
+    "made-anew",
+    "SendFact",
+    "Compute",
+    "vote-posted",
+    "votes-gathered",
+    "applied",
+)
+"""From the plan of a fork to the first commit after it."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""

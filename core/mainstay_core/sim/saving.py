@@ -60,11 +60,11 @@ class Saving:
         except DamagedError as error:
             return events.LoadFailed(str(error))
         cell.params = part.params
-        return events.StateLoaded(part.params, part.commit, part.commit_chain)
+        return events.StateLoaded(part.params, part.commit, part.commit_chain, part.history)
 
     def write(self, action: events.WriteCheckpoint, cell: Compute, nonce: str) -> None:
         """Copy the state now; its part becomes safe later."""
-        part = Part(cell.params, action.commit, action.commit_chain)
+        part = Part(cell.params, action.commit, action.commit_chain, action.history)
         self._running += 1
         self._saves = self._saves.begin(action.version, nonce)
         self._process.spawn(self._write(action.version, nonce, cell.position, part))

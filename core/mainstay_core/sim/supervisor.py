@@ -198,7 +198,7 @@ class Supervisor(Process, Pod):
         self._trainers[slot] = (incarnation, end)
         end.on_message = lambda frame: self._on_trainer(slot, incarnation, frame)
         end.on_end = lambda _: self._on_trainer_end(slot, incarnation)
-        self.feed(Hello(slot, incarnation, 1, {}))
+        self.feed(Hello(slot, incarnation, 1, {}, frame[1]))
 
     def _on_trainer_end(self, slot: int, incarnation: Incarnation) -> None:
         if slot in self._trainers and self._trainers[slot][0] == incarnation:

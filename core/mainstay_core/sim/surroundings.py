@@ -54,9 +54,8 @@ class Surroundings:
         self.engine = Engine(scenario.seed, tracing=tracing)
         self.pace = Pace(rng=self.engine.rng, block=scenario.block_s)
         self.network = Network(self.engine, scenario.latency)
-        shape = self.config.shape
-        self.disk = Disk(len(shape.positions))
-        self.checks = Checks(shape, max_plans, self.disk, scenario.num_units, self.config.snapshots)
+        self.disk = Disk(len(self.config.shape.positions))
+        self.checks = Checks(self.config, max_plans, self.disk, scenario.num_units)
         self._skew_s: dict[str, float] = {}
         self._num_names = 0
         state = machine.initial(self.config, self.clock("api0"))

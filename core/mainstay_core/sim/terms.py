@@ -9,10 +9,12 @@ run, for certain.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from mainstay_core.rank.votes import clip
+from mainstay_core.wire.reinitialisation import BlockOutline, History, MadePosition, Outline
 
 CLIP_NORM = 0.01
 """Bound on the norm of a step's gradient: every step is clipped, so that the norm counts."""
@@ -66,26 +68,54 @@ def reduced(values: tuple[str, ...]) -> str:
     return term("sum", values)
 
 
-def applied(params: str, gradient: str, scale: float) -> str:
+Boosts = tuple[tuple[str, float], ...]
+"""Factors of the learning rate, by block, in order; without those that are 1."""
+
+
+def applied(params: str, gradient: str, scale: float, boosts: Boosts = ()) -> str:
     """A position's state after one more step."""
-    return term("applied", params, gradient, scale)
+    return term("applied", params, gradient, scale, boosts)
 
 
-def norms_sq(stage: int, inner: int) -> tuple[float, ...]:
-    """The squared norms of a position's blocks, in any step."""
-    return 2.0 + stage, 1.0 + inner
+def blocks_of(stage: int) -> tuple[BlockOutline, ...]:
+    """The blocks of a stage: one or two of one kind, as stages differ, and one of another."""
+    layers = [BlockOutline(name=f"{stage}.layer{i}", kind="layer") for i in range(1 + stage % 2)]
+    return (*layers, BlockOutline(name=f"{stage}.norm", kind="norm"))
 
 
-@lru_cache
-def scale_of(num_types: int, stages: int, width: int) -> float:
-    """The factor from a step's summed to its applied gradient, which is of all stages."""
-    told = [
-        norm_sq
-        for stage in range(stages)
-        for block in zip(*(norms_sq(stage, inner) for inner in range(width)), strict=True)
-        for norm_sq in block
-    ]
-    return clip(told, TOKENS * num_types, CLIP_NORM)[1]
+def outline(stages: int) -> Outline:
+    """The blocks of every stage."""
+    return tuple(blocks_of(stage) for stage in range(stages))
+
+
+def boosts_in(stage: int, factors: Mapping[str, float]) -> Boosts:
+    """Factors of a stage's blocks."""
+    named = ((block.name, factors.get(block.name, 1.0)) for block in blocks_of(stage))
+    return tuple((name, factor) for name, factor in named if factor != 1.0)
+
+
+def made(place: MadePosition, states: Mapping[tuple[int, int], str]) -> str:
+    """A position's state that was made anew of others.
+
+    Args:
+        place: of what each of its blocks was made, in the order in which that is added up.
+        states: of the positions of which it was made.
+    """
+    blocks = tuple(
+        (
+            block.block,
+            *((s.block, s.weight, states[s.stage, s.inner]) for s in block.sources),
+        )
+        for block in place.blocks
+    )
+    return term("made", blocks)
+
+
+def norms_sq(stage: int, gradient: str | None) -> tuple[float, ...]:
+    """The squared norms of a position's blocks, in model order: they tell gradients apart."""
+    return tuple(
+        1.0 + int(term("norm", block.name, gradient)[:8], 16) / 2**32 for block in blocks_of(stage)
+    )
 
 
 def gradient_digest(gradient: str | None) -> str:
@@ -135,15 +165,52 @@ def whole_of(units: Sequence[UnitTerm]) -> str:
     return wholes.pop() if fits and len(wholes) == 1 else term("pieces", tuple(units))
 
 
+class Course(NamedTuple):
+    """The course of a job up to a version, without failures but for its forks."""
+
+    states: tuple[str, ...]
+    """Of all positions."""
+    norms_sq: tuple[float, ...] = ()
+    """Of all blocks, in model order, in the step that led to it; empty at version 0."""
+
+
 @lru_cache(maxsize=4096)
-def true_states(
-    num_types: int, micro_batches: int, stages: int, width: int, version: int
-) -> tuple[str, ...]:
-    """States of all positions (``width`` per stage) at ``version`` in a run without failures."""
+def true_course(
+    num_types: int, micro_batches: int, stages: int, width: int, version: int, history: History
+) -> Course:
+    """The course of a job (``width`` positions per stage) up to ``version``, without failures.
+
+    Its forks are those of ``history``.
+    """
+    before = tuple(fork for fork in history if fork.version < version)
+    course = _without_forks(num_types, micro_batches, stages, width, version, before)
+    for fork in history[len(before) :]:
+        places = {divmod(p, width): state for p, state in enumerate(course.states)}
+        anew = {(p.stage, p.inner): made(p, places) for p in fork.made.positions}
+        course = course._replace(states=tuple((places | anew).values()))
+    return course
+
+
+def _true_boosts(history: History, step: int, stage: int, inner: int) -> Boosts:
+    """Factors of a position's learning rates: of each block by the last time that it was made."""
+    found: dict[str, float] = {}
+    for fork in history:
+        for place in fork.made.positions:
+            if (place.stage, place.inner) == (stage, inner):
+                lasts = fork.boost_steps is None or step - fork.version < fork.boost_steps
+                for block in place.blocks:
+                    found[block.block] = fork.lr_boost if lasts else 1.0
+    return boosts_in(stage, found)
+
+
+def _without_forks(
+    num_types: int, micro_batches: int, stages: int, width: int, version: int, history: History
+) -> Course:
+    """The course up to a version, before the forks at it."""
     positions = range(stages * width)
     if version == 0:
-        return tuple(initial_state(position) for position in positions)
-    params = true_states(num_types, micro_batches, stages, width, version - 1)
+        return Course(tuple(initial_state(position) for position in positions))
+    params = true_course(num_types, micro_batches, stages, width, version - 1, history).states
     step = version - 1
     gradients: list[list[str]] = [[] for _ in positions]
     for shard_type in range(num_types):
@@ -163,5 +230,26 @@ def true_states(
                 gradient = mixed(tuple(parts))
         for position in positions:
             gradients[position].append(weight_gradient(tuple(flows[position])))
-    scale = scale_of(num_types, stages, width)
-    return tuple(applied(params[p], reduced(tuple(gradients[p])), scale) for p in positions)
+    sums = [reduced(tuple(gradients[p])) for p in positions]
+    told = [norms_sq(p // width, sums[p]) for p in positions]
+    by_block = [
+        block
+        for stage in range(stages)
+        for block in zip(*told[stage * width : (stage + 1) * width], strict=True)
+    ]
+    # As votes add them: the last bit of a scale depends on the order.
+    scale = clip([n for block in by_block for n in block], TOKENS * num_types, CLIP_NORM)[1]
+    return Course(
+        tuple(
+            applied(params[p], sums[p], scale, _true_boosts(history, step, *divmod(p, width)))
+            for p in positions
+        ),
+        tuple(_added(block) for block in by_block),
+    )
+
+
+def _added(block: tuple[float, ...]) -> float:
+    total = 0.0
+    for norm_sq in block:  # left to right, as all sums
+        total += norm_sq
+    return total

@@ -10,6 +10,7 @@ from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
@@ -23,6 +24,7 @@ from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps
 from mainstay_core.sim.heal import HealClient, HealServer
 from mainstay_core.sim.keeper import SegmentKeeper
+from mainstay_core.sim.lineages import fork_rules
 from mainstay_core.sim.network import End
 from mainstay_core.sim.saving import Saving
 from mainstay_core.sim.surroundings import Surroundings
@@ -83,6 +85,7 @@ class Trainer(Process, RankSession[Connections]):
             heal_address=heal_address,
             checkpoint_every_steps=shape.checkpoint_every_steps,
             snapshots=_snapshot_rules(world),
+            fork_rules=fork_rules(world.config),
             witness_every_steps=world.config.witness_every_steps,
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
@@ -102,8 +105,8 @@ class Trainer(Process, RankSession[Connections]):
             world.pace.copy_s,
         )
         self.cell: Compute | None = None
-        self._beside: dict[int, str] = {}
-        """States of other positions that were copied to make this one anew, by number."""
+        self._beside: dict[tuple[int, int], str] = {}
+        """States of other positions that were copied to make this one anew."""
         self.slow = 1.0
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
@@ -151,7 +154,8 @@ class Trainer(Process, RankSession[Connections]):
     async def _run(self) -> None:
         await Sleep(self.world.pace.startup_s())
         self.state = machine.saw_durable(self.state, self._saving.newest_complete())
-        self._send("hello", None)
+        rules = self.state.fork_rules
+        self._send("hello", rules.outline if rules is not None else ())
         self._send_statuses()
         await self.follow_plans()
 
@@ -279,20 +283,16 @@ class Trainer(Process, RankSession[Connections]):
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         copied = await Awaited(client.copy(sources, wanted, expected))
-        self._beside[wanted.position] = copied
+        place = divmod(wanted.position, self.world.config.shape.ranks_per_stage)
+        self._beside[place] = copied
+        await self.point("copied-beside")
         return copied
 
     async def make_anew(self, made: MadePosition) -> str:
-        cell, width = self.made_cell(), self.world.config.shape.ranks_per_stage
-        taken = sorted(
-            (block.block, source.stage * width + source.inner, source.weight)
-            for block in made.blocks
-            for source in block.sources
-        )
-        parts = [f"{name}={w!r}*{self._beside[position]}" for name, position, w in taken]
-        cell.params = terms.term("made", *parts)
+        cell = self.made_cell()
+        cell.params = terms.made(made, self._beside)
         self._beside = {}
-        await self.point("healed")
+        await self.point("made-anew")
         return cell.params
 
     def serve(self, served: Wanted | None) -> None:
@@ -393,7 +393,7 @@ class Trainer(Process, RankSession[Connections]):
         if self._segments is not None:
             self._segments.forget_unfinished()
         await Sleep(self.world.pace.apply_s() * self.slow)
-        cell.apply(commit.scale)
+        cell.apply(commit.scale, boosts_of(self.state.history, commit.step, cell.inner))
         self.world.faults.corrupt_state(self, cell)
         self.world.checks.applied(self, commit, cell.params)
         return AppliedStep(digest=cell.params, masters=cell.params)

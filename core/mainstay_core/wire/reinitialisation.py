@@ -7,6 +7,7 @@ follows is another course of training (design section 5, row 5).
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -157,6 +158,15 @@ class ForkOrder:
     how: ApproximateConfig | None = field(default=None, metadata=OMITTED)
     """By what rules, as they were when the fork was ordered; None: by those that the ranks were
     started with. They may change in a running job, and a fork that is repeated keeps its own."""
+
+    def made_with(self, lost: Collection[int], ranks_per_stage: int) -> frozenset[int]:
+        """Return the positions that are made anew, as they are lost or go with one that is.
+
+        With one all are made anew that are ordered of its stage. Their moments begin together: as
+        of what inner ranks hold in copies they must be the same.
+        """
+        stages = {position // ranks_per_stage for position in self.positions if position in lost}
+        return frozenset(p for p in self.positions if p // ranks_per_stage in stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,25 @@ def test_what_has_no_two_neighbours_goes_back_to_the_exact_source(
     assert (world.plan.method, world.plan.fork, world.plan.lineage) == (Method.RESTART, None, 0)
 
 
+def test_inner_ranks_of_an_unfinished_fork_are_made_anew_together(start: Start) -> None:
+    """One of two makers has told that it has its state, the other one is lost."""
+    world = start(spares=4, replicas=1, lanes=1, stages=3, ranks_per_stage=2, approximate=ALLOWED)
+    world.register("teller")
+    copies = BlockOutline(name="layer", kind="layer", copied=("norm",))
+    world.up("teller", outline=tuple((replace(copies, name=f"layer.{i}"),) for i in range(3)))
+    for _ in range(5):
+        world.commit()
+    ranks = [m for m in world.plan.members if m.rank.stage == 1]
+    world.tell(*(world.down_fact(m) for m in ranks))
+    assert world.plan.fork.positions == (2, 3)
+    done, lost = (m for m in world.plan.members if m.rank.stage == 1)
+    world.tell(world.about(FactKind.SETTLED, done, step=5))
+    world.tell(world.down_fact(lost))
+
+    assert world.plan.method is Method.APPROXIMATE
+    assert (world.plan.fork.positions, world.plan.fork.since) == ((2, 3), 0)
+
+
 def test_a_neighbour_that_dies_in_the_middle_of_a_fork_ends_it(world: Any) -> None:
     lose(world, 1)
     lose(world, 2)
@@ -259,6 +278,21 @@ def commit(world: Any, step: int, since: int | None) -> None:
             approximate_since=since,
         )
     )
+
+
+def test_who_had_finished_before_a_fork_finishes_again(world: Any) -> None:
+    first = world.member(0, 0)
+    world.finish(first, masters="exact")
+    (told,), before = world.state.finals, world.plan.quorum
+    lose(world, 1)
+    assert world.state.finals == ()
+    late = world.about(FactKind.FINISHED, first, final=told)
+    world.tell(replace(late, quorum=before))
+    assert world.state.finals == (), "what is told late is of the lineage before"
+    world.settle(step=5)
+    world.finish(first, masters="exact", history="h")
+
+    assert [f.history for f in world.state.finals] == ["h"]
 
 
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:

@@ -177,6 +177,19 @@ def test_what_was_made_before_is_not_made_again() -> None:
     assert (outcome.history, outcome.commit_chain) == (first.history, first.commit_chain)
 
 
+def test_one_of_two_stages_that_is_lost_again_is_made_as_before() -> None:
+    both = order(pipeline(2, 1, 3), 1, 3)
+    first = settled(both, reports(both, 8, 1, 3))
+    plan = order(pipeline(3, 3), 3, lineage=2)
+    knows = {"history": first.history, "chain": first.commit_chain}
+
+    again = settled(plan, reports(plan, 8, 3, a=knows, b=knows, c=knows, e=knows))
+
+    assert again.actions == (STAY, STAY, STAY, MAKE, STAY)
+    assert again.fork == first.fork
+    assert (again.history, again.commit_chain) == (first.history, first.commit_chain)
+
+
 def test_another_stage_at_the_same_version_is_another_fork_after_the_first() -> None:
     first = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
     plan = order(pipeline(3, 3), 3, lineage=2)
@@ -262,6 +275,7 @@ def rank(life: str, **fields: Any) -> RankState:
         fork_rules=RULES,
     )
     given = {
+        "plan": pipeline(fields.get("settled", 1)),
         "valid": True,
         "position": 0,
         "version": 8,
@@ -283,6 +297,8 @@ def adopted(state: RankState, plan: Plan) -> RankState:
     [
         pytest.param({"lineage": 0}, 0, True, id="a member that stayed"),
         pytest.param({"lineage": 1}, 0, True, id="one that settled in a fork that failed"),
+        pytest.param({"lineage": 1, "settled": 0}, 0, False, id="one left out since that fork"),
+        pytest.param({"lineage": 2, "settled": 0}, 0, False, id="one of a rival of this plan"),
         pytest.param({"lineage": 0, "settled": 0}, 0, False, id="one that was left out meanwhile"),
         pytest.param({"lineage": 0}, 1, False, id="one of a lineage that was void before"),
         pytest.param({"lineage": 0, "position": 2}, 0, False, id="one of another stage"),
@@ -299,6 +315,73 @@ def test_a_state_of_a_lineage_before_counts_if_its_rank_stayed(
     assert after.valid == counts
     if counts:
         assert after.lineage == 2
+
+
+def test_a_state_that_counted_in_an_earlier_plan_of_a_fork_counts_though_that_failed() -> None:
+    """It came back under the first one and has not settled in it: nobody has without it."""
+    plan = order(pipeline(3, 1), 1, lineage=2)
+    members = [replace(m, since=2) if m.index == 0 else m for m in plan.members]
+    came_back = rank("a.1", lineage=1, settled=0, plan=order(pipeline(2, 1), 1))
+
+    assert adopted(came_back, replace(plan, members=tuple(members))).valid
+
+
+def test_a_rank_that_was_left_out_before_a_fork_returns_under_its_first_plan() -> None:
+    """Nobody has gone another way yet. A planned plan may have dropped it, and is taken back."""
+    taken_back = rank("a.1", lineage=0, settled=0)
+    first = order(pipeline(3, 1), 1, lineage=1)
+
+    assert adopted(taken_back, first).valid
+    assert not adopted(rank("a.1", lineage=0, settled=0), order(first, 1, lineage=2)).valid
+
+
+def test_a_position_that_only_a_returning_rank_holds_is_not_lost_by_a_fork() -> None:
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1, d={"settled": 0})
+
+    outcome = settled(plan, told)
+
+    assert outcome.version == 8
+    assert outcome.actions == (STAY, MAKE, STAY, STAY, STAY)
+
+
+def test_inner_ranks_that_are_ordered_together_are_made_anew_together() -> None:
+    """One of them is lost again, and the other one has gone on: its moments are not zero."""
+    lives = ["a.1", "b.1", "c.2", "d.2", "e.1", "f.1"]
+    since = dict.fromkeys(("a.1", "b.1", "c.2", "e.1", "f.1"), 1)
+    plan = make_plan({0: lives}, quorum=3, since=since, joining=["d.2"], ranks_per_stage=2)
+    plan = order(plan, 2, 3, lineage=2)
+    rules = replace(RULES, outline=RULES.outline[:3])
+
+    outcome = settle(plan, 1, reports(plan, 8, 3), fork_rules=rules)
+
+    assert outcome.actions == (STAY, STAY, MAKE, MAKE, STAY, STAY)
+    assert outcome.fork is not None
+    assert [(p.stage, p.inner) for p in outcome.fork.made.positions] == [(1, 0), (1, 1)]
+
+
+def test_a_maker_without_a_source_says_so() -> None:
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, 8, 1)
+    fork = settled(plan, told).fork
+    assert fork is not None
+
+    making = forks.plan_making(plan, fork, 1, {0: [], 2: [2]}, told)
+
+    assert [b.members for b in making.beside] == [(), (2,)]
+
+
+def test_what_is_loaded_is_of_no_fork_and_its_commit_is_known() -> None:
+    """The next window is planned from the commit that a member at the checkpoint's version has."""
+    plan = order(pipeline(2, 1), 1)
+    exact = {"version": 7, "durable": 7, "commit": commit(6), "history": (fork(7, "x"),)}
+
+    outcome = settled(plan, reports(plan, 8, 1, a=exact))
+
+    assert set(outcome.actions) == {LOAD}
+    assert (outcome.version, outcome.history) == (7, ())
+    assert outcome.commit == commit(6)
+    assert outcome.unnoted == (commit(6),)
 
 
 def test_an_old_pod_with_the_lost_stages_true_state_is_refused() -> None:
@@ -345,11 +428,11 @@ def test_a_history_is_that_of_the_checkpoint_that_was_loaded() -> None:
     assert exact.state.history == ()
 
 
-def fork(version: int, *blocks: str, steps: int | None = None) -> Fork:
+def fork(version: int, *blocks: str, steps: int | None = None, inner: int = 0) -> Fork:
     made = [
         {"block": b, "sources": [{"kind": "neighbour", "stage": 0, "block": b}]} for b in blocks
     ]
-    told = {"positions": [{"stage": 1, "blocks": made}], "reason": ""}
+    told = {"positions": [{"stage": 1, "inner": inner, "blocks": made}], "reason": ""}
     return Fork(
         version=version,
         chain="",
@@ -362,21 +445,28 @@ def fork(version: int, *blocks: str, steps: int | None = None) -> Fork:
 def test_the_learning_rate_of_what_was_made_is_raised_from_then_on() -> None:
     history = (fork(8, "x"), fork(20, "x", "y"))
 
-    assert [forks.boosts_of(history, step).get("x", 1.0) for step in (7, 8, 19, 20, 99)] == [
+    assert [forks.boosts_of(history, step, 0).get("x", 1.0) for step in (7, 8, 19, 20, 99)] == [
         1.0,
         1.1,
         1.1,
         1.1,
         1.1,
     ], "a second loss sets it again, and does not compound"
-    assert [forks.boosts_of(history, step).get("y", 1.0) for step in (8, 19, 20)] == [1.0, 1.0, 1.1]
-    assert "z" not in forks.boosts_of(history, 99)
+    of_y = [forks.boosts_of(history, step, 0).get("y", 1.0) for step in (8, 19, 20)]
+    assert of_y == [1.0, 1.0, 1.1]
+    assert "z" not in forks.boosts_of(history, 99, 0)
+
+
+def test_an_inner_rank_that_was_not_made_anew_learns_as_before() -> None:
+    history = (fork(8, "x", inner=1),)
+
+    assert [forks.boosts_of(history, 9, inner) for inner in (0, 1)] == [{}, {"x": 1.1}]
 
 
 def test_a_boost_may_last_for_some_steps() -> None:
     history = (fork(8, "x", steps=3), fork(20, "x", steps=3))
 
-    boosted = [step for step in range(30) if forks.boosts_of(history, step).get("x", 1.0) > 1]
+    boosted = [step for step in range(30) if forks.boosts_of(history, step, 0).get("x", 1.0) > 1]
     assert boosted == [8, 9, 10, 20, 21, 22]
 
 

@@ -19,8 +19,9 @@ from mainstay_core.rank.settle import AnyStores, StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
+from mainstay_core.sim.drawing import draw_cascade, draw_losses
 from mainstay_core.sim.replayer import Replayer
-from mainstay_core.sim.scenario import Fault, Scenario, draw_cascade, draw_losses
+from mainstay_core.sim.scenario import Fault, Scenario
 from mainstay_core.snapshots.stretches import Border, Stretch
 from mainstay_core.wire.plan import Plan
 
@@ -192,7 +193,7 @@ def _own_scale(own: BoundaryReplayer, step: BoundaryStep) -> float:
     """The norm is that of what was computed again."""
     if not step.frozen:
         return float(_SCALE(own, step))
-    told = terms.norms_sq(own._replay.position, 0)
+    told = terms.norms_sq(own._replay.position, None)
     return clip(told[:1], step.record.commit.tokens, terms.CLIP_NORM)[1]
 
 

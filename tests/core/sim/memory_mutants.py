@@ -22,8 +22,9 @@ from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import draw, keeper
+from mainstay_core.sim.drawing import draw_losses
 from mainstay_core.sim.keeper import SegmentKeeper
-from mainstay_core.sim.scenario import Scenario, draw_losses
+from mainstay_core.sim.scenario import Scenario
 from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.snapshots import recopies
 from mainstay_core.snapshots.recopies import Recopy

@@ -19,15 +19,27 @@ from tests.core.sim.check_mutants import (
     draw_broken_chains,
     draw_wrong_types,
 )
+from tests.core.sim.fork_mutants import (
+    FORK_MUTANTS,
+    draw_forbidden,
+    draw_forks,
+    draw_inner_ranks,
+)
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import IN_MEMORY, KINDS, LASTING, PLANNED, Fault
+from mainstay_core.sim.scenario import FORKING, IN_MEMORY, KINDS, LASTING, PLANNED, Fault
 
 SEEDS_PER_TEST = 10
-ALL_MUTANTS = {**MUTANTS, **MEMORY_MUTANTS, **BOUNDARY_MUTANTS, **CHECK_MUTANTS}
+ALL_MUTANTS = {
+    **MUTANTS,
+    **MEMORY_MUTANTS,
+    **BOUNDARY_MUTANTS,
+    **CHECK_MUTANTS,
+    **FORK_MUTANTS,
+}
 
 
 @pytest.mark.parametrize("first", range(0, 40, SEEDS_PER_TEST))
@@ -145,6 +157,38 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+
+
+def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_history() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        outcome = simulate(draw_forks(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["made anew"]
+    assert seen["ended approximate"]
+    assert seen["approximate checkpoint"]
+
+
+def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_after_it() -> None:
+    for seed in (24, 40):
+        outcome = simulate(draw_inner_ranks(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+
+
+def test_an_inner_rank_that_is_lost_again_at_once_is_made_as_before() -> None:
+    outcome = simulate(draw_inner_ranks(35, FORKING))
+    assert not outcome.violation, outcome.violation
+
+
+def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        outcome = simulate(draw_forbidden(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["plan restart"]
+    assert not seen["plan with a fork"]
 
 
 def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again() -> None:

@@ -1,0 +1,471 @@
+"""Draws a scenario from a seed: the job's shape, its surroundings, and the faults it meets.
+
+What came later is drawn apart from everything else, so that a seed without it is what it was.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import (
+    LAG_STEPS,
+    ORDERINGS,
+    WEIGHTINGS,
+    ApproximateConfig,
+    JobConfig,
+    SnapshotConfig,
+)
+from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.sim.network import Latency
+from mainstay_core.sim.points import (
+    API_POINTS,
+    COMMIT_POINTS,
+    FORK_POINTS,
+    PAUSE_POINTS,
+    POINTS,
+    READ_POINTS,
+    REPLAY_POINTS,
+    WRITE_POINTS,
+)
+from mainstay_core.sim.scenario import (
+    APART,
+    CHECKED,
+    FORKING,
+    IN_MEMORY,
+    KINDS,
+    LASTING,
+    PLANNED,
+    WITNESSED,
+    Fault,
+    Scenario,
+)
+
+SHARE_WITH_SNAPSHOTS = 0.35
+SHARE_WITH_LITTLE_MEMORY = 0.2
+"""Share of the seeds with snapshots whose stores are too small."""
+SHARE_THAT_LASTS = 0.15
+"""Share of the seeds that meet such a fault."""
+SHARE_CHECKED = 0.3
+"""Share of the seeds in which something is computed wrongly."""
+SHARE_WITH_INNER_STAGES = 0.3
+"""Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
+SHARE_WITH_PERMISSION = 0.75
+"""Of those jobs."""
+HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
+"""Nobody dies of these, nor is left out for long."""
+SHARE_WITH_BOUNDARIES = 0.5
+"""Of the jobs with snapshots that may log boundaries."""
+SHARE_WITH_CASCADES = 0.7
+"""Of those jobs, in which more is lost while a lost stage is computed again."""
+LOSSES = (
+    "kill-stage",
+    "kill-stage",
+    "kill-all",
+    "kill-all-but-one",
+    "kill-replica",
+    "kill-trainer",
+    "kill-pod",
+    "kill-supervisor",
+    "node-loss",
+    "cut-pod",
+    "stop-pod",
+    "reset",
+    "corrupt-gradient",
+)
+"""Faults that take states from a job with snapshots, or hold up their copies."""
+
+
+def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None = None) -> Scenario:
+    """Return the scenario of a seed.
+
+    Args:
+        seed: any number.
+        kinds: the kinds of faults to draw from; none for an undisturbed run.
+        approximate: whether it is a job whose inner stages are lost, with permission to make one
+            anew, or without; None: the seed draws that, too.
+    """
+    if approximate is not None:
+        # From snapshots a lost stage would be made anew exactly.
+        kinds = tuple(k for k in kinds if k not in IN_MEMORY)
+        kinds = (*kinds, *(k for k in FORKING if k not in kinds))
+    rng = random.Random(f"scenario {seed}")
+    shape = _draw_shape(rng)
+    heartbeat_s = rng.choice((0.2, 0.2, 1.0))
+    config = JobConfig(
+        job=JobUid("job"),
+        name="job",
+        shape=shape,
+        entrypoint="",
+        workload={},
+        redundancy=rng.choice((None, 1, min(2, shape.lanes))),
+        heartbeat_s=heartbeat_s,
+        heartbeat_timeout_s=heartbeat_s * rng.choice((3.0, 5.0)),
+        hang_s=20.0,
+        connect_s=rng.choice((1.0, 4.0)),
+        probe_s=0.3,
+        handover_s=rng.choice((2.0, 10.0)),
+        hold_back_max_s=10.0,
+        restart_grace_s=rng.choice((0.5, 3.0)),
+        startup_deadline_s=240.0,
+    )
+    latency = rng.choice(
+        (
+            Latency(),
+            Latency(base_s=2e-3, tail_s=0.05, tail_probability=0.05),
+            Latency(base_s=1e-3, tail_s=1.5, tail_probability=0.01),
+        )
+    )
+    spares = rng.choice((0, 0, 1, 2))
+    scenario = Scenario(
+        seed=seed,
+        config=replace(config, spares=spares),
+        slots_per_pod=shape.ranks_per_pod,
+        apis=rng.choice((1, 1, 2)),
+        latency=latency,
+        block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
+        skew_s=rng.choice((0.0, 100.0)),
+        restarts_in_place=rng.random() < 0.3,
+        faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
+    )
+    scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
+    if kinds and set(kinds) <= set(WITNESSED):
+        return _with_witness(scenario, kinds)
+    scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
+    return _with_what_is_checked(scenario, kinds)
+
+
+def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario whose chains watch each other, and one device that is wrong."""
+    rng = random.Random(f"witness {scenario.seed}")
+    lanes = rng.choice((3, 3, 4))
+    # The output of a single stage goes nowhere in the played arithmetic.
+    stages = max(2, scenario.config.shape.stages)
+    shape = replace(
+        scenario.config.shape,
+        lanes=lanes,
+        replicas=lanes,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        stages=stages,
+        steps=lanes * (lanes - 1) + 3,
+    )
+    config = replace(scenario.config, shape=shape, witness_every_steps=1)
+    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, 40)
+    fault = Fault(kind=rng.choice(kinds), point=point, times=times)
+    return replace(scenario, config=config, slots_per_pod=1, faults=(fault,))
+
+
+def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario, in some seeds with values that come out wrong among its faults.
+
+    They are drawn apart, like wishes.
+    """
+    checked = tuple(k for k in kinds if k in CHECKED)
+    rng = random.Random(f"checks {scenario.seed}")
+    always = len(checked) == len(kinds)
+    if not checked or (not always and rng.random() > SHARE_CHECKED):
+        return scenario
+    faults = list(scenario.faults)
+    for _ in range(rng.randint(1, 3)):
+        place = rng.randint(0, len(faults))
+        faults.insert(place, _draw_fault(rng, rng.choice(checked)))
+    return replace(scenario, faults=tuple(faults))
+
+
+def _with_inner_stages(
+    scenario: Scenario, kinds: tuple[str, ...], approximate: bool | None
+) -> Scenario:
+    """Return the scenario, in some seeds of a job that loses stages which have two neighbours.
+
+    Mostly it may make them anew. All this is drawn apart, like wishes.
+    """
+    forking = tuple(k for k in kinds if k in FORKING)
+    rng = random.Random(f"forks {scenario.seed}")
+    always = len(forking) == len(kinds) or approximate is not None
+    may = bool(forking) and scenario.config.snapshots is None
+    if not may or (not always and rng.random() > SHARE_WITH_INNER_STAGES):
+        return scenario
+    permission = rng.random() < SHARE_WITH_PERMISSION if approximate is None else approximate
+    shape, every = scenario.config.shape, scenario.config.shape.checkpoint_every_steps
+    stages, lanes = rng.choice((3, 3, 4, 5)), rng.choice((1, 1, 2, 2, 3))
+    shape = replace(
+        shape,
+        stages=stages,
+        lanes=lanes,
+        replicas=lanes,
+        ranks_per_stage=rng.choice((1, 1, 1, 2)) if lanes * stages <= 6 else 1,
+        steps=shape.steps + rng.randint(0, 6),
+        # Where checkpoints are young, nothing is made anew.
+        checkpoint_every_steps=rng.choice((every, 3, 5)) if every else 0,
+    )
+    how = ApproximateConfig(
+        after_lost_steps=rng.choice((0, 0, 1, 2, 4)),
+        weights=rng.choice((WEIGHTINGS[0], WEIGHTINGS[0], *WEIGHTINGS)),
+        lr_boost=rng.choice((1.0, 1.1, 1.25)),
+        boost_steps=rng.choice((None, None, 1, 3)),
+    )
+    config = replace(
+        scenario.config,
+        shape=shape,
+        redundancy=rng.choice((None, 1)),
+        spares=rng.choice((scenario.config.spares, 1, 2)),
+        approximate=how if permission else None,
+    )
+    faults = list(scenario.faults)
+    if not any(f.kind == "corrupt-state" for f in faults):  # its good copies must not die
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            place = rng.randint(0, len(faults))
+            faults[place:place] = draw_forks(rng, shape.num_ranks, forking)
+    return replace(scenario, config=config, faults=tuple(faults))
+
+
+def draw_forks(rng: random.Random, num_ranks: int, forking: Sequence[str]) -> list[Fault]:
+    """Return the loss of a stage, and now and then what strikes while it is made anew.
+
+    Args:
+        rng: draws it.
+        num_ranks: of the job; each step passes a point so often.
+        forking: kinds of losses.
+    """
+    draws: list[tuple[str, tuple[str, ...], int]] = [
+        (
+            rng.choice(forking),
+            rng.choice((COMMIT_POINTS, POINTS)),
+            rng.randint(1, 4 * num_ranks),
+        )
+    ]
+    if rng.random() < 0.5:
+        more = (*forking, "kill-trainer", "kill-trainer", "kill-meeting", "reset", "kill-stage")
+        draws += [
+            (rng.choice(more), FORK_POINTS, rng.choice((1, 1, 2, 3, rng.randint(1, 12))))
+            for _ in range(rng.choice((1, 1, 2)))
+        ]
+    return [
+        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
+        for kind, points, times in draws
+    ]
+
+
+def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with snapshots in memory, in some seeds, and what may become of them.
+
+    They are drawn apart, like wishes.
+    """
+    of_memory = tuple(k for k in kinds if k in IN_MEMORY)
+    rng = random.Random(f"snapshots {scenario.seed}")
+    always = len(of_memory) == len(kinds)
+    if not of_memory or (not always and rng.random() > SHARE_WITH_SNAPSHOTS):
+        return scenario
+    snapshots = SnapshotConfig(
+        # Now and then no store has room for all that it is sent.
+        memory_bytes=PAGE_BYTES * rng.choice((1 << 20, 1 << 20, 1 << 20, rng.randint(10, 90))),
+        num_instalments=rng.choice((0, 0, 1, 2, 3)),
+        peers=rng.choice((0, 1, 1, 2, 2)),
+        domains=rng.choice((1, 2)),
+        boundary=_draw_boundary(scenario),
+    )
+    shape = replace(scenario.config.shape, steps=scenario.config.shape.steps + rng.randint(0, 6))
+    # Drawn apart: what else a seed draws does not depend on it.
+    ordering = random.Random(f"ordering {scenario.seed}").choice(ORDERINGS)
+    snapshots = replace(snapshots, ordering=ordering)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots)
+    faults = list(scenario.faults)
+    # Of a corrupt state the good copies must not die, see _draw_faults.
+    losses = () if any(f.kind == "corrupt-state" for f in faults) else LOSSES
+    for _ in range(rng.randint(1, 2)):
+        place = rng.randint(0, len(faults))
+        faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
+    units = rng.choice((1, 2, 3))
+    drawn = _with_little_memory(replace(scenario, config=config, units=units, faults=tuple(faults)))
+    return _with_losses_in_replays(drawn) if snapshots.boundary and losses else drawn
+
+
+def _with_little_memory(scenario: Scenario) -> Scenario:
+    """Return the scenario, in some seeds with stores that are just too small for two windows.
+
+    What is older goes for the window in flight then. They are drawn apart: the rest is as before.
+    """
+    rng, snapshots = random.Random(f"memory {scenario.seed}"), scenario.config.snapshots
+    assert snapshots is not None
+    if rng.random() > SHARE_WITH_LITTLE_MEMORY:
+        return scenario
+    # A state of n units takes n (n + 1) pages, a gradient half of them (units.size_of).
+    state = scenario.units * (scenario.units + 1)
+    steps = 2 * ((snapshots.num_instalments or 2) + LAG_STEPS)
+    of_position = 2 * state + steps * state // 2
+    copies = scenario.slots_per_pod * (1 + snapshots.peers)
+    whole = copies * of_position / scenario.config.shape.replicas
+    memory_bytes = PAGE_BYTES * max(state, round(whole * rng.uniform(0.3, 0.8)))
+    config = replace(scenario.config, snapshots=replace(snapshots, memory_bytes=memory_bytes))
+    return replace(scenario, config=config)
+
+
+def _draw_boundary(scenario: Scenario) -> bool:
+    """Return whether boundaries are logged. Drawn apart: the rest is as with gradients."""
+    rng = random.Random(f"boundary {scenario.seed}")
+    return scenario.config.shape.ranks_per_stage == 1 and rng.random() < SHARE_WITH_BOUNDARIES
+
+
+def _with_losses_in_replays(scenario: Scenario) -> Scenario:
+    """Return the scenario, mostly with a lost stage and more that goes wrong while it is replayed.
+
+    What is lost then may be the stage that is replayed, one beside it, or another one. It is drawn
+    apart: the rest is as with gradients.
+    """
+    rng = random.Random(f"replays {scenario.seed}")
+    if rng.random() > SHARE_WITH_CASCADES:
+        return scenario
+    num_ranks, faults = scenario.config.shape.num_ranks, list(scenario.faults)
+    place = rng.randint(0, len(faults))
+    faults[place:place] = draw_cascade(rng, num_ranks)
+    return replace(scenario, faults=tuple(faults))
+
+
+def draw_cascade(rng: random.Random, num_ranks: int) -> list[Fault]:
+    """Return the loss of a stage, and what strikes while it is computed again.
+
+    Args:
+        rng: draws it.
+        num_ranks: of the job; each step passes a point so often.
+    """
+    # As a rule some window is complete by then.
+    draws: list[tuple[str, tuple[str, ...], int]] = [
+        ("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))
+    ]
+    draws += [
+        (
+            rng.choice(("kill-stage", *LOSSES, *IN_MEMORY)),
+            REPLAY_POINTS,
+            rng.choice((1, 1, 2, 3, rng.randint(1, 12))),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    return [
+        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
+        for kind, points, times in draws
+    ]
+
+
+def draw_losses(
+    rng: random.Random, num_ranks: int, of_memory: Sequence[str], losses: Sequence[str]
+) -> list[Fault]:
+    """Return a loss of states with what becomes of their copies before it, and meanwhile.
+
+    Args:
+        rng: draws it.
+        num_ranks: of the job; each step passes a point so often.
+        of_memory: kinds of faults of what pods keep.
+        losses: kinds that take states; none for damaged copies alone.
+    """
+    draws: list[tuple[str, tuple[str, ...], int]] = []
+    if rng.random() < 0.5:
+        draws.append((rng.choice(of_memory), WRITE_POINTS, 2 * num_ranks))
+    if losses:
+        draws.append((rng.choice(losses), WRITE_POINTS, 3 * num_ranks))
+    if losses and rng.random() < 0.4:
+        draws.append((rng.choice((*losses, *of_memory)), READ_POINTS, 3))
+    return [
+        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
+        for kind, points, most in draws
+        for times in [rng.randint(1, most)]
+    ]
+
+
+def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with a fault that never ends among its faults, in some seeds.
+
+    It is drawn apart, like wishes. A corrupt state is not beside it: the good copies of that state
+    might be those that cannot be had.
+    """
+    lasting = tuple(k for k in kinds if k in LASTING)
+    rng = random.Random(f"lasting {scenario.seed}")
+    always = len(lasting) == len(kinds)
+    if not lasting or (not always and rng.random() > SHARE_THAT_LASTS):
+        return scenario
+    if any(f.kind == "corrupt-state" for f in scenario.faults):
+        return scenario
+    fault = _draw_fault(rng, rng.choice(lasting))
+    place = rng.randint(0, len(scenario.faults))
+    faults = (*scenario.faults[:place], fault, *scenario.faults[place:])
+    config = replace(scenario.config, escalate_after=rng.choice((1, 2, 3)))
+    return replace(scenario, config=config, faults=faults)
+
+
+def _with_wishes(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario with wishes among its faults, in some seeds.
+
+    They are drawn apart from everything else: a seed without them is what it was before
+    there were any.
+    """
+    wishes = tuple(k for k in kinds if k in PLANNED)
+    if any(f.kind == "corrupt-state" for f in scenario.faults):
+        # A replica that is dropped at that boundary may be one of the majority that it takes.
+        wishes = tuple(k for k in wishes if k != "scale")
+    rng = random.Random(f"wishes {scenario.seed}")
+    if not wishes or (len(wishes) < len(kinds) and rng.random() < 0.5):
+        return scenario
+    faults = list(scenario.faults)
+    others = sorted({f.kind for f in faults})
+    for _ in range(rng.randint(1, 3)):
+        wish = _draw_fault(rng, rng.choice(wishes))
+        place = rng.randint(0, len(faults))
+        faults.insert(place, wish)
+        if others and wish.kind == "suspend" and rng.random() < 0.5:
+            fault = _draw_fault(rng, rng.choice(others))
+            point, times = rng.choice(PAUSE_POINTS), rng.randint(1, 6)
+            meets = replace(fault, at_s=None, point=point, times=times)
+            faults.insert(place + 1, meets)
+    shape = scenario.config.shape
+    every = shape.checkpoint_every_steps
+    if any(f.kind == "suspend" for f in faults) and rng.random() < 0.9:
+        every = every or rng.choice((1, 2, 3))
+    shape = replace(shape, steps=shape.steps + rng.randint(0, 8), checkpoint_every_steps=every)
+    storage = "checkpoints" if every else ""
+    config = replace(scenario.config, shape=shape, checkpoint_dir=storage)
+    return replace(scenario, config=config, faults=tuple(faults))
+
+
+def _draw_shape(rng: random.Random) -> JobShape:
+    lanes, stages = rng.choice((1, 2, 2, 2, 3, 3, 4)), rng.choice((1, 1, 2, 2, 3))
+    width = rng.choice((1, 1, 1, 2)) if lanes * stages <= 6 else 1
+    return JobShape(
+        lanes=lanes,
+        shards_per_lane=rng.choice((1, 2) if lanes > 1 else (1, 2, 3)),
+        replicas=lanes,
+        min_replicas=1,
+        stages=stages,
+        ranks_per_stage=width,
+        ranks_per_pod=rng.choice((1, 1, 2)),
+        micro_batches=rng.choice((1, 1, 2)),
+        steps=rng.randint(3, 9),
+        seed=0,
+        checkpoint_every_steps=rng.choice((0, 1, 2)),
+    )
+
+
+def _draw_faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
+    if not kinds:
+        return ()
+    some = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
+    if "corrupt-state" in some:
+        # Whoever dies with a bad state before its vote has poisoned its chain's gradients, and
+        # nobody can know: that takes the checks of single operations.
+        some = ["corrupt-state", *(k for k in some if k in HARMLESS)]
+    return tuple(_draw_fault(rng, rng.choice(some)) for _ in range(rng.randint(1, 7)))
+
+
+def _draw_fault(rng: random.Random, kind: str) -> Fault:
+    lasts_s = rng.choice((0.05, 0.5, 1.0, 2.0, 4.0, 12.0)) * (0.5 + rng.random())
+    if kind == "kill-api" and rng.random() < 0.6:
+        point, times = rng.choice(API_POINTS), rng.randint(1, 3)
+        return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)
+    if rng.random() < 0.25:
+        return Fault(kind=kind, at_s=rng.random() * rng.choice((0.1, 2.0, 5.0)), lasts_s=lasts_s)
+    times = rng.choice((1, 1, 1, 2, 3, rng.randint(1, 12)))
+    # The narrowest moments decide what is committed.
+    point = rng.choice(rng.choice((POINTS, COMMIT_POINTS)))
+    return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)

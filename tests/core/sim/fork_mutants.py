@@ -1,0 +1,269 @@
+"""Mistakes with forks: whose states count, what is made of what, and what remembers it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tests.core.sim.mutants import Mutant
+
+from mainstay_core.coordinator import recovery, seating
+from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.rank import adoption, forks
+from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank.state import RankState
+from mainstay_core.sim import disk, draw, trainer
+from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.lineages import fork_rules
+from mainstay_core.sim.points import COMMIT_POINTS, FORK_POINTS
+from mainstay_core.sim.scenario import FORKING, Fault, Scenario
+from mainstay_core.sim.trainer import Trainer
+from mainstay_core.wire.plan import Member, Partial, Plan
+from mainstay_core.wire.reinitialisation import History, MadePosition
+
+
+def draw_forks(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return a scenario in which inner stages are lost, and may be made anew."""
+    return draw(seed, kinds, approximate=True)
+
+
+def draw_forks_again(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which forks are interrupted again and again, and who was silent comes back."""
+    scenario, rng = draw(seed, (), approximate=True), random.Random(f"again {seed}")
+    stages = rng.choice((3, 3, 5))
+    shape = replace(
+        scenario.config.shape,
+        lanes=1,
+        replicas=1,
+        stages=stages,
+        ranks_per_stage=1,
+        ranks_per_pod=1,
+        micro_batches=1,
+        steps=8,
+        checkpoint_every_steps=0,
+    )
+    faults = []
+    for _ in range(3):
+        losses = ("kill-inner", *kinds)
+        point, times = rng.choice(COMMIT_POINTS), rng.randint(1, 3 * stages)
+        lasts_s = rng.choice((1.0, 2.0, 3.0))
+        faults.append(Fault(kind=rng.choice(losses), point=point, times=times, lasts_s=lasts_s))
+        faults += [
+            Fault(
+                kind=rng.choice(("kill-meeting", "kill-trainer", "reset", "kill-inner", "slow")),
+                point=rng.choice(FORK_POINTS),
+                times=rng.randint(1, 2 * stages),
+                lasts_s=1.0,
+            )
+            for _ in range(rng.randint(1, 2))
+        ]
+    approximate = ApproximateConfig(after_lost_steps=0)
+    config = replace(
+        scenario.config,
+        shape=shape,
+        spares=rng.choice((0, 1, 3)),
+        approximate=approximate,
+        heartbeat_s=0.2,
+        heartbeat_timeout_s=0.6,
+    )
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
+
+
+def draw_inner_ranks(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a job with two ranks to a stage, of which one or both are lost."""
+    scenario = draw_forks_again(seed, kinds)
+    shape = replace(scenario.config.shape, stages=3, ranks_per_stage=2)
+    return replace(scenario, config=replace(scenario.config, shape=shape, spares=3))
+
+
+def draw_two_losses(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one that loses the same stage twice, and keeps checkpoints in seeds that are odd."""
+    scenario, rng = draw_forks_again(seed, ()), random.Random(f"two {seed}")
+    every = seed % 2
+    shape = replace(scenario.config.shape, stages=3, steps=10, checkpoint_every_steps=every)
+    faults = tuple(
+        Fault(kind="kill-inner", point="applied", times=rng.randint(4, 9)) for _ in range(2 - every)
+    )
+    config = replace(scenario.config, shape=shape, spares=2)
+    return replace(scenario, config=config, faults=faults)
+
+
+def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which inner stages are lost, and must not be made anew."""
+    return draw(seed, kinds, approximate=False)
+
+
+def _of_its_lineage(state: RankState, plan: Plan, member: Member) -> bool:
+    return state.lineage == plan.lineage
+
+
+_BOOSTS_OF = forks.boosts_of
+
+
+def _compounding(history: History, step: int, inner: int) -> dict[str, float]:
+    boosts: dict[str, float] = {}
+    for fork in forks.history_at(history, step):
+        for block, factor in _BOOSTS_OF((fork,), step, inner).items():
+            boosts[block] = boosts.get(block, 1.0) * factor
+    return boosts
+
+
+def _of_all_inner_ranks(history: History, step: int, inner: int) -> dict[str, float]:
+    width = 1 + max((p.inner for f in history for p in f.made.positions), default=0)
+    every: dict[str, float] = {}
+    for other in range(max(width, inner + 1)):
+        every |= _BOOSTS_OF(history, step, other)
+    return every
+
+
+_MAKE_ANEW = vars(Trainer)["make_anew"]
+
+
+async def _make_of_turns(own: Trainer, made: MadePosition) -> Any:
+    """Each cell adds its sources in the order in which it copied them."""
+    if own.state.index % 2:
+        blocks = tuple(replace(b, sources=tuple(reversed(b.sources))) for b in made.blocks)
+        made = replace(made, blocks=blocks)
+    return await _MAKE_ANEW(own, made)
+
+
+_PLAN_FORK = forks.plan_fork
+
+
+def _plan_without_norms(
+    plan: Plan, rules: Any, positions: Any, version: int, commit: Any, known: Any
+) -> forks.Forked:
+    told = None if commit is None else replace(commit, norms_sq=())
+    return _PLAN_FORK(plan, rules, positions, version, told, known)
+
+
+_FORKED = seating._forked
+
+
+def _forked_in_its_lineage(state: Any, plan: Plan, positions: Sequence[int]) -> Plan:
+    return replace(_FORKED(state, plan, positions), lineage=state.plan.lineage)
+
+
+_SITUATION = recovery.find_situation
+
+
+def _allowed(*args: Any) -> Any:
+    found = _SITUATION(*args)
+    return replace(found, allow_approximate=True, approximate_after_lost_steps=0)
+
+
+def _rules_of_all(config: Any) -> Any:
+    allowed = draw(0, FORKING, approximate=True).config.approximate
+    return fork_rules(replace(config, approximate=config.approximate or allowed))
+
+
+_COMPLETE = vars(Compute)["_complete"]
+_DROP_HELD, _DROP_PARTIALS = vars(Compute)["drop_held"], vars(Compute)["drop_partials"]
+
+
+def _remember(own: Compute, partials: Any) -> None:
+    for partial in partials:
+        for number, value in enumerate(own.partials.get(partial, ())):
+            vars(own).setdefault("left_over", {})[partial.first + number] = value
+
+
+def _drop_held(own: Compute) -> None:
+    _remember(own, list(own.partials))
+    _DROP_HELD(own)
+
+
+def _drop_partials(own: Compute, partials: Sequence[Partial]) -> None:
+    _remember(own, partials)
+    _DROP_PARTIALS(own, partials)
+
+
+def _complete_with_old(own: Compute, shard_type: int, gradient: str) -> None:
+    """What was computed of the step before is taken again: in one course it is the same."""
+    old = vars(own).setdefault("left_over", {})
+    _COMPLETE(own, shard_type, old.pop(shard_type, gradient))
+
+
+def _apply_and_forget(own: Compute, *args: Any) -> None:
+    _APPLY(own, *args)
+    vars(own)["left_over"] = {}
+    own.partials.clear()
+
+
+_APPLY = vars(Compute)["apply"]
+
+FORK_MUTANTS = {
+    "fork-voids-all": Mutant(
+        "under a fork's plan states of the lineage before do not count",
+        [(adoption, "_is_of", _of_its_lineage)],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "fork-keeps-held": Mutant(
+        "what came through the lost stage counts in the step that is computed again",
+        [
+            (Compute, "drop_held", _drop_held),
+            (Compute, "drop_partials", _drop_partials),
+            (Compute, "_complete", _complete_with_old),
+            (Compute, "apply", _apply_and_forget),
+        ],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "fork-not-in-the-history": Mutant(
+        "who keeps its state does not note the fork",
+        [(rank_machine, "_forked", lambda state, _: state)],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "fork-twice-in-the-history": Mutant(
+        "a fork that is repeated is added to the history",
+        [(forks, "_places", lambda _: {(-1, -1)})],
+        FORKING,
+        draws=draw_forks_again,
+    ),
+    "boost-compounds": Mutant(
+        "a second loss of a stage raises its learning rate once more",
+        [(trainer, "boosts_of", _compounding)],
+        FORKING,
+        draws=draw_two_losses,
+    ),
+    "boost-of-all-inner-ranks": Mutant(
+        "an inner rank that was not made anew learns faster, too",
+        [(trainer, "boosts_of", _of_all_inner_ranks)],
+        FORKING,
+        draws=draw_inner_ranks,
+        first=18,
+    ),
+    "sources-by-turns": Mutant(
+        "each cell adds the sources in another order",
+        [(Trainer, "make_anew", _make_of_turns)],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "weights-without-norms": Mutant(
+        "the weights do not follow from the last commit's norms",
+        [(forks, "plan_fork", _plan_without_norms)],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "fork-in-its-lineage": Mutant(
+        "a fork begins no lineage",
+        [(seating, "_forked", _forked_in_its_lineage)],
+        FORKING,
+        draws=draw_forks,
+    ),
+    "way-back-removed": Mutant(
+        "the newest exact checkpoint goes while the job is approximate",
+        [(disk, "find_way_back", lambda _: None)],
+        FORKING,
+        draws=draw_two_losses,
+    ),
+    "fork-without-permission": Mutant(
+        "nobody looks whether a job may go on approximately",
+        [(recovery, "find_situation", _allowed), (trainer, "fork_rules", _rules_of_all)],
+        FORKING,
+        draws=draw_forbidden,
+    ),
+}
