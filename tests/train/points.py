@@ -4,8 +4,8 @@ The trainer's own code runs; what is wrapped here says where it is and waits, in
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
 flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
 is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
-(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type), ``reset-stage@STEP`` resets
-the sockets of the reduction.
+(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type; ``sticks@STEP``: of that
+type each time in the step), ``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class _Points:
     def __init__(self, pipe: Connection, wanted: tuple[str, ...]) -> None:
         self._pipe, self._wanted = pipe, set(wanted)
         self._session: Session | None = None
+        self._stuck: int | None = None
+        """The type that comes out wrong each time in a step."""
 
     def install(self) -> None:
         """Wrap the trainer's parts in this process."""
@@ -170,6 +172,11 @@ class _Points:
         if copy in self._wanted and is_copy:
             self._wanted.remove(copy)
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if f"sticks@{self._state.version}" in self._wanted:
+            if compared is not None and self._stuck is None:
+                self._stuck = compared.type
+            if action.type == self._stuck:
+                flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if "wrong-sends" in self._wanted or once in self._wanted:
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if once in self._wanted:

@@ -25,7 +25,7 @@ from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_cra
 from mainstay_core.coordinator.ends import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
-from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
+from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
@@ -48,6 +48,7 @@ from mainstay_core.wire.facts import (
     Failed,
     Finished,
     Leaving,
+    Named,
     Parked,
     Paused,
     PodGone,
@@ -288,6 +289,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         reporters=tuple(sorted({*old.reporters, member.slot})),
         suspects=tuple(sorted({*old.suspects, *fact.suspects})),
         causes=causes,
+        doubted=old.doubted or fact.doubted,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
@@ -417,4 +419,5 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Failed: _failed,
     Checkpoint: note_checkpoint,
     Paused: note_paused,
+    Named: note_named,
 }

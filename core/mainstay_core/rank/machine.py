@@ -131,11 +131,14 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     tell = SendFact(adopted)
     durable = max(r.durable for r in event.reports)
     settled = checkpoints.settled(state, durable)
+    doubt = outcome.doubt
     settled = replace(
         settled,
         settlement=outcome,
         step_plan=recheck.witnessed_step(state, outcome),
-        told=(),
+        told=() if doubt is None else doubt.told,
+        told_of=None if doubt is None else doubt.type,
+        watched=None,
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
@@ -304,7 +307,9 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
 
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
     held, drop = recheck.without_witness(state, event.held)
-    new = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    watched = recheck.watched_now(state) or state.watched
+    made = recheck.makers_of_held(state, held)
+    new = replace(state, held=held, made=made, watched=watched)
     return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
@@ -368,6 +373,8 @@ def _refused(
         prefix: actions that come first.
         mark: what stays a mark when the members meet again.
     """
+    if verdict.doubted and not (verdict.hopeless or verdict.state_bad):
+        return recheck.wait_for_another(state, verdict, prefix)
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
@@ -382,6 +389,9 @@ def _refused(
         # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
         assert state.plan is not None
         void = replace(state, held=(), mark=mark, refused_in=state.plan.quorum.id)
+        if verdict.state_bad:
+            # What was computed from a bad state says nothing of a device.
+            void = replace(void, told=(), told_of=None, watched=None)
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         prefix = (*prefix, DropHeld(), Leave())
@@ -397,13 +407,16 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     assert state.settlement is not None
     rolling = state.settled < state.plan.quorum.id
     certified_in = state.settlement.certified_in if rolling else str(state.plan.quorum)
+    doubt = state.settlement.doubt if rolling else None
     new = replace(
         state,
         version=state.version + 1,
         made=(),
         bad=(),
         bad_chains=(),
-        told=(),
+        told=() if doubt is None else doubt.told,
+        told_of=None if doubt is None else doubt.type,
+        watched=None,
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

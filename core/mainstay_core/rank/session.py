@@ -16,6 +16,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, forks, machine
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
+from mainstay_core.rank.doubts import own_account
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
 from mainstay_core.rank.keeping import Keeper, Writer
@@ -40,13 +41,14 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
-from mainstay_core.rank.witness import account_of
+from mainstay_core.rank.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
+    DoubtedAccount,
     LastStatus,
     SettleReport,
     SnapshotStatus,
@@ -218,6 +220,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
             mark_gradient=self._gradient if self.keeper and action.report.mark else "",
+            doubted=(*action.report.doubted, *self._unheard()),
         )
         await self.post("settle", report)
         # A joiner allocates its stage while the others finish their step, not while they wait.
@@ -227,6 +230,14 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             return events.ReportsGathered(self._reports)
         stores = await self._ask_stores(self.keeper, action)
         return events.ReportsGathered(self._reports, stores)
+
+    def _unheard(self) -> tuple[DoubtedAccount, ...]:
+        """Return this rank's account of a type that others compute, too, if no vote has heard it."""
+        state, watched = self.state, self.state.watched
+        account = self.account(watched.type) if watched is not None and state.valid else None
+        if watched is None or account is None:
+            return ()
+        return (own_account(watched, state.slot, account),)
 
     async def _ask_stores(self, keeper: Keeper, action: events.Settle) -> tuple[StoreReport, ...]:
         """Exchange what the stores of all pods hold: some position has nobody who stayed."""
@@ -360,7 +371,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         compared = self.state.step_plan.compared
         if compared is not None and self.state.computes(compared):
             account = self.account(compared.type)
-            vote = replace(vote, witness=account_of(compared.type, account))
+            vote = replace(vote, witness=vote_account(compared.type, account))
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))

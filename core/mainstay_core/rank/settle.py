@@ -25,6 +25,7 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks
+from mainstay_core.rank.doubts import Doubt, compared_of, open_doubt
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
 from mainstay_core.rank.replaying import Replay, Stores
@@ -106,6 +107,8 @@ class Settlement:
     """How positions are made anew that nobody holds; None: none is."""
     history: History = ()
     """Forks that all states at the version contain; that of a checkpoint is in the checkpoint."""
+    doubt: Doubt | None = None
+    """The type on which chains have disagreed in the step; None: there is none."""
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
@@ -197,13 +200,19 @@ def settle(
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one.
     held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
+    bad = {t for r in ordered if r.version == version for t in r.bad}
+    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
+    staying = [r for r in ordered if actions[r.index] is StateAction.STAY]
+    doubt = open_doubt(plan, staying, bad)
     step = plan_step(
         plan,
         shards_per_lane,
         held,
-        [i for i, a in enumerate(actions) if a in _WITHOUT_STATE],
+        healing,
         makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in ordered},
-        bad={t for r in ordered if r.version == version for t in r.bad},
+        bad=bad if doubt is None else {*bad, doubt.type},
+        compared=None if doubt is None else compared_of(plan, doubt, healing),
+        insists=True,
     )
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
@@ -233,6 +242,7 @@ def settle(
         told=_told(plan, goal, stores),
         fork=fork.fork,
         history=fork.history,
+        doubt=doubt,
     )
 
 

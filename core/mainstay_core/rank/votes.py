@@ -46,6 +46,9 @@ class Verdict:
     """Shard types that some member calls wrong: all copies are void."""
     bad_chains: tuple[int, ...] = ()
     """Replicas whose cells do so."""
+    doubted: tuple[Slot, ...] = ()
+    """Devices that have computed a type differently, again and again, between which nobody here can
+    decide: a further device has to compute it."""
     differing: tuple[Slot, ...] = ()
     """Slots of the members of ``state_bad``. Empty when a position has no majority: then no member
     of it can be believed."""

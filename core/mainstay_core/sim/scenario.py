@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import LAG_STEPS, ORDERINGS, JobConfig, SnapshotConfig
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
@@ -83,6 +84,12 @@ SHARE_CHECKED = 0.3
 WITNESSED = ("corrupt-unseen", "stick")
 """Values that come out wrong as no check of the device sees: once, or always. They are played
 alone, in types that a second chain computes, too: nothing else could find them."""
+
+SHARE_WITH_LOSSES = 0.6
+"""Of these seeds, in which something is lost before chains that differ are ruled on."""
+LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
+RULED_BETWEEN = ("vote-posted", "votes-gathered", "Compute", "FORWARD", "REDUCE", "settle-posted")
+"""Where it strikes."""
 
 APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 """Kinds that are not drawn among the others."""
@@ -233,7 +240,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     """Return a scenario whose chains watch each other, and one device that is wrong."""
     rng = random.Random(f"witness {scenario.seed}")
-    lanes = rng.choice((3, 3, 4))
+    lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
     shape = replace(
@@ -245,10 +252,17 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
     )
-    config = replace(scenario.config, shape=shape, witness_every_steps=1)
-    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, 40)
-    fault = Fault(kind=rng.choice(kinds), point=point, times=times)
-    return replace(scenario, config=config, slots_per_pod=1, faults=(fault,))
+    # Of two that differ only a third device says which one is wrong.
+    spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
+    config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
+    most = 12 if lanes == MIN_CHAINS else 40
+    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, most)
+    faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]
+    if rng.random() < SHARE_WITH_LOSSES:
+        # Close behind, so that it meets what is not ruled on yet.
+        kind, point = rng.choice(LOST_BESIDE), rng.choice(RULED_BETWEEN)
+        faults.append(Fault(kind=kind, point=point, times=rng.randint(1, 16)))
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
 
 
 def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

@@ -110,6 +110,8 @@ class Trainer(Process, RankSession[Connections]):
         self.was_tampered = False
         self.sticks = False
         """Whether its device is wrong in each forward of a type that others compute, too."""
+        self.wrong: set[tuple[int, int]] = set()
+        """Steps and types that its device has computed wrongly where no check of its own sees it."""
         self.was_wrong = False
         """Whether its device was ever wrong where no check of its own sees it."""
         self.waits_in = "starting"

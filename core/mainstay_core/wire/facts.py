@@ -89,6 +89,7 @@ class FactKind(enum.StrEnum):
     FAILED = "failed"
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
+    NAMED = "named"
 
 
 MAX_SOURCES = 64
@@ -235,6 +236,9 @@ class Parked(_RankFact):
     those whose state differs, those whose connections ended."""
     was_told: bool = False
     """Whether it learnt only from others that the quorum has ended."""
+    doubted: Annotated[tuple[Slot, ...], Longest(MAX_SOURCES)] = field(default=(), metadata=OMITTED)
+    """Devices that have computed a shard type differently, each time that they were asked: another
+    one has to compute it, so that most of them can say which is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +270,14 @@ class Paused(_RankFact):
     """Newest durable version that it knows."""
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named(_RankFact):
+    """Other devices have shown that this one computes wrongly each time: its pod is to leave."""
+
+    kind: Literal[FactKind.NAMED] = FactKind.NAMED
+
+
+RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

@@ -8,6 +8,7 @@ from typing import Annotated
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_DOUBTED,
     MAX_FLOWS,
     MAX_MEMBERS,
     MAX_STATISTICS,
@@ -25,6 +26,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
+from mainstay_core.base.ids import Slot
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
@@ -69,6 +71,21 @@ class WitnessAccount:
     """Digests of what it sent to the stage before, by micro-batch."""
     weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
     """Digests of the type's gradient, and of what votes tell of the type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtedAccount:
+    """The account of one cell, of a type on which chains may disagree: a settle hears of it."""
+
+    quorum: Count
+    """Id of the quorum in which its chain computed the type."""
+    attempt: Count
+    """Of the step, in that quorum."""
+    replica: Index
+    """Of its chain, in that quorum's plan."""
+    slot: Slot
+    """The device that computed."""
+    account: WitnessAccount
 
 
 BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
@@ -249,3 +266,8 @@ class SettleReport:
     """By which chains the types of ``held`` were computed."""
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types of the step that this rank knows to be wrong: by its own checks, or by votes."""
+    doubted: Annotated[tuple[DoubtedAccount, ...], Longest(MAX_DOUBTED)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """What cells of its position have told of the type that several chains compute, those that are
+    gone by now among them; and its own account of it, if no vote has heard that yet."""
