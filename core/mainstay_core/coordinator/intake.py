@@ -290,6 +290,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         suspects=tuple(sorted({*old.suspects, *fact.suspects})),
         causes=causes,
         doubted=old.doubted or fact.doubted,
+        differing=old.differing or fact.differing,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")

@@ -309,6 +309,12 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
         reason = f"suspected twice without a commit in between: {names}"
+    elif repeats.is_undecided(state.suspicion):
+        method = Method.RESTART
+        reason = (
+            "copies of a state differ and none has a majority: all go on from the newest version "
+            "that is kept elsewhere"
+        )
     else:
         reason = "nobody is confirmed gone: the same members meet again"
     plan = seating.mask_plan(
@@ -328,6 +334,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         opened = _hold_back(opened, member.slot, now_s)
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
+    if method is Method.RESTART:
+        opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
 
 

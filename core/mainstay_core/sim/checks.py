@@ -231,9 +231,23 @@ class Checks:
         if trainer.state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert plan is not None
             self._gave_up(plan, before.version)
+        if before.valid and not trainer.state.valid and not trainer.tampered:
+            assert plan is not None
+            self._void(trainer, before)
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
             self._settled(plan, event, outcome)
+
+    def _void(self, trainer: Life, before: RankState) -> None:
+        """A rank gives up a right state: to load another one, or as no copy has a majority."""
+        if trainer.state.phase not in (Phase.PARKED, Phase.SETTLING) or before.plan is None:
+            return
+        if trainer.state.phase is Phase.SETTLING and trainer.state.lineage != before.lineage:
+            return
+        members = before.plan.positions[before.member_position]
+        lives = [self._lives.get(str(m.incarnation)) for m in members]
+        bad = sum(x.tampered for x in lives if x)
+        self.undecided |= 0 < len(members) <= 2 * bad
 
     def _gave_up(self, plan: Plan, version: int) -> None:
         """A rank fails the job: that is right only where most copies are not."""

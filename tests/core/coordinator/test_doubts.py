@@ -105,6 +105,38 @@ def test_a_job_that_waits_for_a_judge_recovers_from_a_loss_meanwhile(start: Star
     assert [m.slot for m in world.plan.members] == [other.slot]
 
 
+def test_copies_without_a_majority_have_all_restart_from_what_is_durable(start: Start) -> None:
+    world = start(replicas=2, stages=1, steps=20)
+    for _ in range(3):
+        world.commit()
+    facts = [
+        world.about(FactKind.PARKED, m, evidence="differ", cause=Cause.STATE)
+        for m in world.plan.members
+    ]
+    world.tell(*facts)
+    world.tick(after_s=PAUSE_S)
+    assert (world.plan.method, len(world.plan.members)) == (Method.RESTART, 2)
+    assert "none has a majority" in world.plan.reason
+    world.settle(1)
+    assert (world.state.phase, world.state.step) == (JobPhase.RUNNING, 1)
+    world.commit(1)
+    (recovery,) = world.recoveries().values()
+    assert (recovery.method, recovery.lost_steps, recovery.differing) == (Method.RESTART, 2, ())
+
+
+def test_who_is_named_by_one_of_several_reporters_is_a_minority(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    one, two, _ = world.plan.members
+    world.tell(world.about(FactKind.PARKED, one, evidence="lost", cause=Cause.CHAIN))
+    world.tell(
+        world.about(
+            FactKind.PARKED, two, evidence="differ", cause=Cause.STATE, differing=(one.slot,)
+        )
+    )
+    world.tick(after_s=PAUSE_S)
+    assert world.plan.method is Method.REFORM
+
+
 @pytest.mark.parametrize("spares", [0, 1])
 def test_a_device_that_is_named_hands_its_place_over(start: Start, spares: int) -> None:
     world = start(spares=spares, replicas=2, stages=1, steps=20)

@@ -297,8 +297,8 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
         (
             "spec",
             SMALLEST["spec"]
-            | {"parallelism": {"replicas": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "is 5, but the job has 2 replicas, and it takes 3 to say which of two that differ is",
+            | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
+            "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
         (
             "spec",

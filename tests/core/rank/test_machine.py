@@ -428,10 +428,13 @@ def test_who_has_a_good_state_keeps_its_mark_and_no_partial_when_a_settle_finds_
     assert not any(isinstance(a, VoidSave) for a in good.actions)
 
 
-def test_a_settle_in_which_nobody_can_be_believed_fails_the_job() -> None:
+def test_a_settle_in_which_nobody_can_be_believed_voids_all_copies_and_names_nobody() -> None:
     split = settled_four("good", "good", "bad", "bad")
 
-    assert split.state.phase is Phase.FAILED
+    assert (split.state.phase, split.state.valid) == (Phase.PARKED, False)
+    (fact,) = [a.fact for a in split.actions if isinstance(a, SendFact)]
+    assert isinstance(fact, Parked)
+    assert (fact.cause, fact.differing) == (Cause.STATE, ())
 
 
 def test_who_heals_over_a_state_that_nobody_judged_never_saves_it() -> None:
