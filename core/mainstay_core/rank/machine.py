@@ -257,8 +257,10 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
+    if over and (checkpoints.is_open(state) or _is_unjudged_end(state)):
+        return _share_saves(state, *prefix)
     if over:
-        return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
+        return _end(state, *prefix)
     step_plan = state.step_plan or recheck.plan_undisturbed(state)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
@@ -270,10 +272,16 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         step_plan=step_plan,
         held_in=held_in,
         held_with=held_with,
+        clean_from=state.version if state.clean_from is None else state.clean_from,
     )
     copies = windows.due_snapshot(new)
     actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
+
+
+def _is_unjudged_end(state: RankState) -> bool:
+    """Return whether the last step's states are still to be compared: no vote follows."""
+    return state.compares_last and state.version >= state.num_steps
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
@@ -293,7 +301,8 @@ def _end(state: RankState, *prefix: Action) -> Transition:
 
 def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     assert state.plan is not None
-    states = {i: s.state for i, s in enumerate(event.statuses)}
+    # Joined, as both are of one state.
+    states = {i: f"{s.state} {s.rest}" for i, s in enumerate(event.statuses)}
     verdict = judge_states(state.plan, states)
     if verdict.state_bad:
         return _refused(state, verdict, ())  # no vote comes any more that would find it

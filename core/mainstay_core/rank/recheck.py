@@ -149,7 +149,10 @@ def heard(
         return state, verdict, ()
     if verdict.commit is None:
         return state, verdict, ()
-    return state, verdict, _named(state, compared.type, ruling)
+    named = _named(state, compared.type, ruling)
+    if not named and any(state.slot in one.cells for one in known):
+        state = replace(state, clean_from=state.version + 1)
+    return state, verdict, named
 
 
 def _named(state: RankState, shard_type: int, ruling: Ruling) -> tuple[Action, ...]:

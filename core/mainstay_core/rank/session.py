@@ -398,7 +398,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     async def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self.status.waits()
-        status = last_status(await self.wait_written(), action.state)
+        is_last = self.state.compares_last and self.state.version >= self.state.num_steps
+        rest = self.rest_digest() if is_last else ""
+        status = last_status(await self.wait_written(), action.state, rest)
         key = f"save/{action.round}"
         await self.post(key, status)
         return events.SavesGathered(await self.gathered(key, LastStatus))

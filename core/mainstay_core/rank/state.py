@@ -98,8 +98,14 @@ class RankState:
     """Types of the step that votes have called wrong since the last settle."""
     bad_chains: tuple[int, ...] = ()
     """Replicas of this quorum whose cells have called a type wrong, once for each vote."""
+    compares_last: bool = False
+    """Whether the states after the last step are compared before the job is complete, also where
+    nothing is saved then."""
     witness_every_steps: int = 0
     """In each step that is a multiple of it a second chain computes a type; 0: in none."""
+    clean_from: int | None = None
+    """First step in which no witness has agreed with this device yet: the one after that in which
+    one did last, or the first that this trainer has computed; None before it has computed any."""
     told: tuple[Told, ...] = ()
     """What chains have told of the compared type in earlier attempts at the step, as they differ;
     and in quorums before this one."""

@@ -84,6 +84,7 @@ class Trainer(Process, RankSession[Connections]):
             checkpoint_every_steps=shape.checkpoint_every_steps,
             snapshots=_snapshot_rules(world),
             witness_every_steps=world.config.witness_every_steps,
+            compares_last=bool(world.config.witness_every_steps),
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
         connections.on_plan = lambda plan: self._send("plan", plan)
@@ -402,6 +403,9 @@ class Trainer(Process, RankSession[Connections]):
 
     def final_digests(self, data: str) -> Any:
         return self.made_cell().final_digests(self.state.version, self.state.digest, data)
+
+    def rest_digest(self) -> str:
+        return ""
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         return await Awaited(self._saving.load(self.made_cell(), version))

@@ -118,6 +118,9 @@ class LastStatus(SaveStatus):
 
     state: Digest = ""
     """Digest of the position's masters at the version that is saved."""
+    rest: Digest = field(default="", metadata=codec.OMITTED)
+    """Digest of the position's whole state beside the masters, after the last step of a job whose
+    trainers check what they compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ FREE = {
     "spec.recovery.window",
     "spec.recovery.quarantine",
     "spec.recovery.onHostsLost",
+    "spec.recovery.onTaint",
 }
 """What may change while a job lives; the last has one value only."""
 

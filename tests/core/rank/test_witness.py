@@ -10,7 +10,8 @@ from tests.core.plans import make_plan, slot_of
 from tests.core.rank.test_machine import computing, follow, report, vote
 
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_core.dmr.witness import Account, Told, rule
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.witness import Account, Deviation, Difference, Told, rule
 from mainstay_core.rank import machine
 from mainstay_core.rank.doubts import Doubt, cells_of
 from mainstay_core.rank.events import (
@@ -26,6 +27,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
 )
 from mainstay_core.rank.machine import RankState
+from mainstay_core.rank.reports import finding_of
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
 from mainstay_core.rank.step_plan import Compared, Supply, plan_step
@@ -137,6 +139,24 @@ def test_the_device_that_most_contradict_tells_of_itself(second: str, verdict: V
     assert isinstance(outcome.actions[-1], Apply)
     other = replace(outcome.state, phase=machine.Phase.VOTING, index=1, slot=slot_of("b.1"))
     assert not [a for a in machine.step(other, agree).actions if isinstance(a, TellDeviation)]
+
+
+def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last() -> None:
+    tokens = vote().stats
+    state = voting("a.1", RUNS[0])
+    assert state.clean_from == 0
+    same = VotesGathered(tuple(replace(told("x"), stats=tokens) for _ in range(3)))
+    clean = machine.step(replace(state, version=4), same).state
+    assert clean.clean_from == 5
+
+    slot, place = slot_of("a.1"), Difference(position=0, in_pass=Pass.WEIGHT)
+    since = []
+    for verdict in (Verdict.DETERMINISTIC, Verdict.TRANSIENT):
+        deviation = Deviation(slot=slot, difference=place, verdict=verdict)
+        finding = finding_of(replace(clean, version=9), TellDeviation(9, 0, deviation, "why"))
+        since.append(finding.since)
+        assert ("its steps from 5 on are tainted" in finding.describe()) == bool(finding.since)
+    assert since == [5, None]
 
 
 def test_a_third_chain_that_differs_too_leaves_its_place_to_one_that_most_agree_with() -> None:
