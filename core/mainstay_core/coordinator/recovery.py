@@ -365,15 +365,11 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
     made = seating.another_plan(state, draft, known, usable_slots(state, now_s))
     made = made or seating.another_plan(state, draft, known, usable_slots(state, math.inf))
     if made is not None:
-        return publish(
-            open_suspicion(state, (), made, draft.reason), made, JobPhase.RECOVERING
-        )
+        return publish(open_suspicion(state, (), made, draft.reason), made, JobPhase.RECOVERING)
     reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))
-    answer = ladder.Decision(
-        row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack
-    )
+    answer = ladder.Decision(row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack)
     return _wait(state, answer, now_s)
 
 

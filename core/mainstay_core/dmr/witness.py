@@ -103,7 +103,7 @@ def _differ(one: Sequence[str], other: Sequence[str], index: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What one chain has told of a type, in one attempt."""
+    """The accounts that one chain has given of a type, in one attempt."""
 
     quorum: int
     """Id of the quorum in which it computed the type."""

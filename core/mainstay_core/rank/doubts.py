@@ -9,13 +9,13 @@ All here is a function of the reports, as the rest of the settle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.witness import MAX_TOLD, Account, Told, rule
-from mainstay_core.rank.step_plan import Compared
-from mainstay_core.wire.plan import Chain, Plan
+from mainstay_core.rank.step_plan import Compared, Maker, StepPlan, plan_step
+from mainstay_core.wire.plan import Chain, Partial, Plan
 from mainstay_core.wire.votes import DoubtedAccount, SettleReport, WitnessAccount
 
 MOST_ASKED = 3
@@ -74,15 +74,78 @@ def doubted_of(
     )
 
 
-def own_account(watched: Watched, slot: Slot, account: Account) -> DoubtedAccount:
-    """Return what a rank reports of a type of which no vote has heard."""
-    return DoubtedAccount(
+def unheard(
+    watched: Watched | None, slot: Slot, account_of_type: Callable[[int], Account | None]
+) -> tuple[DoubtedAccount, ...]:
+    """Return what a rank reports of a type of which no vote has heard: its own account, if any.
+
+    Args:
+        watched: the type, if there is one.
+        slot: of the rank.
+        account_of_type: returns what left the rank while it computed a type, if that was kept.
+    """
+    account = None if watched is None else account_of_type(watched.type)
+    if watched is None or account is None:
+        return ()
+    own = DoubtedAccount(
         quorum=watched.quorum,
         attempt=watched.attempt,
         replica=watched.replica,
         slot=slot,
         account=account_of(account, watched.type),
     )
+    return (own,)
+
+
+def find_doubt(
+    plan: Plan, reports: Sequence[SettleReport], version: int, staying: Sequence[int]
+) -> Doubt | None:
+    """Return the type that is in doubt in the settled step; None if there is none.
+
+    Args:
+        plan: the plan being adopted.
+        reports: by member index.
+        version: at which all go on.
+        staying: indices of the members that were there already, with what they have heard.
+    """
+    return open_doubt(plan, [reports[i] for i in staying], _bad_types(reports, version))
+
+
+def plan_settled_step(
+    plan: Plan,
+    shards_per_lane: int,
+    reports: Sequence[SettleReport],
+    version: int,
+    held: Mapping[int, tuple[Partial, ...]],
+    healing: Sequence[int],
+    doubt: Doubt | None,
+) -> StepPlan:
+    """Return the work of the settled step.
+
+    Args:
+        plan: the plan being adopted.
+        shards_per_lane: types of a lane.
+        reports: by member index.
+        version: at which all go on.
+        held: what counts of what members hold, by their index.
+        healing: member indices that are still receiving their state.
+        doubt: what chains have disagreed on.
+    """
+    bad = _bad_types(reports, version)
+    return plan_step(
+        plan,
+        shards_per_lane,
+        held,
+        healing,
+        makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in reports},
+        bad=bad if doubt is None else {*bad, doubt.type},
+        compared=None if doubt is None else compared_of(plan, doubt, healing),
+        insists=True,
+    )
+
+
+def _bad_types(reports: Iterable[SettleReport], version: int) -> set[int]:
+    return {t for r in reports if r.version == version for t in r.bad}
 
 
 def open_doubt(

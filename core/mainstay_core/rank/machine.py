@@ -131,18 +131,13 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     tell = SendFact(adopted)
     durable = max(r.durable for r in event.reports)
     settled = checkpoints.settled(state, durable)
-    doubt = outcome.doubt
     settled = replace(
-        settled,
+        recheck.settled(settled, outcome),
         settlement=outcome,
         step_plan=recheck.witnessed_step(state, outcome),
-        told=() if doubt is None else doubt.told,
-        told_of=None if doubt is None else doubt.type,
-        watched=None,
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
-    settled = replace(settled, bad=(), bad_chains=())
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)

@@ -14,6 +14,8 @@ from dataclasses import replace
 from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
 from mainstay_core.dmr.witness import MAX_TOLD, Ruling, rule
+from mainstay_core.rank.adoption import park
+from mainstay_core.rank.doubts import Watched
 from mainstay_core.rank.events import (
     Action,
     Compute,
@@ -22,8 +24,6 @@ from mainstay_core.rank.events import (
     SendFact,
     TellDeviation,
 )
-from mainstay_core.rank.adoption import park
-from mainstay_core.rank.doubts import Watched
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState, Transition, fact_of
 from mainstay_core.rank.step_plan import Compared, StepPlan, plan_step, witnessed
@@ -33,8 +33,8 @@ from mainstay_core.rank.witness import (
     compared_in,
     counts,
     has_insisted,
-    told_in,
     tellings,
+    told_in,
 )
 from mainstay_core.wire.facts import Cause, Named, Phase
 from mainstay_core.wire.plan import Partial
@@ -62,6 +62,19 @@ def witnessed_step(state: RankState, outcome: Settlement) -> StepPlan:
         return outcome.step
     compared = _compared_at(state, outcome.version)
     return outcome.step if compared is None else witnessed(outcome.step, compared)
+
+
+def settled(state: RankState, outcome: Settlement) -> RankState:
+    """Return the state with what all members know of doubted results after a settle."""
+    doubt = outcome.doubt
+    return replace(
+        state,
+        told=() if doubt is None else doubt.told,
+        told_of=None if doubt is None else doubt.type,
+        watched=None,
+        bad=(),
+        bad_chains=(),
+    )
 
 
 def todo_of(state: RankState) -> tuple[int, ...]:
@@ -131,7 +144,7 @@ def heard(
         return replace(state, told=(), told_of=None, watched=None), verdict, ()
     state = replace(state, watched=None)
     told = tellings(plan, compared, votes)
-    if len(told) < len(compared.replicas):
+    if len(told) < len(compared.replicas) and not state.told:
         return state, verdict, ()
     known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
     ruling = rule(known)

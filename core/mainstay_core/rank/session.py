@@ -16,7 +16,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, forks, machine
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
-from mainstay_core.rank.doubts import own_account
+from mainstay_core.rank.doubts import unheard
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
 from mainstay_core.rank.keeping import Keeper, Writer
@@ -48,7 +48,6 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
-    DoubtedAccount,
     LastStatus,
     SettleReport,
     SnapshotStatus,
@@ -220,7 +219,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
             mark_gradient=self._gradient if self.keeper and action.report.mark else "",
-            doubted=(*action.report.doubted, *self._unheard()),
+            doubted=(
+                *action.report.doubted,
+                *unheard(self.state.watched, self.state.slot, self.account),
+            ),
         )
         await self.post("settle", report)
         # A joiner allocates its stage while the others finish their step, not while they wait.
@@ -230,14 +232,6 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             return events.ReportsGathered(self._reports)
         stores = await self._ask_stores(self.keeper, action)
         return events.ReportsGathered(self._reports, stores)
-
-    def _unheard(self) -> tuple[DoubtedAccount, ...]:
-        """Return this rank's account of a type that others compute, too, if no vote has heard it."""
-        state, watched = self.state, self.state.watched
-        account = self.account(watched.type) if watched is not None and state.valid else None
-        if watched is None or account is None:
-            return ()
-        return (own_account(watched, state.slot, account),)
 
     async def _ask_stores(self, keeper: Keeper, action: events.Settle) -> tuple[StoreReport, ...]:
         """Exchange what the stores of all pods hold: some position has nobody who stayed."""

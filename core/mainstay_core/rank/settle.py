@@ -25,12 +25,12 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks
-from mainstay_core.rank.doubts import Doubt, compared_of, open_doubt
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
-from mainstay_core.rank.step_plan import Maker, StepPlan, plan_step
+from mainstay_core.rank.step_plan import StepPlan
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
@@ -200,20 +200,12 @@ def settle(
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one.
     held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
-    bad = {t for r in ordered if r.version == version for t in r.bad}
     healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
-    staying = [r for r in ordered if actions[r.index] is StateAction.STAY]
-    doubt = open_doubt(plan, staying, bad)
-    step = plan_step(
-        plan,
-        shards_per_lane,
-        held,
-        healing,
-        makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in ordered},
-        bad=bad if doubt is None else {*bad, doubt.type},
-        compared=None if doubt is None else compared_of(plan, doubt, healing),
-        insists=True,
-    )
+    # What was told of a stage that is another one now says nothing of it.
+    made = StateAction.MAKE in actions
+    staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
+    doubt = find_doubt(plan, ordered, version, staying)
+    step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)

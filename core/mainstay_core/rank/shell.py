@@ -220,7 +220,7 @@ class RankShell(ABC):
 
     @abstractmethod
     def rest_digest(self) -> str:
-        """Return a digest of this rank's whole state beside the masters; "" if it checks nothing."""
+        """Return a digest of this rank's state beside the masters; "" if it checks nothing."""
 
     @abstractmethod
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:

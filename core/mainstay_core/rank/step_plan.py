@@ -147,9 +147,7 @@ def witnessed(step: StepPlan, compared: Compared, *, insists: bool = False) -> S
             a cell that heals, and one that is alone tells of it.
     """
     supplier = [r for r, types in step.todo.items() if compared.type in types]
-    witnesses = [
-        r for r in compared.replicas if (insists or r in step.todo) and r not in supplier
-    ]
+    witnesses = [r for r in compared.replicas if (insists or r in step.todo) and r not in supplier]
     if not supplier or not (witnesses or insists):
         return step
     todo = dict(step.todo)

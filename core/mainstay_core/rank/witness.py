@@ -43,9 +43,7 @@ def tellings(plan: Plan, compared: Compared, votes: Sequence[Vote]) -> dict[int,
         if chain.replica not in compared.replicas:
             continue
         told = [votes[index].witness for index in chain.cells]
-        accounts = tuple(
-            read_account(a) for a in told if a is not None and a.type == compared.type
-        )
+        accounts = tuple(read_account(a) for a in told if a is not None and a.type == compared.type)
         if len(accounts) == len(told):
             found[chain.replica] = accounts
     return found
@@ -86,7 +84,7 @@ def compared_again(
     values = [*told.values()]
     best = max(told, key=lambda r: (values.count(told[r]), -r), default=compared.replicas[0])
     if ruling.agreed is not None:
-        best = min(r for r in told if told[r] == ruling.agreed)
+        best = min((r for r in told if told[r] == ruling.agreed), default=best)
     rest = (r for r in compared.replicas if r != best)
     return replace(compared, replicas=(best, *rest))
 

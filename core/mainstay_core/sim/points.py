@@ -95,3 +95,5 @@ REPLAY_POINTS = (
 """Before and after each action of a stage that computes its steps again from boundary logs."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""
+RULED_BETWEEN = ("vote-posted", "votes-gathered", "Compute", "FORWARD", "REDUCE", "settle-posted")
+"""Where something is lost before chains that have computed a type differently are ruled on."""

@@ -19,6 +19,7 @@ from mainstay_core.sim.points import (
     POINTS,
     READ_POINTS,
     REPLAY_POINTS,
+    RULED_BETWEEN,
     WRITE_POINTS,
 )
 
@@ -85,11 +86,8 @@ WITNESSED = ("corrupt-unseen", "stick")
 """Values that come out wrong as no check of the device sees: once, or always. They are played
 alone, in types that a second chain computes, too: nothing else could find them."""
 
-SHARE_WITH_LOSSES = 0.6
-"""Of these seeds, in which something is lost before chains that differ are ruled on."""
+SHARE_WITH_LOSSES = 0.6  # Of these seeds: something is lost before chains are ruled on.
 LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
-RULED_BETWEEN = ("vote-posted", "votes-gathered", "Compute", "FORWARD", "REDUCE", "settle-posted")
-"""Where it strikes."""
 
 APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 """Kinds that are not drawn among the others."""
@@ -255,11 +253,10 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     # Of two that differ only a third device says which one is wrong.
     spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
     config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
-    most = 12 if lanes == MIN_CHAINS else 40
-    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, most)
+    point = rng.choice(("FORWARD", "vote-posted"))
+    times = rng.randint(1, 12 if lanes == MIN_CHAINS else 40)
     faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]
     if rng.random() < SHARE_WITH_LOSSES:
-        # Close behind, so that it meets what is not ruled on yet.
         kind, point = rng.choice(LOST_BESIDE), rng.choice(RULED_BETWEEN)
         faults.append(Fault(kind=kind, point=point, times=rng.randint(1, 16)))
     return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))

@@ -112,7 +112,7 @@ class Trainer(Process, RankSession[Connections]):
         self.sticks = False
         """Whether its device is wrong in each forward of a type that others compute, too."""
         self.wrong: set[tuple[int, int]] = set()
-        """Steps and types that its device has computed wrongly where no check of its own sees it."""
+        """Steps and types that its device has computed wrongly, unseen by its own checks."""
         self.was_wrong = False
         """Whether its device was ever wrong where no check of its own sees it."""
         self.waits_in = "starting"

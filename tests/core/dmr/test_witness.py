@@ -141,7 +141,9 @@ def test_who_differs_once_is_transient_and_who_insists_is_deterministic() -> Non
 
 def test_nothing_is_agreed_on_while_no_two_devices_tell_the_same() -> None:
     one, two, three = (compute(2, 1, places(2, 1)[0], name) for name in "abc")
-    ruling = rule([told(0, "aa", one), told(0, "bb", two), told(1, "aa", one), told(1, "cc", three)])
+    ruling = rule(
+        [told(0, "aa", one), told(0, "bb", two), told(1, "aa", one), told(1, "cc", three)]
+    )
     assert (ruling.agreed, ruling.doubted) == (None, (slot("a0"), slot("b0"), slot("c0")))
 
 

@@ -306,7 +306,11 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
             | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
             "several ranks of a stage compute together is not compared in this version; use 0",
         ),
-        ("spec.recovery.onTaint", "Restart", "is 'Restart', but no job goes back to before a device"),
+        (
+            "spec.recovery.onTaint",
+            "Restart",
+            "is 'Restart', but no job goes back to before a device",
+        ),
         (
             "spec",
             SMALLEST["spec"]

@@ -904,7 +904,9 @@ def test_the_states_after_the_last_step_are_compared_though_nothing_is_saved() -
     assert Finish() in machine.step(state, SavesGathered(alike)).actions
 
 
-@pytest.mark.parametrize("wrong", [LastStatus(state="x", rest="r"), LastStatus(state="m", rest="x")])
+@pytest.mark.parametrize(
+    "wrong", [LastStatus(state="x", rest="r"), LastStatus(state="m", rest="x")]
+)
 def test_who_differs_after_the_last_step_gives_its_state_up_before_the_job_is_complete(
     wrong: LastStatus,
 ) -> None:

@@ -9,8 +9,8 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 from tests.core.rank.test_machine import computing, follow, report, vote
 
-from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Account, Deviation, Difference, Told, rule
 from mainstay_core.rank import machine
 from mainstay_core.rank.doubts import Doubt, cells_of
@@ -159,6 +159,16 @@ def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last
     assert since == [5, None]
 
 
+def test_a_type_in_doubt_of_which_a_chain_tells_nothing_does_not_count() -> None:
+    single = Partial(lane=0, first=1, last=1)
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    silent = VotesGathered(
+        tuple(replace(v, stats=vote().stats) for v in (told("x"), told("y"), vote()))
+    )
+    outcome = follow(voting("a.1", RUNS[0]), differ, TodoDone((COPY, single)), Reduced(), silent)
+    assert isinstance(outcome.actions[-1], Compute)
+
+
 def test_a_third_chain_that_differs_too_leaves_its_place_to_one_that_most_agree_with() -> None:
     single = Partial(lane=0, first=1, last=1)
     differ = VotesGathered((told("x"), told("y"), vote(stats=())))
@@ -254,9 +264,7 @@ def test_of_what_one_chain_alone_has_told_another_one_is_asked_though_it_is_held
 
 def test_what_two_chains_have_told_alike_is_no_doubt() -> None:
     same = replace(Y_OF_B, account=X_OF_A.account)
-    outcome = settled(
-        PLAN, report(0, doubted=(X_OF_A,)), report(1, doubted=(same,)), report(2)
-    )
+    outcome = settled(PLAN, report(0, doubted=(X_OF_A,)), report(1, doubted=(same,)), report(2))
     assert (outcome.doubt, outcome.step.compared) == (None, None)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 from tests.core.sim.mutants import Mutant
 
 from mainstay_core.dmr.witness import Ruling, Told
+from mainstay_core.rank import doubts, recheck, session, settle, step_plan
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank import recheck, settle, step_plan
 from mainstay_core.rank.events import DropHeld
-from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
@@ -152,12 +151,12 @@ CHECK_MUTANTS = {
     ),
     "disagreement-forgotten": Mutant(
         "a settle does not hear that chains have computed a type differently",
-        [(settle, "open_doubt", lambda *_: None)],
+        [(doubts, "open_doubt", lambda *_: None)],
         WITNESSED,
     ),
     "account-forgotten": Mutant(
         "what a chain has computed before the vote that would compare it is not reported",
-        [(RankSession, "_unheard", lambda _: ())],
+        [(session, "unheard", lambda *_: ())],
         WITNESSED,
     ),
     "nobody-else-asked": Mutant(
