@@ -126,12 +126,9 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
-    adopted = fact_of(
-        state, Adopted, step=outcome.version, evidence=outcome.reason, reached=reached
-    )
-    tell = SendFact(adopted)
-    durable = max(r.durable for r in event.reports)
-    settled = checkpoints.settled(state, durable)
+    about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
+    tell = SendFact(fact_of(state, Adopted, **about))
+    settled = checkpoints.settled(state, max(r.durable for r in event.reports))
     settled = replace(
         recheck.settled(settled, outcome),
         settlement=outcome,

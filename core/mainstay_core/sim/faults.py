@@ -304,6 +304,8 @@ class Faults:
         if self._type_due:
             how, self._type_due = Wrong.FOUND, False
         elif self._unseen_due or self._stick_due or trainer.sticks:
+            if trainer.is_alone:
+                return None  # nobody could see it
             compared = trainer.compared
             value = trainer.state.version, shard_type
             is_seen = compared is not None and shard_type == compared.type

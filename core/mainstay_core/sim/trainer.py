@@ -356,6 +356,12 @@ class Trainer(Process, RankSession[Connections]):
         compared = self.state.step_plan.compared if self.state.step_plan else None
         return compared if compared is not None and self.state.computes(compared) else None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other chain computes, nor is known to have told anything of the type."""
+        others = any(self.slot not in told.cells for told in self.state.told)
+        return self.state.plan is not None and len(self.plan.chains) < 2 and not others
+
     def account(self, shard_type: int) -> Account | None:
         return self.made_cell().accounts.get(shard_type)
 
