@@ -23,6 +23,7 @@ from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.planned import Window
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
@@ -161,6 +162,9 @@ class Interpreter:
         self._closing = frozenset(closing(program) if deliver is not None else ())
         self._expect(program)
         self._checks.void.difference_update(action.type for action in program)
+        flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
+        self._checks.begin_program(next(flows, None) if again is None else None)
+        is_done = False
         try:
             for action in program:
                 self._hook(action)
@@ -168,7 +172,9 @@ class Interpreter:
                 self._let_go()
             while self._sends:
                 self._pipeline.finish(self._sends.popleft())
+            is_done = True
         finally:
+            self._checks.end_program(completed=is_done)
             self._upcoming.clear()
             self._flows.clear()
             self._sums.clear()
@@ -288,7 +294,9 @@ class Interpreter:
             message = self._incoming(action.op, flow)
             posted = message.tensor, self._pipeline.receive(message)
         tensor, pending = posted
-        arrivals.finish(self._pipeline, pending, self._checks.waiting)
+        window = Window(action.op, flow)
+        with self._checks.window(window, tensor):
+            arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
@@ -317,6 +325,7 @@ class Interpreter:
         tag = self._tag((action.type, action.micro_batch), direction)
         message = Message(tensor.contiguous(), peer, tag)
         self._note_sent(action, message.tensor)
+        self._checks.sent((action.type, action.micro_batch), message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
@@ -381,17 +390,17 @@ class Interpreter:
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
         """The output of a block that is recomputed later; one that raises is executed once more."""
-        notes = self._checks.piggybacks
+        notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
-            return flow.forward(block, x, self._scope, notes=notes)
+            return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
         inputs, records = [*flow.inputs], [*flow.records]
         try:
-            return flow.forward(block, x, self._scope, notes=True)
+            return flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         except (*USER_ERRORS, RuntimeError) as error:  # a wrong index raises, for instance
             raised = error
         flow.inputs, flow.records = inputs, records
         self._scope.enter(Pass.FORWARD, number, block.name)
-        output = flow.forward(block, x, self._scope, notes=True)
+        output = flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         of = flow.address.type, flow.address.micro_batch, number, block.name
         self._checks.tell(
             Place(self._step, Phase.FORWARD, Pass.FORWARD, *of),
@@ -451,6 +460,9 @@ class Interpreter:
         with self._over(action) as scope:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
+            sums = self._sums.get(action.type, TypeSums())
+            results = sums.loss_sum, *sums.counted.values()
+            self._checks.passed((action.type, action.micro_batch), results)
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)

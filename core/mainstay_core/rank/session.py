@@ -45,6 +45,7 @@ from mainstay_core.rank.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import since_of
 from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
@@ -211,6 +212,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         held = self.held(judged=True) if action.report.held else ()
+        own = unheard(self.state.watched, self.state.slot, self.account)
         report = replace(
             action.report,
             held=held,
@@ -219,10 +221,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
             mark_gradient=self._gradient if self.keeper and action.report.mark else "",
-            doubted=(
-                *action.report.doubted,
-                *unheard(self.state.watched, self.state.slot, self.account),
-            ),
+            doubted=(*action.report.doubted, *own),
         )
         await self.post("settle", report)
         # A joiner allocates its stage while the others finish their step, not while they wait.
@@ -425,7 +424,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     def _finish(self) -> None:
         final = self.final_digests(self.state.commit.data_total if self.state.commit else "")
-        final = replace(final, history=forks.digest_of(self.state.history))
+        history = self.state.history
+        final = replace(
+            final, history=forks.digest_of(history), approximate_since=since_of(history)
+        )
         self._repeat_entries()
         self.tell(fact_of(self.state, Finished, final=final))
 
