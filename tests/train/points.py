@@ -4,8 +4,9 @@ The trainer's own code runs; what is wrapped here says where it is and waits, in
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
 flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
 is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
-(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type), ``reset-stage@STEP`` resets
-the sockets of the reduction.
+(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type; ``sticks@STEP``: of that
+type each time in the step; ``wrong-gradient@STEP``: its gradient, in a loop of one's own),
+``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.reduction import Reducer
 from mainstay_train.launcher import main
+from mainstay_train.session.driver import Driver
 from mainstay_train.session.session import Session
 from mainstay_train.state.heal import HealClient
 
@@ -98,6 +100,8 @@ class _Points:
     def __init__(self, pipe: Connection, wanted: tuple[str, ...]) -> None:
         self._pipe, self._wanted = pipe, set(wanted)
         self._session: Session | None = None
+        self._stuck: int | None = None
+        """The type that comes out wrong each time in a step."""
 
     def install(self) -> None:
         """Wrap the trainer's parts in this process."""
@@ -110,6 +114,7 @@ class _Points:
         before(Reducer, "_gather", lambda *_: self._step_point("reduce-scattered"))
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
+        around(Driver, "completed", self._completed)
         after(HealClient, "_fetch", lambda *_: self._quorum_point("heal-received"))
 
     def _note_session(self, session: Session, *_: Any) -> None:
@@ -170,11 +175,24 @@ class _Points:
         if copy in self._wanted and is_copy:
             self._wanted.remove(copy)
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
+        if f"sticks@{self._state.version}" in self._wanted:
+            if compared is not None and self._stuck is None:
+                self._stuck = compared.type
+            if action.type == self._stuck:
+                flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if "wrong-sends" in self._wanted or once in self._wanted:
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if once in self._wanted:
             self._wanted.remove(once)
         send(interpreter, action)
+
+    def _completed(self, completed: Callable[..., None], driver: Driver, shard_type: int) -> None:
+        compared = self._state.step_plan.compared
+        wrong = f"wrong-gradient@{self._state.version}"
+        if wrong in self._wanted and compared is not None and compared.type == shard_type:
+            partials = driver.engine.store.partials
+            flip_bit(partials[next(p for p in partials if p.first == p.last == shard_type)])
+        completed(driver, shard_type)
 
     def _reduce(self, reduce: Callable[..., None], engine: Engine, *args: Any) -> None:
         self._step_point("reduce-posting")

@@ -5,16 +5,16 @@ What is wrong is put in where a stage sends its output on, so no execution of th
 
 import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
 from tests.train.quorum import make_config, run_job
 from tests.worlds.supervisors import PlayedSupervisors
 
-from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_train.session import driver
 
+LOOPS = Path(__file__).parent / "loops.py"
 LANES, STEPS = 3, 4
 STEP = 2
 """In which the chain of replica 2 is witnessed by that of replica 0."""
@@ -76,10 +76,22 @@ def test_a_device_that_is_wrong_once_is_outvoted_and_named(crew, tmp_path, undis
     assert (finding.in_pass, finding.rank.stage) == (Pass.FORWARD, 0)
 
 
-def test_a_loop_of_ones_own_is_refused_by_the_name_of_the_field():
-    config = dataclasses.replace(make_config(stages=1, lanes=3), witness_every_steps=2)
-    with pytest.raises(InvalidSpecError, match="is 2, but what an own loop computes"):
-        driver.check_job(config)
+@pytest.mark.chaos
+def test_a_loop_of_ones_own_is_witnessed_as_blocks_are(crew, tmp_path):
+    config = dataclasses.replace(
+        make_config(stages=1, lanes=LANES, steps=STEPS), entrypoint=f"{LOOPS}:train", workload={}
+    )
+    expected = run_job(crew, tmp_path, config)
+    watched = dataclasses.replace(config, witness_every_steps=1)
+    (tmp_path / "watched").mkdir()
+    halts = {"life2": [f"wrong-gradient@{STEP}"]}
+    world = PlayedSupervisors(crew, tmp_path / "watched", watched, halts=halts)
+
+    assert_same(play(world), expected)
+
+    ((name, finding),) = world.findings
+    assert (name, finding.verdict) == ("life2", Verdict.DETERMINISTIC)
+    assert finding.in_pass is Pass.WEIGHT
 
 
 def test_a_device_that_is_always_wrong_insists_and_nobody_else_is_named(crew, tmp_path):
@@ -88,3 +100,39 @@ def test_a_device_that_is_always_wrong_insists_and_nobody_else_is_named(crew, tm
     assert {name for name, _ in world.findings} == {first_of(1)}
     assert {finding.verdict for _, finding in world.findings} == {Verdict.DETERMINISTIC}
     assert all(finding.rank.stage == 0 for _, finding in world.findings)
+    assert first_of(1) not in {m.incarnation for m in world.plan.members}, "its work is handed over"
+
+
+@pytest.mark.chaos
+def test_a_disagreement_outlives_the_pod_that_found_it(crew, tmp_path, undisturbed):
+    """The witness is lost as soon as all know that it differs: its word counts, and a third's."""
+    witness = first_of(0)
+    halts = {first_of(2): [f"sticks@{STEP}"], witness: [f"vote-gathered@{STEP}"]}
+    world = PlayedSupervisors(crew, tmp_path, watching(), halts=halts)
+
+    async def lose_the_witness(world):
+        world.kill(await world.at(witness, f"vote-gathered@{STEP}"))
+        await world.committed(STEP)
+
+    assert_same(asyncio.run(world.run(lose_the_witness)), undisturbed(crew))
+    ((name, finding),) = world.findings
+    assert (name, finding.verdict) == (first_of(2), Verdict.DETERMINISTIC)
+    assert (finding.in_pass, finding.rank.stage) == (Pass.FORWARD, 0)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("replica", [0, 1], ids=["witnessed", "witness"])
+def test_of_two_replicas_a_spare_says_which_device_is_wrong(crew, tmp_path, replica):
+    config = make_config(steps=STEPS)
+    expected = run_job(crew, tmp_path, config)
+    watched = dataclasses.replace(config, witness_every_steps=1)
+    halts = {first_of(replica): [f"sticks@{STEP}"]}
+    (tmp_path / "watched").mkdir()
+    world = PlayedSupervisors(crew, tmp_path / "watched", watched, spares=1, halts=halts)
+
+    assert_same(play(world), expected)
+
+    ((name, finding),) = world.findings
+    assert (name, finding.verdict) == (first_of(replica), Verdict.DETERMINISTIC)
+    asked = [p for p in world.outcome.plans if "another trainer computes it" in p.reason]
+    assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""Puts the wrong bits of faults into the state of a stage while nothing computes with it."""
+"""Puts the wrong bits of faults into the state of a stage at rest, and digests that state."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import logging
 
 import torch
 
+from mainstay_core.base.digest import Digest
 from mainstay_core.dmr.flips import Flip, StatePart, Where
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Op
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import StageState
 
 logger = logging.getLogger(__name__)
@@ -66,3 +68,9 @@ def _meant(state: StageState, flip: Flip) -> list[torch.Tensor]:
     if flip.part is not StatePart.MOMENTS:
         return [block.compute]
     return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]
+
+
+def digest(engine: Engine, version: int, masters: str) -> str:
+    """Return a digest of a rank's whole state beside the masters."""
+    final = engine.final_digests(version, masters, "")
+    return (Digest.parse(final.params) + Digest.parse(final.optimizer)).hex()

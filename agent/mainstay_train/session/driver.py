@@ -31,6 +31,7 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.checks.checker import Checks
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
+from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import draws, fingerprint
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.optimizer import OptimizerFactory, Schedule, StageState
@@ -130,6 +131,8 @@ class Driver:
         self._shell: Session | None = None
         self.training: LoopTraining | None = None
         self._pending: Event | Compute | None = None
+        self._watched: WatchedType | None = None
+        """What digests the type that other replicas compute, too, while there is one."""
 
     @property
     def shell(self) -> Session:
@@ -170,7 +173,15 @@ class Driver:
     def next_work(self) -> Compute | None:
         """Go on until types are to be computed here; None once the job is over."""
         pending = self._until((Compute,))
-        return pending if isinstance(pending, Compute) else None
+        if not isinstance(pending, Compute):
+            return None
+        self._watched = self.shell.watch(pending.types)
+        return pending
+
+    def completed(self, shard_type: int) -> None:
+        """All work of a type is done, and its gradient is held."""
+        if self._watched is not None:
+            self._watched.completed(shard_type, None)
 
     def commit(self) -> Applied | None:
         """All work is done: go on until a step is applied here, or there is further work."""
@@ -230,12 +241,6 @@ def check_job(config: JobConfig) -> None:
             "spec.detection.dmr.plan",
             f"is {config.dmr_plan_file or config.dmr_plan.value}, but an own loop waits for no "
             "other stage; use Naive, or bring the model as blocks (mainstay_train.workload)",
-        )
-    if config.witness_every_steps:
-        raise InvalidSpecError(
-            "spec.detection.witness.everySteps",
-            f"is {config.witness_every_steps}, but what an own loop computes of a type is not "
-            "seen; use 0, or bring the model as blocks (mainstay_train.workload)",
         )
     if config.recompute:
         raise InvalidSpecError(

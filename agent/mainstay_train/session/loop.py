@@ -145,6 +145,8 @@ class Step:
                     loss_sum=sums.loss_sum, tokens=sums.tokens, data=sums.data.hex()
                 )
                 engine.store.complete(shard_type)
+        if micro_batch == self._last:
+            self._driver.completed(shard_type)
 
 
 class LoopSession:

@@ -22,6 +22,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -48,6 +49,7 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
 from mainstay_train.compute import at_rest
+from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.compute.watched import WatchedType
@@ -93,6 +95,7 @@ class Session(RankSession[Connections]):
             snapshots=snapshot_rules(config.snapshots, training),
             fork_rules=fork_rules(config, training),
             witness_every_steps=config.witness_every_steps,
+            compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -372,15 +375,22 @@ class Session(RankSession[Connections]):
     ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
         keeper, state = self._segments, self.state
-        log = None
+        log: SentLog | None = None
         if keeper is not None:
             log = keeper.sent_log(self.plan, state.index, state.lineage, state.version)
-        compared = state.step_plan.compared if state.step_plan is not None else None
-        if compared is not None and compared.type in types:
+        watched = self.watch(types, log)
+        if watched is not None:
             # A reduction that begins meanwhile would digest in another thread.
-            early, log = None, self.engine.watch(compared.type, log)
-            self._seen = log
+            early, log = None, watched
         self.engine.compute(types, state.version, groups, early, log)
+
+    def watch(self, types: Sequence[int], log: SentLog | None = None) -> WatchedType | None:
+        """Return what digests the type of these that other chains compute, too, if one is."""
+        compared = self.state.step_plan.compared if self.state.step_plan is not None else None
+        if compared is None or compared.type not in types:
+            return None
+        self._seen = self.engine.watch(compared.type, log)
+        return self._seen
 
     def held(self, *, judged: bool = False) -> tuple[Partial, ...]:
         """Return the complete partials; ``judged``: those that count once they are computed."""
@@ -453,6 +463,11 @@ class Session(RankSession[Connections]):
         """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
         self._checks.begin_step(self.state.version)  # no step is at hand any more
         return self.engine.final_digests(self.state.version, self.state.digest, data)
+
+    def rest_digest(self) -> str:
+        """Return a digest of this rank's whole state beside the masters."""
+        state, compares = self.state, self._checks.compares
+        return at_rest.digest(self.engine, state.version, state.digest) if compares else ""
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         """Read a version from the disk; version 0 is the seed's initial state."""

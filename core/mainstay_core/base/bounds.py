@@ -22,6 +22,8 @@ MAX_TYPES = 1 << 20
 """Shard types of a step."""
 MAX_FLOWS = 65_536
 """Micro-batches of a shard type."""
+MAX_DOUBTED = 64
+"""Accounts of a type on which chains disagree, in a settle report."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
 MAX_STATISTICS = 1 << 20

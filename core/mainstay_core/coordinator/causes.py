@@ -60,6 +60,9 @@ class Suspicion:
     """Slots whose state differed in the votes, as the first reporter tells."""
     causes: tuple[ToldCause, ...] = ()
     """By reporter: what each tells first."""
+    doubted: tuple[Slot, ...] = ()
+    """Slots that have computed a type differently, as the first reporter tells: the members go on
+    when another trainer computes it, too."""
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -26,7 +26,7 @@ from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_cra
 from mainstay_core.coordinator.ends import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
-from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
+from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
@@ -51,6 +51,7 @@ from mainstay_core.wire.facts import (
     Failed,
     Finished,
     Leaving,
+    Named,
     Parked,
     Paused,
     PodGone,
@@ -291,6 +292,8 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         reporters=tuple(sorted({*old.reporters, member.slot})),
         suspects=tuple(sorted({*old.suspects, *fact.suspects})),
         causes=causes,
+        doubted=old.doubted or fact.doubted,
+        differing=old.differing or fact.differing,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
@@ -435,4 +438,5 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Checkpoint: note_checkpoint,
     Checks: note_checks,
     Paused: note_paused,
+    Named: note_named,
 }

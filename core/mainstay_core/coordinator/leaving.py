@@ -1,4 +1,4 @@
-"""Notes which pods will end: the pod, the provider, or a user says so.
+"""Notes which pods will end: the pod, the provider, or a user says so, or a device of it is wrong.
 
 A pod that leaves serves until its work is handed over (the ladder's row 0). Leaving is a state, not
 an event: a hand-over that a recovery or a missing successor prevents is done as soon as it can be.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, DrainRequested, Transition
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -17,10 +18,11 @@ from mainstay_core.coordinator.state import (
     has_members,
     is_leaving,
     is_living,
+    slot_name,
     uid_of,
     with_pod,
 )
-from mainstay_core.wire.facts import Leaving
+from mainstay_core.wire.facts import Leaving, Named
 from mainstay_core.wire.plan import Member
 
 
@@ -31,6 +33,19 @@ def note_leaving(state: CoordinatorState, fact: Leaving, now_s: float) -> Transi
     at_s = fact.observed_at_s or now_s
     leave_by_s = at_s + fact.grace_s if fact.grace_s else 0.0
     return _leaves(state, pod, fact.evidence or "it says so", now_s, leave_by_s)
+
+
+def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition:
+    """Return the state in which a pod leaves, because a device of it computes wrongly each time.
+
+    What is fixed to a pod is replaced with it, so all slots of the pod go. That counts whatever
+    has become of the trainer that tells: the device is the same.
+    """
+    pod = state.pod(fact.pod)
+    assert pod is not None
+    name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
+    why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
+    return _leaves(state, pod, why, now_s, 0.0)
 
 
 def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:

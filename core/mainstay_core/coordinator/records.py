@@ -89,10 +89,11 @@ def open_suspicion(
     suspicion = state.suspicion
     assert suspicion is not None
     who = ", ".join(slot_name(state, s) for s in suspicion.reporters)
+    what = "devices disagree" if suspicion.doubted else "a collective failed"
     return _open(
         state,
         plan,
-        fault=f"a collective failed, told by {who}: {suspicion.evidence or 'no detail'}",
+        fault=f"{what}, told by {who}: {suspicion.evidence or 'no detail'}",
         reason=reason,
         members=excluded,
         died_at_s=suspicion.observed_at_s,

@@ -202,10 +202,13 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         # Some stage has no state left to write: the checkpoint on the disk is all that remains.
         return suspend_now(state, now_s)
     lost = lost_members(state)
-    if not lost:
+    asked = None
+    if not lost and state.suspicion is not None and state.suspicion.doubted:
+        asked = _ask_another(state, now_s, nonce)
+    if not lost and asked is None:
         reason = "the members that were silent are heard again"
         return _meet_again(state, reason, now_s, nonce)
-    result = _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
+    result = asked or _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
     overdue = result.state.phase is JobPhase.WAITING and now_s >= state.waiting.deadline_s
     if overdue and not may_still_come(state, len(state.shape.positions)):
         reason = f"waited {now_s - state.waiting.since_s:.0f} s: {state.waiting.reason}"
@@ -256,6 +259,10 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
+    if state.suspicion.doubted and not left:
+        asked = _ask_another(state, now_s, nonce)
+        if asked is not None:
+            return asked
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -277,6 +284,12 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     elif excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
         reason = f"suspected twice without a commit in between: {names}"
+    elif repeats.is_undecided(state.suspicion):
+        method = Method.RESTART
+        reason = (
+            "copies of a state differ and none has a majority: all go on from the newest version "
+            "that is kept elsewhere"
+        )
     else:
         reason = "nobody is confirmed gone: the same members meet again"
     plan = seating.mask_plan(
@@ -296,7 +309,43 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         opened = _hold_back(opened, member.slot, now_s)
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
+    if method is Method.RESTART:
+        opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:
+    """Have another trainer compute what devices have computed differently, or wait for one.
+
+    Returns:
+        None where none of these devices serves any more.
+    """
+    suspicion, plan = state.suspicion, state.plan
+    assert suspicion is not None
+    assert plan is not None
+    places = [m.rank for m in plan.members if m.slot in suspicion.doubted and is_living(state, m)]
+    if not places:
+        return None
+    names = ", ".join(slot_name(state, slot) for slot in suspicion.doubted)
+    said = f"{names} have computed a type of stage {places[0].stage} differently"
+    draft = Draft(
+        method=Method.REFORM,
+        planned=False,
+        reason=f"{said}: another trainer computes it, too",
+        now_s=now_s,
+        nonce=nonce,
+    )
+    # A trainer that is held back disturbs nobody in a job that stands still.
+    known = frozenset(suspicion.doubted)
+    made = seating.another_plan(state, draft, known, usable_slots(state, now_s))
+    made = made or seating.another_plan(state, draft, known, usable_slots(state, math.inf))
+    if made is not None:
+        return publish(open_suspicion(state, (), made, draft.reason), made, JobPhase.RECOVERING)
+    reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
+    inner = places[0].inner if plan.ranks_per_stage > 1 else None
+    lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))
+    answer = ladder.Decision(row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack)
+    return _wait(state, answer, now_s)
 
 
 def _restart_all(

@@ -76,6 +76,15 @@ def cause_of(suspicion: Suspicion) -> Repetition | None:
     )
 
 
+def is_undecided(suspicion: Suspicion) -> bool:
+    """Return whether copies of a state differ and none has a majority.
+
+    All of them are void then, so that the members go on from an older version.
+    """
+    found = any(c.kind is Cause.STATE and not c.was_told for c in suspicion.causes)
+    return found and not suspicion.differing
+
+
 def note_repetition(state: CoordinatorState) -> tuple[CoordinatorState, Repetition | None]:
     """Return the state with the suspicion's cause counted, and that cause; None without one."""
     assert state.suspicion is not None

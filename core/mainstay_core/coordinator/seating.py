@@ -8,7 +8,7 @@ of members, chains, suppliers, meeting place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -168,6 +168,43 @@ def void_plan(
     seats += seat_joiners(locations_of(state), seats, empty, free)
     plan = compose(state, mate(state, seats, most=state.wanted), draft)
     return replace(plan, lineage=plan.lineage + 1)
+
+
+def another_plan(
+    state: CoordinatorState, draft: Draft, doubted: Collection[Slot], takers: Sequence[SlotState]
+) -> Plan | None:
+    """Return a plan in which another trainer takes the place of a device that is doubted.
+
+    It computes what that one and others have computed differently. The doubted one stays a
+    follower: it may be right. A follower of the stage is taken before a free trainer, which heals
+    first. Where a chain serves that was not asked yet, the same members meet again.
+
+    Args:
+        state: of the job.
+        draft: of the plan.
+        doubted: devices of one position that have computed something differently.
+        takers: trainers that may take a place.
+
+    Returns:
+        The plan; None if there is no other trainer, or no chain with a doubted device.
+    """
+    seats = living_seats(state)
+    chained = [s for s in seats if s.slot in doubted and s.replica is not None]
+    if not chained:
+        return None
+    place = max(chained, key=lambda s: (s.replica or 0, s.slot))
+    others = [s for s in seats if s.position == place.position and s.slot not in doubted]
+    if any(s.replica is not None for s in others):
+        return compose(state, seats, draft)
+    free = [s for s in takers if s.slot not in doubted]
+    if not others:
+        others = seat_joiners(locations_of(state), seats, [place.position], free) if free else []
+    if not others:
+        return None
+    other = min(others, key=lambda s: (s.joining, s.slot))
+    moved = {place.slot: replace(place, replica=None)}
+    kept = [moved.get(s.slot, s) for s in seats if s.slot != other.slot]
+    return compose(state, [*kept, replace(other, replica=place.replica)], draft)
 
 
 def with_fork(state: CoordinatorState, plan: Plan) -> Plan:

@@ -6,9 +6,10 @@ A trainer tells it to its supervisor as soon as the third execution was judged
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mainstay_core.base.bounds import Count, Index, Name, Sentence, TypeIndex, cut_fields
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import RankId, Slot
 from mainstay_core.base.words import count
 from mainstay_core.dmr.flips import Ordinal, OutputIndex
@@ -54,6 +55,9 @@ class Finding:
     """Elements of it that differ; 0 where one of the two is there as a digest alone."""
     verdict: Verdict
     remedy: Remedy
+    since: Count | None = field(default=None, metadata=OMITTED)
+    """First step that a device which computes wrongly each time may have computed wrongly: the one
+    after that in which a witness agreed with it last, or the first one of its trainer."""
     reason: Sentence
     """Why the verdict is what it is, for people."""
 
@@ -68,7 +72,9 @@ class Finding:
         """
         who = f"{self.rank} on {where or self.slot}" if self.rank else where or str(self.slot)
         if self.verdict in (Verdict.WIRE, Verdict.TRANSIENT, Verdict.DETERMINISTIC):
-            return f"step {self.step} of {who}: {self.reason}; {_REMEDIES[self.remedy]}"
+            tainted = "" if self.since is None else f"; its steps from {self.since} on are tainted"
+            told = f"step {self.step} of {who}: {self.reason}"
+            return f"{told}; {_REMEDIES[self.remedy]}{tainted}"
         elements = count(self.num_elements, "element") if self.num_elements else "their digests"
         output = f" of output {self.output}" if self.output else ""
         return (

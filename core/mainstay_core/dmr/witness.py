@@ -12,15 +12,19 @@ These are pure functions: every rank calls them with the same votes and comes to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
 
-MIN_CHAINS = 3
-"""Chains that it takes to say which of two that differ is wrong."""
+MIN_CHAINS = 2
+"""Chains that it takes to see that a device is wrong. To say which one takes a third device."""
+MAX_TOLD = 24
+"""Accounts of chains that are remembered of a type; the oldest go first. Three chains are asked at
+a time."""
 
 
 def turn_of(step: int, every_steps: int, num_chains: int) -> tuple[int, int] | None:
@@ -98,10 +102,30 @@ def _differ(one: Sequence[str], other: Sequence[str], index: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """A cell that computed something wrongly, as the other chains show."""
+class Told:
+    """The accounts that one chain has given of a type, in one attempt."""
 
+    quorum: int
+    """Id of the quorum in which it computed the type."""
+    attempt: int
+    """Of the step, in that quorum."""
     replica: int
+    """Of the chain, in that quorum's plan."""
+    cells: tuple[Slot, ...]
+    """The devices that computed, by position."""
+    telling: Telling
+
+    @property
+    def asked(self) -> tuple[int, int]:
+        """Return when it was asked: what is told at the same time was asked for once."""
+        return self.quorum, self.attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """A device that computed something wrongly, as others show."""
+
+    slot: Slot
     difference: Difference
     verdict: Verdict
     """TRANSIENT or DETERMINISTIC."""
@@ -114,48 +138,99 @@ class Ruling:
     agreed: Telling | None = None
     """What counts; None: too few agree, or those who differ have not been asked again."""
     deviations: tuple[Deviation, ...] = ()
-    """Who was wrong, once something is agreed on; by replica."""
+    """Who was wrong, once something is agreed on; by slot."""
+    doubted: tuple[Slot, ...] = ()
+    """The devices between which nobody can decide yet, sorted; empty once something is agreed on.
+    All of them have computed the same from the same inputs."""
     reason: str = ""
     """Why the type does not count, or who was wrong, for people."""
 
 
-def rule(rounds: Sequence[Mapping[int, Telling]]) -> Ruling:
-    """Return whose copies of a type count, and which devices computed it wrongly.
+def rule(told: Sequence[Told]) -> Ruling:
+    """Return what of a type counts, and which devices computed it wrongly.
 
-    A difference is never believed at once: all are asked again, and a third chain is. Then what
-    most of them tell counts, and a chain that differs from it again insists.
+    The places of its computation are gone through in order. Up to the first at which two chains
+    differ, their devices had the same inputs, so each device there has one voice: what it said
+    last. What most of them say counts, and whoever said something else is out from there on. So a
+    chain whose cells have changed meanwhile brings no voice twice, and a device that is gone keeps
+    its own. A difference is never believed at once: all are asked again first, and who then says
+    the same again insists.
 
     Args:
-        rounds: by replica what its chain told, in each attempt in which several chains computed the
-            type. The last one is judged.
+        told: by all chains, in all attempts at the step.
     """
-    last = rounds[-1]
-    counts = Counter(last.values())
-    top, num_top = max(counts.items(), key=lambda item: item[1])
-    if len(counts) == 1:
-        return _ruling(rounds, top)
-    if len(rounds) > 1 and num_top >= 2 and 2 * num_top > len(last):
-        return _ruling(rounds, top)
-    chains = ", ".join(map(str, sorted(last)))
-    return Ruling(reason=f"replicas {chains} have computed a type differently")
+    ordered = sorted(told, key=lambda t: (*t.asked, t.replica))
+    is_asked_again = len({t.asked for t in ordered}) > 1
+    left = ordered
+    for place in _places(ordered):
+        values = [_value(t.telling, place) for t in left]
+        if len(set(values)) < 2:
+            continue
+        voices = {t.cells[place.position]: v for t, v in zip(left, values, strict=True)}
+        top = _majority(tuple(voices.values())) if is_asked_again else None
+        if top is None:
+            return _undecided(ordered, place, voices)
+        left = [t for t, value in zip(left, values, strict=True) if value == top]
+    return _ruling(ordered, left[-1].telling)
 
 
-def _ruling(rounds: Sequence[Mapping[int, Telling]], agreed: Telling) -> Ruling:
-    found: dict[int, list[Difference]] = {}
-    for told in rounds:
-        for replica, telling in told.items():
-            difference = first_difference(telling, agreed)
-            if difference is not None:
-                found.setdefault(replica, []).append(difference)
+def _places(told: Sequence[Told]) -> Iterator[Difference]:
+    """Yield the places of a type's computation, each behind those on which it depends."""
+    num_positions = len(told[0].telling) if told else 0
+    flows = [len(a.forward) for t in told for a in t.telling]
+    flows += [len(a.backward) for t in told for a in t.telling]
+    for micro_batch in range(max(flows, default=0)):
+        for position in range(num_positions):
+            yield Difference(position=position, in_pass=Pass.FORWARD, micro_batch=micro_batch)
+        for position in reversed(range(num_positions)):
+            yield Difference(position=position, in_pass=Pass.BACKWARD, micro_batch=micro_batch)
+    for position in range(num_positions):
+        yield Difference(position=position, in_pass=Pass.WEIGHT)
+
+
+def _value(telling: Telling, place: Difference) -> tuple[str, ...]:
+    account = telling[place.position]
+    if place.in_pass is Pass.WEIGHT:
+        return account.weights
+    flows = account.forward if place.in_pass is Pass.FORWARD else account.backward
+    assert place.micro_batch is not None
+    return flows[place.micro_batch : place.micro_batch + 1]
+
+
+def _majority(values: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """Return what more than half of the devices say, and two at least; None if there is nothing."""
+    top, num_top = Counter(values).most_common(1)[0]
+    return top if num_top > 1 and 2 * num_top > len(values) else None
+
+
+def _undecided(
+    told: Sequence[Told], place: Difference, voices: Mapping[Slot, tuple[str, ...]]
+) -> Ruling:
+    chains = ", ".join(str(replica) for replica in sorted({t.replica for t in told}))
+    doubted = tuple(sorted(voices))
+    names = ", ".join(map(str, doubted))
+    reason = (
+        f"replicas {chains} have computed a type differently, first in {place.describe()} of "
+        f"position {place.position}: one of {names} is wrong"
+    )
+    return Ruling(doubted=doubted, reason=reason)
+
+
+def _ruling(told: Sequence[Told], agreed: Telling) -> Ruling:
+    found: dict[Slot, list[Difference]] = {}
+    for one in told:
+        difference = first_difference(one.telling, agreed)
+        if difference is not None:
+            found.setdefault(one.cells[difference.position], []).append(difference)
     deviations = tuple(
         Deviation(
-            replica=replica,
+            slot=slot,
             difference=differences[-1],
             verdict=Verdict.DETERMINISTIC if len(differences) > 1 else Verdict.TRANSIENT,
         )
-        for replica, differences in sorted(found.items())
+        for slot, differences in sorted(found.items())
     )
-    names = ", ".join(f"replica {d.replica} ({d.verdict})" for d in deviations)
+    names = ", ".join(f"{d.slot} ({d.verdict})" for d in deviations)
     return Ruling(
         agreed=agreed,
         deviations=deviations,

@@ -262,9 +262,10 @@ class Witness(Section):
 
     every_steps: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 0
     """In each step whose number is a multiple of it a type is computed twice; 0: in none. Each
-    replica is witnessed by each other in turn. Needs three replicas, to tell which of two that
-    differ is wrong, and one rank to a stage; in steps with fewer replicas nothing is computed
-    twice."""
+    replica is witnessed by each other in turn. Needs two replicas, and one rank to a stage; in
+    steps with fewer replicas nothing is computed twice. Which of two devices that differ is wrong,
+    a third one says: another replica, else a follower or a spare. Without one the step waits for
+    it."""
 
 
 class Detection(Section):
@@ -434,6 +435,10 @@ class RecoveryPolicy(Section):
     this. Left out: rather than begin from the seed after step 100, but never in place of a
     checkpoint."""
     approximate: ApproximateRecovery = ApproximateRecovery()
+    on_taint: Literal["Report"] = "Report"
+    """What happens with the steps that a device has computed since a witness agreed with it last,
+    once others show that it computes wrongly each time. Report: its finding says from which step on
+    they are tainted, and the job goes on."""
     on_hosts_lost: Literal["Rehost"] = "Rehost"
     """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
     max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10

@@ -336,9 +336,8 @@ def _check_witness(spec: TrainingJobSpec) -> None:
     if every_steps and replicas < MIN_CHAINS:
         raise InvalidSpecError(
             "spec.detection.witness.everySteps",
-            f"is {every_steps}, but the job has {count(replicas, 'replica')}, and it takes "
-            f"{MIN_CHAINS} to say which of two that differ is wrong; use 0, or "
-            f"{MIN_CHAINS} replicas or more",
+            f"is {every_steps}, but the job has {count(replicas, 'replica')}, so that nobody else "
+            f"computes the same; use 0, or {MIN_CHAINS} replicas or more",
         )
     if every_steps and parallelism.ranks_per_stage > 1:
         raise InvalidSpecError(

@@ -13,6 +13,7 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.rank.events import (
     Action,
     DropHeld,
+    DropPartials,
     Leave,
     SendFact,
     Settle,
@@ -37,8 +38,9 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
     member = plan.member_of(state.slot, state.incarnation)
     if member is None or state.position != plan.position_of(member.index):
         # What is written is written for a place in the plan. Without a writer there the version is
-        # not completed, and is tried again at the next boundary.
-        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint))
+        # not completed, and is tried again at the next boundary. What is held of another place
+        # goes as a whole.
+        prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint | DropPartials))
     if member is None:
         idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
         return Transition(
@@ -99,6 +101,7 @@ def park(
     sources: Sequence[int] = (),
     differing: tuple[Slot, ...] = (),
     was_told: bool = False,
+    doubted: tuple[Slot, ...] = (),
 ) -> Transition:
     """Give the quorum up and wait with everything held, or adopt a newer plan if one is known.
 
@@ -111,6 +114,8 @@ def park(
         sources: members from which it came, beside the suspects.
         differing: slots whose state was found to differ: they are its sources, too.
         was_told: whether only others saw it.
+        doubted: devices that have computed a type differently, while nobody could say which of them
+            is wrong.
     """
     if state.phase in _MAY_MISS_A_ROUND:
         prefix = (*prefix, Leave())
@@ -128,6 +133,7 @@ def park(
         cause=cause,
         sources=tuple(sorted(named))[:MAX_SOURCES],
         was_told=was_told,
+        doubted=doubted[:MAX_SOURCES],
     )
     tell = SendFact(parked_for)
     parked = replace(state, phase=Phase.PARKED)

@@ -126,21 +126,16 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
-    adopted = fact_of(
-        state, Adopted, step=outcome.version, evidence=outcome.reason, reached=reached
-    )
-    tell = SendFact(adopted)
-    durable = max(r.durable for r in event.reports)
-    settled = checkpoints.settled(state, durable)
+    about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
+    tell = SendFact(fact_of(state, Adopted, **about))
+    settled = checkpoints.settled(state, max(r.durable for r in event.reports))
     settled = replace(
-        settled,
+        recheck.settled(settled, outcome),
         settlement=outcome,
         step_plan=recheck.witnessed_step(state, outcome),
-        told=(),
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
-    settled = replace(settled, bad=(), bad_chains=())
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
@@ -256,8 +251,10 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
+    if over and (checkpoints.is_open(state) or _is_unjudged_end(state)):
+        return _share_saves(state, *prefix)
     if over:
-        return _share_saves(state, *prefix) if checkpoints.is_open(state) else _end(state, *prefix)
+        return _end(state, *prefix)
     step_plan = state.step_plan or recheck.plan_undisturbed(state)
     held_in = state.held_in if state.held else state.plan.quorum.id
     chain = state.plan.chain_of(state.index)
@@ -269,10 +266,16 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
         step_plan=step_plan,
         held_in=held_in,
         held_with=held_with,
+        clean_from=state.version if state.clean_from is None else state.clean_from,
     )
     copies = windows.due_snapshot(new)
     actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
+
+
+def _is_unjudged_end(state: RankState) -> bool:
+    """Return whether the last step's states are still to be compared: no vote follows."""
+    return state.compares_last and state.version >= state.num_steps
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
@@ -292,7 +295,8 @@ def _end(state: RankState, *prefix: Action) -> Transition:
 
 def _on_saves(state: RankState, event: SavesGathered) -> Transition:
     assert state.plan is not None
-    states = {i: s.state for i, s in enumerate(event.statuses)}
+    # Joined, as both are of one state.
+    states = {i: f"{s.state} {s.rest}" for i, s in enumerate(event.statuses)}
     verdict = judge_states(state.plan, states)
     if verdict.state_bad:
         return _refused(state, verdict, ())  # no vote comes any more that would find it
@@ -306,7 +310,9 @@ def _on_saves(state: RankState, event: SavesGathered) -> Transition:
 
 def _on_todo_done(state: RankState, event: TodoDone) -> Transition:
     held, drop = recheck.without_witness(state, event.held)
-    new = replace(state, held=held, made=recheck.makers_of_held(state, held))
+    watched = recheck.watched_now(state) or state.watched
+    made = recheck.makers_of_held(state, held)
+    new = replace(state, held=held, made=made, watched=watched)
     return adopt(new, *drop) if must_adopt(new) else _reduce(new, *drop)
 
 
@@ -370,6 +376,8 @@ def _refused(
         prefix: actions that come first.
         mark: what stays a mark when the members meet again.
     """
+    if verdict.doubted and not (verdict.hopeless or verdict.state_bad):
+        return recheck.wait_for_another(state, verdict, prefix)
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
         failed = replace(state, phase=Phase.FAILED)
@@ -384,6 +392,9 @@ def _refused(
         # What the chain of a bad state computed is bad in all its stages: nothing held is kept.
         assert state.plan is not None
         void = replace(state, held=(), mark=mark, refused_in=state.plan.quorum.id)
+        if verdict.state_bad:
+            # What was computed from a bad state says nothing of a device.
+            void = replace(void, told=(), told_of=None, watched=None)
         if state.index in verdict.state_bad:
             void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
         prefix = (*prefix, DropHeld(), Leave())
@@ -399,13 +410,16 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
     assert state.settlement is not None
     rolling = state.settled < state.plan.quorum.id
     certified_in = state.settlement.certified_in if rolling else str(state.plan.quorum)
+    doubt = state.settlement.doubt if rolling else None
     new = replace(
         state,
         version=state.version + 1,
         made=(),
         bad=(),
         bad_chains=(),
-        told=(),
+        told=() if doubt is None else doubt.told,
+        told_of=None if doubt is None else doubt.type,
+        watched=None,
         digest=event.digest,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",

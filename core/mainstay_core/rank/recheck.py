@@ -12,14 +12,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_core.dmr.verdicts import MAX_REPEATS
-from mainstay_core.dmr.witness import rule
-from mainstay_core.rank.events import Action, Compute, DropPartials, TellDeviation
+from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
+from mainstay_core.dmr.witness import MAX_TOLD, Ruling, rule
+from mainstay_core.rank.adoption import park
+from mainstay_core.rank.doubts import Watched
+from mainstay_core.rank.events import (
+    Action,
+    Compute,
+    DropPartials,
+    Leave,
+    SendFact,
+    TellDeviation,
+)
 from mainstay_core.rank.settle import Settlement
-from mainstay_core.rank.state import RankState, Transition
+from mainstay_core.rank.state import RankState, Transition, fact_of
 from mainstay_core.rank.step_plan import Compared, StepPlan, plan_step, witnessed
 from mainstay_core.rank.votes import Verdict
-from mainstay_core.rank.witness import compared_again, compared_in, counts, tellings
-from mainstay_core.wire.facts import Phase
+from mainstay_core.rank.witness import (
+    compared_again,
+    compared_in,
+    counts,
+    has_insisted,
+    tellings,
+    told_in,
+)
+from mainstay_core.wire.facts import Cause, Named, Phase
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import MadeType, Vote
 
@@ -36,10 +53,28 @@ def _compared_at(state: RankState, version: int) -> Compared | None:
 
 
 def witnessed_step(state: RankState, outcome: Settlement) -> StepPlan:
-    """Return the settled step with the type that a second chain is to compute, if there is one."""
+    """Return the settled step with the type that a second chain is to compute, if there is one.
+
+    A type on which chains have disagreed goes first: that is open until it is ruled on.
+    """
     assert state.plan is not None
+    if outcome.doubt is not None:
+        return outcome.step
     compared = _compared_at(state, outcome.version)
     return outcome.step if compared is None else witnessed(outcome.step, compared)
+
+
+def settled(state: RankState, outcome: Settlement) -> RankState:
+    """Return the state with what all members know of doubted results after a settle."""
+    doubt = outcome.doubt
+    return replace(
+        state,
+        told=() if doubt is None else doubt.told,
+        told_of=None if doubt is None else doubt.type,
+        watched=None,
+        bad=(),
+        bad_chains=(),
+    )
 
 
 def todo_of(state: RankState) -> tuple[int, ...]:
@@ -62,6 +97,22 @@ def makers_of_held(state: RankState, held: Sequence[Partial]) -> tuple[MadeType,
         )
     types = sorted({t for partial in held for t in range(partial.first, partial.last + 1)})
     return tuple(known[t] for t in types if t in known)
+
+
+def watched_now(state: RankState) -> Watched | None:
+    """Return the compared type, if this rank's chain has just computed it."""
+    plan, compared = state.plan, state.step_plan.compared if state.step_plan else None
+    chain = plan.chain_of(state.index) if plan else None
+    if compared is None or chain is None or plan is None:
+        return None
+    if chain.replica not in compared.replicas or compared.type not in todo_of(state):
+        return None
+    return Watched(
+        type=compared.type,
+        quorum=plan.quorum.id,
+        attempt=state.attempt,
+        replica=chain.replica,
+    )
 
 
 def without_witness(
@@ -88,31 +139,64 @@ def heard(
     plan, step_plan = state.plan, state.step_plan
     assert plan is not None
     compared = step_plan.compared if step_plan is not None else None
-    if compared is None:
-        return state, verdict, ()
+    if compared is None or verdict.state_bad:
+        # What was computed from a bad state says nothing of a device.
+        return replace(state, told=(), told_of=None, watched=None), verdict, ()
+    state = replace(state, watched=None)
     told = tellings(plan, compared, votes)
-    if len(told) < len(compared.replicas):
+    if len(told) < len(compared.replicas) and not state.told:
         return state, verdict, ()
-    ruling = rule((*state.told, told))
+    known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
+    ruling = rule(known)
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
         # A norm that is no number may come from the wrong copy.
-        hopeless = verdict.hopeless and bool(verdict.state_bad)
-        verdict = replace(verdict, commit=None, hopeless=hopeless, bad=bad, reason=reason)
+        verdict = replace(verdict, commit=None, hopeless=False, bad=bad, reason=reason)
         again = compared_again(plan, compared, told, ruling)
+        if has_insisted(plan, again, known):
+            verdict = replace(verdict, doubted=ruling.doubted)
         assert step_plan is not None
         step_plan = replace(step_plan, compared=again)
-        return replace(state, told=(*state.told, told), step_plan=step_plan), verdict, ()
-    own = plan.chain_of(state.index)
-    mine = [
-        TellDeviation(state.version, compared.type, deviation, ruling.reason)
-        for deviation in ruling.deviations
-        if own is not None
-        and deviation.replica == own.replica
-        and own.cells[deviation.difference.position] == state.index
-    ]
-    return state, verdict, tuple(mine) if verdict.commit is not None else ()
+        state = replace(state, told=known, told_of=compared.type, step_plan=step_plan)
+        return state, verdict, ()
+    if verdict.commit is None:
+        return state, verdict, ()
+    named = _named(state, compared.type, ruling)
+    if not named and any(state.slot in one.cells for one in known):
+        state = replace(state, clean_from=state.version + 1)
+    return state, verdict, named
+
+
+def _named(state: RankState, shard_type: int, ruling: Ruling) -> tuple[Action, ...]:
+    """Return what tells that this device was wrong, if it was; and that its work is to go."""
+    actions: list[Action] = []
+    for deviation in ruling.deviations:
+        if deviation.slot != state.slot:
+            continue
+        actions.append(TellDeviation(state.version, shard_type, deviation, ruling.reason))
+        if deviation.verdict is DeviceVerdict.DETERMINISTIC:
+            what = f"step {state.version}, type {shard_type}: {ruling.reason}"
+            actions.append(SendFact(fact_of(state, Named, evidence=what)))
+    return tuple(actions)
+
+
+def wait_for_another(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
+    """Give the quorum up: it takes a device that is in none of its chains to rule on a type.
+
+    What is held stays, but for that type.
+    """
+    bad = tuple(sorted({*state.bad, *verdict.bad}))
+    parked = replace(state, bad=bad, mark=None)
+    return park(
+        parked,
+        verdict.reason,
+        (),
+        *prefix,
+        Leave(),
+        cause=Cause.RESULT,
+        doubted=verdict.doubted,
+    )
 
 
 def compute_again(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:
@@ -132,6 +216,7 @@ def compute_again(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]
         bad=verdict.bad,
         tired=tired,
         compared=before.compared,
+        insists=bool(state.told),
     )
     kept = step_plan.kept.get(state.index, ())
     void = tuple(partial for partial in state.held if partial not in kept)

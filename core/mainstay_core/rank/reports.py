@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from mainstay_core.base.ids import QuorumId, RankId
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.verdicts import Remedy
+from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import forks
@@ -137,6 +137,7 @@ def vote_of(
 def finding_of(state: RankState, action: TellDeviation) -> Finding:
     """Return what is told of a device that has computed a type otherwise than most chains."""
     difference = action.deviation.difference
+    insists = action.deviation.verdict is Verdict.DETERMINISTIC
     where = f"type {action.shard_type}: other devices differ first in {difference.describe()}"
     return Finding(
         step=action.step,
@@ -149,13 +150,14 @@ def finding_of(state: RankState, action: TellDeviation) -> Finding:
         num_elements=0,
         verdict=action.deviation.verdict,
         remedy=Remedy.OTHER_COPY,
+        since=state.clean_from if insists else None,
         reason=f"{where}; {action.reason}",
     )
 
 
-def last_status(saves: SaveStatus, state: str) -> LastStatus:
+def last_status(saves: SaveStatus, state: str, rest: str = "") -> LastStatus:
     """Return what a rank says of checkpoints, and of its state, where no step follows."""
-    return LastStatus(**asdict(saves), state=state)
+    return LastStatus(**asdict(saves), state=state, rest=rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, forks, machine
 from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
+from mainstay_core.rank.doubts import unheard
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
 from mainstay_core.rank.keeping import Keeper, Writer
@@ -40,7 +41,7 @@ from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
-from mainstay_core.rank.witness import account_of
+from mainstay_core.rank.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
@@ -211,6 +212,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         self.connections.adopt(action.plan, action.report.index)
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         held = self.held(judged=True) if action.report.held else ()
+        own = unheard(self.state.watched, self.state.slot, self.account)
         report = replace(
             action.report,
             held=held,
@@ -219,6 +221,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             stage_group=self.connections.stage_group_name,
             durable=self.writer.newest_complete(),
             mark_gradient=self._gradient if self.keeper and action.report.mark else "",
+            doubted=(*action.report.doubted, *own),
         )
         await self.post("settle", report)
         # A joiner allocates its stage while the others finish their step, not while they wait.
@@ -361,7 +364,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         compared = self.state.step_plan.compared
         if compared is not None and self.state.computes(compared):
             account = self.account(compared.type)
-            vote = replace(vote, witness=account_of(compared.type, account))
+            vote = replace(vote, witness=vote_account(compared.type, account))
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))
@@ -388,7 +391,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     async def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self.status.waits()
-        status = last_status(await self.wait_written(), action.state)
+        is_last = self.state.compares_last and self.state.version >= self.state.num_steps
+        rest = self.rest_digest() if is_last else ""
+        status = last_status(await self.wait_written(), action.state, rest)
         key = f"save/{action.round}"
         await self.post(key, status)
         return events.SavesGathered(await self.gathered(key, LastStatus))

@@ -27,9 +27,10 @@ from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
-from mainstay_core.rank.step_plan import Maker, StepPlan, plan_step
+from mainstay_core.rank.step_plan import StepPlan
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
@@ -106,6 +107,8 @@ class Settlement:
     """How positions are made anew that nobody holds; None: none is."""
     history: History = ()
     """Forks that all states at the version contain; that of a checkpoint is in the checkpoint."""
+    doubt: Doubt | None = None
+    """The type on which chains have disagreed in the step; None: there is none."""
 
 
 def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
@@ -197,14 +200,12 @@ def settle(
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one.
     held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
-    step = plan_step(
-        plan,
-        shards_per_lane,
-        held,
-        [i for i, a in enumerate(actions) if a in _WITHOUT_STATE],
-        makers={r.index: {m.type: Maker(m.quorum, m.replica) for m in r.made} for r in ordered},
-        bad={t for r in ordered if r.version == version for t in r.bad},
-    )
+    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
+    # What was told of a stage that is another one now says nothing of it.
+    made = StateAction.MAKE in actions
+    staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
+    doubt = find_doubt(plan, ordered, version, staying)
+    step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
@@ -233,6 +234,7 @@ def settle(
         told=_told(plan, goal, stores),
         fork=fork.fork,
         history=fork.history,
+        doubt=doubt,
     )
 
 

@@ -219,6 +219,10 @@ class RankShell(ABC):
         """Return the digests at the end of the job; ``data`` is that of all samples consumed."""
 
     @abstractmethod
+    def rest_digest(self) -> str:
+        """Return a digest of this rank's state beside the masters; "" if it checks nothing."""
+
+    @abstractmethod
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         """Read a version from the disk; version 0 is the seed's initial state."""
 

@@ -9,14 +9,14 @@ thread comes back.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
-from mainstay_core.dmr.witness import Telling
+from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
+from mainstay_core.rank.doubts import Watched, doubted_of
 from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
@@ -98,10 +98,21 @@ class RankState:
     """Types of the step that votes have called wrong since the last settle."""
     bad_chains: tuple[int, ...] = ()
     """Replicas of this quorum whose cells have called a type wrong, once for each vote."""
+    compares_last: bool = False
+    """Whether the states after the last step are compared before the job is complete, also where
+    nothing is saved then."""
     witness_every_steps: int = 0
     """In each step that is a multiple of it a second chain computes a type; 0: in none."""
-    told: tuple[Mapping[int, Telling], ...] = ()
-    """What chains have told of the compared type in earlier attempts, by replica."""
+    clean_from: int | None = None
+    """First step in which no witness has agreed with this device yet: the one after that in which
+    one did last, or the first that this trainer has computed; None before it has computed any."""
+    told: tuple[Told, ...] = ()
+    """What chains have told of the compared type in earlier attempts at the step, as they differ;
+    and in quorums before this one."""
+    told_of: int | None = None
+    """That type; None while nothing is told."""
+    watched: Watched | None = None
+    """The compared type, once this rank's chain has computed it, until a vote has heard of it."""
     refused_in: int = -1
     """Newest quorum known to have refused a step over a bad state."""
     mark: str | None = None
@@ -287,6 +298,7 @@ def report_of(state: RankState) -> SettleReport:
         last_gradient=state.last_gradient,
         last_masters=state.last_masters,
         history=state.history,
+        doubted=doubted_of(state.told, state.told_of, state.member_position),
     )
 
 

@@ -80,6 +80,7 @@ def plan_step(
     bad: Iterable[int] = (),
     tired: Iterable[int] = (),
     compared: Compared | None = None,
+    insists: bool = False,
 ) -> StepPlan:
     """Return who computes what in a step, given what the members hold already.
 
@@ -100,6 +101,7 @@ def plan_step(
         bad: types that some member calls wrong.
         tired: replicas whose chains compute only if there is no other.
         compared: a type that several chains are to compute, if it is computed at all.
+        insists: as of :func:`witnessed`.
 
     Raises:
         LocalProtocolError: the plan has no chain.
@@ -130,22 +132,27 @@ def plan_step(
         for members in positions
     )
     step = StepPlan(todo=todo, table=table, kept=kept, holdings=holdings, makers=known)
-    return step if compared is None else witnessed(step, compared)
+    return step if compared is None else witnessed(step, compared, insists=insists)
 
 
-def witnessed(step: StepPlan, compared: Compared) -> StepPlan:
+def witnessed(step: StepPlan, compared: Compared, *, insists: bool = False) -> StepPlan:
     """Return the step with a type that other chains compute, too, behind their own lists.
 
     Nobody does if the type is not computed in the step: it is held already.
+
+    Args:
+        step: the work of the step.
+        compared: the type, and who is to compute it.
+        insists: whether chains have disagreed on it. Then each of those computes it, also one with
+            a cell that heals, and one that is alone tells of it.
     """
     supplier = [r for r, types in step.todo.items() if compared.type in types]
-    witnesses = [r for r in compared.replicas if r in step.todo and r not in supplier]
-    if not supplier or not witnesses:
+    witnesses = [r for r in compared.replicas if (insists or r in step.todo) and r not in supplier]
+    if not supplier or not (witnesses or insists):
         return step
-    todo = {
-        replica: (*types, compared.type) if replica in witnesses else types
-        for replica, types in step.todo.items()
-    }
+    todo = dict(step.todo)
+    for replica in witnesses:
+        todo[replica] = (*todo.get(replica, ()), compared.type)
     by = Compared(type=compared.type, replicas=(*supplier, *witnesses))
     return replace(step, todo=todo, compared=by)
 

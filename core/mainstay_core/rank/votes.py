@@ -34,7 +34,9 @@ class Verdict:
     commit: Commit | None
     """The certificate; None when the step is not applied."""
     state_bad: tuple[int, ...]
-    """Members whose state differs from the majority of their position."""
+    """Members whose state differs from the majority of their position. Without a majority these are
+    all: the state before is gone, so nobody can say who is right, and all go on from an older one.
+    """
     hopeless: bool
     """Whether trying again cannot help, as the same inputs give the same answer."""
     adopt_planned: bool
@@ -46,6 +48,12 @@ class Verdict:
     """Shard types that some member calls wrong: all copies are void."""
     bad_chains: tuple[int, ...] = ()
     """Replicas whose cells do so."""
+    undecided: bool = False
+    """Whether some position has no majority: then no copy of it can be believed, all are void, and
+    the members go on from an older version."""
+    doubted: tuple[Slot, ...] = ()
+    """Devices that have computed a type differently, again and again, between which nobody here can
+    decide: a further device has to compute it."""
     differing: tuple[Slot, ...] = ()
     """Slots of the members of ``state_bad``. Empty when a position has no majority: then no member
     of it can be believed."""
@@ -82,7 +90,6 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         masters = _state_bad(plan, {i: v.state for i, v in enumerate(votes)})
         what = PARAMETERS if masters else BESIDE_THEM
         problems.append(_name_bad(plan, state_bad, what))
-        hopeless = hopeless or _undecided(plan, states, state_bad)
     return Verdict(
         commit=commit,
         state_bad=state_bad,
@@ -93,6 +100,7 @@ def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total
         bad=tuple(sorted({t for v in votes for t in v.bad if t < len(plan.suppliers)})),
         bad_chains=_chains_of(plan, [i for i, v in enumerate(votes) if v.bad]),
         differing=_differing(plan, states, state_bad),
+        undecided=_undecided(plan, states, state_bad),
     )
 
 
@@ -126,7 +134,8 @@ def judge_states(plan: Plan, states: Mapping[int, str], pending: Collection[int]
     return Verdict(
         commit=None,
         state_bad=state_bad,
-        hopeless=_undecided(plan, states, state_bad),
+        hopeless=False,
+        undecided=_undecided(plan, states, state_bad),
         adopt_planned=False,
         saves=Saves(),
         reason=_name_bad(plan, state_bad) if state_bad else "all states agree",

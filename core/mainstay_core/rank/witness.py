@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from mainstay_core.dmr.witness import Account, Ruling, Telling, turn_of
+from mainstay_core.dmr.witness import Account, Ruling, Telling, Told, turn_of
+from mainstay_core.rank.doubts import account_of, cells_of, read_account
 from mainstay_core.rank.step_plan import Compared
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Vote, WitnessAccount
@@ -42,14 +43,25 @@ def tellings(plan: Plan, compared: Compared, votes: Sequence[Vote]) -> dict[int,
         if chain.replica not in compared.replicas:
             continue
         told = [votes[index].witness for index in chain.cells]
-        accounts = tuple(
-            Account(forward=a.forward, backward=a.backward, weights=a.weights)
-            for a in told
-            if a is not None and a.type == compared.type
-        )
+        accounts = tuple(read_account(a) for a in told if a is not None and a.type == compared.type)
         if len(accounts) == len(told):
             found[chain.replica] = accounts
     return found
+
+
+def told_in(plan: Plan, attempt: int, tellings: Mapping[int, Telling]) -> tuple[Told, ...]:
+    """Return what chains tell in an attempt at a step, with the devices that computed it."""
+    return tuple(
+        Told(
+            quorum=plan.quorum.id,
+            attempt=attempt,
+            replica=chain.replica,
+            cells=cells_of(plan, chain),
+            telling=tellings[chain.replica],
+        )
+        for chain in sorted(plan.chains, key=lambda c: c.replica)
+        if chain.replica in tellings
+    )
 
 
 def counts(compared: Compared, told: Mapping[int, Telling], ruling: Ruling) -> bool:
@@ -72,18 +84,21 @@ def compared_again(
     values = [*told.values()]
     best = max(told, key=lambda r: (values.count(told[r]), -r), default=compared.replicas[0])
     if ruling.agreed is not None:
-        best = min(r for r in told if told[r] == ruling.agreed)
+        best = min((r for r in told if told[r] == ruling.agreed), default=best)
     rest = (r for r in compared.replicas if r != best)
     return replace(compared, replicas=(best, *rest))
 
 
-def account_of(shard_type: int, account: Account | None) -> WitnessAccount | None:
+def has_insisted(plan: Plan, compared: Compared, told: Sequence[Told]) -> bool:
+    """Return whether all chains that could compute a type again have done so twice already."""
+    asked = [
+        sum(one.cells == cells_of(plan, chain) for one in told)
+        for chain in plan.chains
+        if chain.replica in compared.replicas
+    ]
+    return min(asked, default=0) > 1
+
+
+def vote_account(shard_type: int, account: Account | None) -> WitnessAccount | None:
     """Return what a rank tells of a type in its vote; None: it has not computed it."""
-    if account is None:
-        return None
-    return WitnessAccount(
-        type=shard_type,
-        forward=account.forward,
-        backward=account.backward,
-        weights=account.weights,
-    )
+    return None if account is None else account_of(account, shard_type)

@@ -230,9 +230,20 @@ class Checks:
         if trainer.state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert plan is not None
             self._gave_up(plan, before.version)
+        is_parked = trainer.state.phase is Phase.PARKED
+        if before.valid and not trainer.state.valid and is_parked and not trainer.was_tampered:
+            self._void(before)
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
             self._settled(plan, event, outcome)
+
+    def _void(self, before: RankState) -> None:
+        """A rank gives a right state up: that is right only where most copies are not."""
+        assert before.plan is not None
+        members = before.plan.positions[before.member_position]
+        lives = [self._lives.get(str(m.incarnation)) for m in members]
+        self.undecided |= len(members) <= 2 * sum(x.was_tampered for x in lives if x)
+        _hold(self.undecided, f"I5: a right state is given up in {before.plan.quorum}")
 
     def _gave_up(self, plan: Plan, version: int) -> None:
         """A rank fails the job: that is right only where most copies are not."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import (
     LAG_STEPS,
     ORDERINGS,
@@ -29,6 +30,7 @@ from mainstay_core.sim.points import (
     POINTS,
     READ_POINTS,
     REPLAY_POINTS,
+    RULED_BETWEEN,
     WRITE_POINTS,
 )
 from mainstay_core.sim.scenario import (
@@ -55,6 +57,9 @@ SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
+SHARE_WITH_LOSSES = 0.6
+"""Of the seeds with a witness: something is lost before chains are ruled on."""
+LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
 SHARE_WITH_BOUNDARIES = 0.5
@@ -141,7 +146,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     """Return a scenario whose chains watch each other, and one device that is wrong."""
     rng = random.Random(f"witness {scenario.seed}")
-    lanes = rng.choice((3, 3, 4))
+    lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
     shape = replace(
@@ -153,10 +158,16 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
     )
-    config = replace(scenario.config, shape=shape, witness_every_steps=1)
-    point, times = rng.choice(("FORWARD", "vote-posted")), rng.randint(1, 40)
-    fault = Fault(kind=rng.choice(kinds), point=point, times=times)
-    return replace(scenario, config=config, slots_per_pod=1, faults=(fault,))
+    # Of two that differ only a third device says which one is wrong.
+    spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
+    config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
+    point = rng.choice(("FORWARD", "vote-posted"))
+    times = rng.randint(1, 12 if lanes == MIN_CHAINS else 40)
+    faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]
+    if rng.random() < SHARE_WITH_LOSSES:
+        kind, point = rng.choice(LOST_BESIDE), rng.choice(RULED_BETWEEN)
+        faults.append(Fault(kind=kind, point=point, times=rng.randint(1, 16)))
+    return replace(scenario, config=config, slots_per_pod=1, faults=tuple(faults))
 
 
 def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

@@ -334,11 +334,17 @@ class Faults:
         if self._type_due:
             how, self._type_due = Wrong.FOUND, False
         elif self._unseen_due or self._stick_due or trainer.sticks:
+            if trainer.is_alone:
+                return None  # nobody could see it
             compared = trainer.compared
-            if compared is None or shard_type != compared.type:
+            value = trainer.state.version, shard_type
+            is_seen = compared is not None and shard_type == compared.type
+            # What sticks is wrong again, whoever else computes it by then.
+            if not (is_seen or (trainer.sticks and value in trainer.wrong)):
                 return None  # nobody would see it
             trainer.sticks = trainer.sticks or self._stick_due
             trainer.was_wrong = True
+            trainer.wrong.add(value)
             how, self._unseen_due, self._stick_due = Wrong.UNSEEN, False, False
         if how is not None:
             self._world.engine.say(trainer.name, f"computes something wrong: {how.value}")

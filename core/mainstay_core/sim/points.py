@@ -110,3 +110,5 @@ FORK_POINTS = (
 """From the plan of a fork to the first commit after it."""
 API_POINTS = ("api-decided", "api-committed")
 """Before and after the compare-and-set of a plan."""
+RULED_BETWEEN = ("vote-posted", "votes-gathered", "Compute", "FORWARD", "REDUCE", "settle-posted")
+"""Where something is lost before chains that have computed a type differently are ruled on."""

@@ -87,6 +87,7 @@ class Trainer(Process, RankSession[Connections]):
             snapshots=_snapshot_rules(world),
             fork_rules=fork_rules(world.config),
             witness_every_steps=world.config.witness_every_steps,
+            compares_last=bool(world.config.witness_every_steps),
         )
         connections = Connections(self, world.network, incarnation, world.config.connect_s)
         connections.on_plan = lambda plan: self._send("plan", plan)
@@ -113,6 +114,8 @@ class Trainer(Process, RankSession[Connections]):
         self.was_tampered = False
         self.sticks = False
         """Whether its device is wrong in each forward of a type that others compute, too."""
+        self.wrong: set[tuple[int, int]] = set()
+        """Steps and types that its device has computed wrongly, unseen by its own checks."""
         self.was_wrong = False
         """Whether its device was ever wrong where no check of its own sees it."""
         self.waits_in = "starting"
@@ -353,6 +356,12 @@ class Trainer(Process, RankSession[Connections]):
         compared = self.state.step_plan.compared if self.state.step_plan else None
         return compared if compared is not None and self.state.computes(compared) else None
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other chain computes, nor is known to have told anything of the type."""
+        others = any(self.slot not in told.cells for told in self.state.told)
+        return self.state.plan is not None and len(self.plan.chains) < 2 and not others
+
     def account(self, shard_type: int) -> Account | None:
         return self.made_cell().accounts.get(shard_type)
 
@@ -400,6 +409,9 @@ class Trainer(Process, RankSession[Connections]):
 
     def final_digests(self, data: str) -> Any:
         return self.made_cell().final_digests(self.state.version, self.state.digest, data)
+
+    def rest_digest(self) -> str:
+        return ""
 
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         return await Awaited(self._saving.load(self.made_cell(), version))

@@ -90,6 +90,7 @@ class FactKind(enum.StrEnum):
     FAILED = "failed"
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
+    NAMED = "named"
     CHECKS = "checks"
 
 
@@ -237,6 +238,9 @@ class Parked(_RankFact):
     those whose state differs, those whose connections ended."""
     was_told: bool = False
     """Whether it learnt only from others that the quorum has ended."""
+    doubted: Annotated[tuple[Slot, ...], Longest(MAX_SOURCES)] = field(default=(), metadata=OMITTED)
+    """Devices that have computed a shard type differently, each time that they were asked: another
+    one has to compute it, so that most of them can say which is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +275,13 @@ class Paused(_RankFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Named(_RankFact):
+    """Other devices have shown that this one computes wrongly each time: its pod is to leave."""
+
+    kind: Literal[FactKind.NAMED] = FactKind.NAMED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checks(_RankFact):
     """A trainer has a plan of checks for its stage, or goes on without; ``evidence`` says why."""
 
@@ -285,7 +296,7 @@ class Checks(_RankFact):
         cut_fields(self, "evidence", "shares")
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Checks
+RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

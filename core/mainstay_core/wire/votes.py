@@ -8,6 +8,7 @@ from typing import Annotated
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
+    MAX_DOUBTED,
     MAX_FLOWS,
     MAX_MEMBERS,
     MAX_STATISTICS,
@@ -25,6 +26,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
+from mainstay_core.base.ids import Slot
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
@@ -71,6 +73,21 @@ class WitnessAccount:
     """Digests of the type's gradient, and of what votes tell of the type."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtedAccount:
+    """The account of one cell, of a type on which chains may disagree: a settle hears of it."""
+
+    quorum: Count
+    """Id of the quorum in which its chain computed the type."""
+    attempt: Count
+    """Of the step, in that quorum."""
+    replica: Index
+    """Of its chain, in that quorum's plan."""
+    slot: Slot
+    """The device that computed."""
+    account: WitnessAccount
+
+
 BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
 """Shard types of the step of which a check has found, after they were used, that they are wrong."""
 
@@ -101,6 +118,9 @@ class LastStatus(SaveStatus):
 
     state: Digest = ""
     """Digest of the position's masters at the version that is saved."""
+    rest: Digest = field(default="", metadata=codec.OMITTED)
+    """Digest of the position's whole state beside the masters, after the last step of a job whose
+    trainers check what they compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,3 +269,8 @@ class SettleReport:
     """By which chains the types of ``held`` were computed."""
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types of the step that this rank knows to be wrong: by its own checks, or by votes."""
+    doubted: Annotated[tuple[DoubtedAccount, ...], Longest(MAX_DOUBTED)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """What cells of its position have told of the type that several chains compute, those that are
+    gone by now among them; and its own account of it, if no vote has heard that yet."""

@@ -6,13 +6,16 @@ import random
 
 import pytest
 
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import (
     MIN_CHAINS,
     Account,
     Difference,
+    Ruling,
     Telling,
+    Told,
     first_difference,
     rule,
     turn_of,
@@ -99,49 +102,119 @@ def test_whatever_is_wrong_is_the_first_place_at_which_two_chains_differ(
         assert first_difference(told, right) == first_difference(right, told) == wrong
 
 
+def slot(name: str) -> Slot:
+    return Slot(pod=PodUid(name), index=0)
+
+
+def told(asked: int, cells: str, telling: Telling, replica: int = 0) -> Told:
+    """What a chain of devices, a letter each, tells when it is asked for the n-th time."""
+    names = tuple(slot(f"{name}{position}") for position, name in enumerate(cells))
+    return Told(quorum=1, attempt=asked, replica=replica, cells=names, telling=telling)
+
+
+def named(ruling: Ruling) -> list[tuple[Slot, Verdict]]:
+    return [(d.slot, d.verdict) for d in ruling.deviations]
+
+
 def test_two_that_differ_are_asked_again_before_anybody_is_named() -> None:
     right, wrong = compute(2, 1), compute(2, 1, places(2, 1)[0])
-    ruling = rule([{0: right, 1: wrong}])
+    ruling = rule([told(0, "aa", right, 0), told(0, "bb", wrong, 1)])
     assert (ruling.agreed, ruling.deviations) == (None, ())
+    assert ruling.doubted == (slot("a0"), slot("b0"))
     assert "replicas 0, 1" in ruling.reason
 
 
 def test_who_differs_once_is_transient_and_who_insists_is_deterministic() -> None:
     place = places(2, 1)[0]
     right, wrong = compute(2, 1), compute(2, 1, place)
-    first = {0: wrong, 1: right}
+    first = [told(0, "aa", wrong, 0), told(0, "bb", right, 1)]
+    others = [told(1, "bb", right, 1), told(1, "cc", right, 2)]
 
-    once = rule([first, {2: right, 0: right, 1: right}])
-    again = rule([first, {2: right, 0: wrong, 1: right}])
+    once = rule([*first, *others, told(1, "aa", right, 0)])
+    again = rule([*first, *others, told(1, "aa", wrong, 0)])
 
     assert once.agreed == again.agreed == right
-    assert [(d.replica, d.verdict) for d in once.deviations] == [(0, Verdict.TRANSIENT)]
-    assert [(d.replica, d.verdict) for d in again.deviations] == [(0, Verdict.DETERMINISTIC)]
+    assert named(once) == [(slot("a0"), Verdict.TRANSIENT)]
+    assert named(again) == [(slot("a0"), Verdict.DETERMINISTIC)]
     assert again.deviations[0].difference == place
 
 
-def test_nothing_is_agreed_on_while_no_two_chains_tell_the_same() -> None:
-    tellings = [compute(2, 1, places(2, 1)[0], name) for name in "abc"]
-    rounds = [dict(enumerate(tellings[:2])), dict(enumerate(tellings))]
-    assert rule(rounds).agreed is None
+def test_nothing_is_agreed_on_while_no_two_devices_tell_the_same() -> None:
+    one, two, three = (compute(2, 1, places(2, 1)[0], name) for name in "abc")
+    ruling = rule(
+        [told(0, "aa", one), told(0, "bb", two), told(1, "aa", one), told(1, "cc", three)]
+    )
+    assert (ruling.agreed, ruling.doubted) == (None, (slot("a0"), slot("b0"), slot("c0")))
 
 
-@pytest.mark.parametrize("seed", range(20))
+def test_two_that_insist_are_both_doubted_and_one_that_gives_in_was_hit_once() -> None:
+    right, wrong = compute(2, 1), compute(2, 1, places(2, 1)[0])
+    first = [told(0, "aa", wrong, 0), told(0, "bb", right, 1)]
+    insists = rule([*first, told(1, "aa", wrong, 0), told(1, "bb", right, 1)])
+    assert (insists.agreed, insists.doubted) == (None, (slot("a0"), slot("b0")))
+    gives_in = rule([*first, told(1, "aa", right, 0), told(1, "bb", right, 1)])
+    assert named(gives_in) == [(slot("a0"), Verdict.TRANSIENT)]
+
+
+def test_a_device_that_is_gone_keeps_its_voice() -> None:
+    right, wrong = compute(2, 1), compute(2, 1, places(2, 1)[0])
+    first = [told(0, "aa", wrong, 0), told(0, "bb", right, 1)]
+    ruling = rule([*first, told(1, "aa", wrong, 0), told(1, "cc", right, 1)])
+    assert named(ruling) == [(slot("a0"), Verdict.DETERMINISTIC)]
+
+
+def test_a_device_has_one_voice_in_whatever_chain_it_is() -> None:
+    right, wrong = compute(2, 1), compute(2, 1, places(2, 1)[0])
+    first = [told(0, "aa", wrong, 0), told(0, "bb", right, 1)]
+    remade = rule([*first, told(1, "ab", wrong, 0)])
+    assert (remade.agreed, remade.doubted) == (None, (slot("a0"), slot("b0")))
+    # A third device in the place of one of the two says who it was.
+    for third, who in ((right, "a0"), (wrong, "b0")):
+        ruling = rule([*first, told(1, "bb", right, 1), told(1, "ca", third, 0)])
+        assert {s for s, _ in named(ruling)} == {slot(who)}
+        assert ruling.agreed == third
+
+
+def test_a_wrong_device_behind_another_is_not_judged_by_what_the_first_has_spoilt() -> None:
+    """a0 and b1 are both wrong: what a1 made of a wrong activation is no voice about b1."""
+    first_stage, second_stage = places(2, 1)[0], Difference(position=1, in_pass=Pass.WEIGHT)
+    right = compute(2, 1)
+    tellings = {
+        "aa": compute(2, 1, first_stage),
+        "bb": compute(2, 1, second_stage),
+        "cc": right,
+        "dd": right,
+    }
+    three = [told(n, cells, tellings[cells]) for n in (0, 1) for cells in ("aa", "bb", "cc")]
+    assert rule(three).doubted == (slot("b1"), slot("c1"))
+    four = rule([*three, told(2, "dd", right)])
+    assert {s for s, _ in named(four)} == {slot("a0"), slot("b1")}
+    assert four.agreed == right
+
+
+@pytest.mark.parametrize("seed", range(60))
 def test_with_one_wrong_device_no_other_is_ever_named(seed: int) -> None:
-    """The protocol of attempts, played: who is asked, whose copy counts, until all is agreed."""
+    """Chains are asked in any order, some remade of others' cells, until all is agreed on."""
     rng = random.Random(seed)
-    right = compute(3, 2)
-    bad, place, sticks = rng.randrange(3), rng.choice(places(3, 2)), rng.random() < 0.5
-    wrong = compute(3, 2, place)
-    first = rng.choice([(0, 1), (1, 2), (2, 0)])
-    rounds = [{r: wrong if r == bad else right for r in first}]
-    while rule(rounds).agreed is None:
-        assert len(rounds) < 3
-        rounds.append({r: wrong if r == bad and sticks else right for r in range(3)})
-    ruling = rule(rounds)
-    assert ruling.agreed == right
-    named = {d.replica for d in ruling.deviations}
-    assert named == ({bad} if bad in first else set())
-    for deviation in ruling.deviations:
-        assert deviation.difference == place
-        assert (deviation.verdict is Verdict.DETERMINISTIC) == sticks
+    right, place = compute(3, 2), rng.choice(places(3, 2))
+    wrong, sticks = compute(3, 2, place), rng.random() < 0.5
+    bad = rng.choice("abcd") + str(place.position)
+    asked: list[Told] = []
+    hits = 0
+    for number in range(12):
+        for _ in range(rng.randint(1, 3)):
+            cells = "".join(rng.choice("abcd") for _ in range(3))
+            is_hit = cells[place.position] == bad[0] and (sticks or not hits)
+            hits += is_hit
+            asked.append(told(number, cells, wrong if is_hit else right, len(asked)))
+        ruling = rule(asked)
+        assert {s for s, _ in named(ruling)} <= {slot(bad)}
+        if ruling.agreed is not None:
+            assert ruling.agreed == right or len({t.telling for t in asked}) == 1
+        else:
+            assert slot(bad) in ruling.doubted or not ruling.doubted
+        if ruling.deviations:
+            (found,) = ruling.deviations
+            assert found.difference == place
+            times = len([t for t in asked if t.telling == wrong])
+            assert (found.verdict is Verdict.DETERMINISTIC) == (times > 1)

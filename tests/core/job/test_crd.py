@@ -28,6 +28,7 @@ FREE = {
     "spec.recovery.approximate",
     "spec.recovery.quarantine",
     "spec.recovery.onHostsLost",
+    "spec.recovery.onTaint",
 }
 """What may change while a job lives; the last has one value only."""
 

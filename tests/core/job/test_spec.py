@@ -315,8 +315,8 @@ def test_the_plan_of_checks_reaches_the_trainers(
         (
             "spec",
             SMALLEST["spec"]
-            | {"parallelism": {"replicas": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "is 5, but the job has 2 replicas, and it takes 3 to say which of two that differ is",
+            | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
+            "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
         (
             "spec",
@@ -324,7 +324,11 @@ def test_the_plan_of_checks_reaches_the_trainers(
             | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
             "several ranks of a stage compute together is not compared in this version; use 0",
         ),
-        ("spec.recovery.onTaint", "Report", "is not available: no device is named"),
+        (
+            "spec.recovery.onTaint",
+            "Restart",
+            "is 'Restart', but no job goes back to before a device",
+        ),
         (
             "spec",
             SMALLEST["spec"]

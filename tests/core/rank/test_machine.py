@@ -428,10 +428,13 @@ def test_who_has_a_good_state_keeps_its_mark_and_no_partial_when_a_settle_finds_
     assert not any(isinstance(a, VoidSave) for a in good.actions)
 
 
-def test_a_settle_in_which_nobody_can_be_believed_fails_the_job() -> None:
+def test_a_settle_in_which_nobody_can_be_believed_voids_all_copies_and_names_nobody() -> None:
     split = settled_four("good", "good", "bad", "bad")
 
-    assert split.state.phase is Phase.FAILED
+    assert (split.state.phase, split.state.valid) == (Phase.PARKED, False)
+    (fact,) = [a.fact for a in split.actions if isinstance(a, SendFact)]
+    assert isinstance(fact, Parked)
+    assert (fact.cause, fact.differing) == (Cause.STATE, ())
 
 
 def test_who_heals_over_a_state_that_nobody_judged_never_saves_it() -> None:
@@ -880,3 +883,35 @@ def test_a_state_that_differs_is_not_saved_where_no_vote_would_find_it() -> None
     assert (parked.state.phase, parked.state.valid) == (Phase.PARKED, False)
     assert VoidSave(1) in parked.actions
     assert not any(isinstance(a, WriteCheckpoint) for a in parked.actions)
+
+
+def at_the_end(**fields: object) -> RankState:
+    """A rank of three cells that has applied the last step, in a job that saves nothing."""
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    commit = Commit(step=2, norm=1, scale=1, tokens=1, loss=1, data="0" * 32)
+    state = replace(
+        adopting(plan, **fields), valid=True, version=3, commit=commit, position=0, digest="mine"
+    )
+    reports = tuple(report(m.index, version=3, commit=commit) for m in plan.members)
+    return machine.step(state, ReportsGathered(reports)).state
+
+
+def test_the_states_after_the_last_step_are_compared_though_nothing_is_saved() -> None:
+    assert at_the_end().phase is Phase.FINISHED
+    state = at_the_end(compares_last=True)
+    assert state.phase is Phase.SAVING
+    alike = tuple(LastStatus(state="mine", rest="r") for _ in range(3))
+    assert Finish() in machine.step(state, SavesGathered(alike)).actions
+
+
+@pytest.mark.parametrize(
+    "wrong", [LastStatus(state="x", rest="r"), LastStatus(state="m", rest="x")]
+)
+def test_who_differs_after_the_last_step_gives_its_state_up_before_the_job_is_complete(
+    wrong: LastStatus,
+) -> None:
+    good = LastStatus(state="m", rest="r")
+    parked = machine.step(at_the_end(compares_last=True), SavesGathered((wrong, good, good)))
+    assert (parked.state.phase, parked.state.valid) == (Phase.PARKED, False)
+    kept = machine.step(at_the_end(compares_last=True), SavesGathered((good, wrong, good)))
+    assert (kept.state.phase, kept.state.valid) == (Phase.PARKED, True)

@@ -227,6 +227,9 @@ class Played(RankSession[Connections]):
             stage=0, version=version, params="", masters="", optimizer="", data=data
         )
 
+    def rest_digest(self) -> str:
+        return "rest"
+
     async def load(self, version: int) -> events.StateLoaded | events.LoadFailed:
         self.done.append(f"load {version}")
         return events.StateLoaded(f"state {version}", None, "")

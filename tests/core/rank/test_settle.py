@@ -318,7 +318,7 @@ def twin_verdict(
     """Members whose state is bad, and whether some position has nobody to believe: by trying each
     digest for the right one."""
     bad: set[int] = set()
-    hopeless = False
+    undecided = False
     for position in {m.rank.position for m in plan.members}:
         here = [m.index for m in plan.members if m.rank.position == position]
         told = [digests[i] for i in here if actions[i] is STAY]
@@ -333,8 +333,8 @@ def twin_verdict(
             bad |= {i for i in here if actions[i] is STAY and digests[i] != right[0]}
         elif not any(actions[i] is ROLL for i in here):
             bad |= {i for i in here if actions[i] is STAY}
-            hopeless = True
-    return bad, hopeless
+            undecided = True
+    return bad, undecided
 
 
 def judged(plan: Plan, reports: Sequence[SettleReport]) -> Verdict:
@@ -350,11 +350,11 @@ def test_the_states_of_a_settle_are_judged_as_their_twin_judges_them(seed: int) 
         reports = [replace(r, state=rng.choice("aaab" + "c" * (seed % 2))) for r in reports]
         outcome = settle(plan, shards_per_lane, reports)
         verdict = judge_reports(plan, rng.sample(reports, len(reports)), outcome.actions)
-        bad, hopeless = twin_verdict(plan, outcome.actions, {r.index: r.state for r in reports})
-        assert (set(verdict.state_bad), verdict.hopeless) == (bad, hopeless)
+        bad, undecided = twin_verdict(plan, outcome.actions, {r.index: r.state for r in reports})
+        assert (set(verdict.state_bad), verdict.undecided) == (bad, undecided)
         named = {plan.members[i].slot for i in bad}
-        assert set(verdict.differing) == (set() if hopeless else named)
-        seen.add((bool(bad), hopeless))
+        assert set(verdict.differing) == (set() if undecided else named)
+        seen.add((bool(bad), undecided))
     assert seen == {(False, False), (True, False), (True, True)}
 
 
@@ -391,7 +391,7 @@ def test_no_joiner_takes_the_one_bad_copy_where_there_is_another_or_it_is_found(
                 assert outcome.actions[:size] == ways
                 verdict = judge_reports(plan, [*reports, *others], outcome.actions)
                 if verdict.state_bad:
-                    assert verdict.hopeless or verdict.state_bad == (wrong,)
+                    assert verdict.undecided or verdict.state_bad == (wrong,)
                     continue
                 for index in (i for i, way in enumerate(ways) if way is HEAL):
                     assert copies_of(outcome, index, held) <= {"good"}, (ways, wrong)
@@ -680,14 +680,14 @@ def position(size: int = 3) -> Plan:
 def test_a_state_that_differs_from_most_of_its_position_is_bad_before_any_vote() -> None:
     verdict = judged(position(), three("good", "bad", "good"))
 
-    assert (verdict.state_bad, verdict.hopeless) == ((1,), False)
+    assert (verdict.state_bad, verdict.undecided) == ((1,), False)
     assert [str(slot) for slot in verdict.differing] == [str(position().members[1].slot)]
 
 
 def test_two_copies_that_differ_leave_nobody_to_believe_and_no_node_is_charged() -> None:
     verdict = judged(position(2), three("good", "bad"))
 
-    assert (verdict.state_bad, verdict.hopeless, verdict.differing) == ((0, 1), True, ())
+    assert (verdict.state_bad, verdict.undecided, verdict.differing) == ((0, 1), True, ())
 
 
 def test_what_a_returning_rank_has_is_a_copy_like_any_other() -> None:

@@ -217,7 +217,7 @@ def test_the_minority_of_a_stage_is_bad() -> None:
 def test_of_two_that_differ_nobody_can_be_believed() -> None:
     verdict = judged(changed(3, state="other"))
 
-    assert (verdict.state_bad, verdict.hopeless) == ((2, 3), True)
+    assert (verdict.state_bad, verdict.undecided, verdict.hopeless) == ((2, 3), True, False)
 
 
 def test_a_tie_of_two_camps_leaves_nobody_even_beside_a_third_opinion() -> None:
@@ -229,7 +229,7 @@ def test_a_tie_of_two_camps_leaves_nobody_even_beside_a_third_opinion() -> None:
 
     verdict = judge(plan, votes, None, "")
 
-    assert (verdict.state_bad, verdict.hopeless) == ((0, 1, 2, 3, 4), True)
+    assert (verdict.state_bad, verdict.undecided) == ((0, 1, 2, 3, 4), True)
 
 
 # Planned plans and checkpoints ----------------------------------------------
@@ -240,11 +240,11 @@ def test_states_are_judged_alone_where_no_step_follows() -> None:
     good = ["x", "x", "x", "y", "y", "y"]
     assert judge_states(plan, dict(enumerate(good))).state_bad == ()
     verdict = judge_states(plan, dict(enumerate([*good[:4], "bad", "y"])))
-    assert (verdict.state_bad, verdict.hopeless, verdict.commit) == ((4,), False, None)
+    assert (verdict.state_bad, verdict.undecided, verdict.commit) == ((4,), False, None)
     assert verdict.differing == (plan.members[4].slot,)
     assert judge_states(plan, dict(enumerate(good))).differing == ()
     split = judge_states(GRID, dict(enumerate(["x", "bad", "y", "y"])))
-    assert (split.hopeless, split.differing) == (True, ()), "nobody can be believed"
+    assert (split.undecided, split.differing) == (True, ()), "nobody can be believed"
 
 
 def test_a_planned_plan_is_adopted_only_when_all_have_seen_the_same() -> None:

@@ -6,26 +6,35 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tests.core.plans import make_plan
-from tests.core.rank.test_machine import computing, follow, vote
+from tests.core.plans import make_plan, slot_of
+from tests.core.rank.test_machine import computing, follow, report, vote
 
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
+from mainstay_core.dmr.witness import Account, Deviation, Difference, Told, rule
 from mainstay_core.rank import machine
+from mainstay_core.rank.doubts import Doubt, cells_of
 from mainstay_core.rank.events import (
+    Applied,
     Apply,
     Compute,
     DropPartials,
     Reduce,
     Reduced,
+    SendFact,
     TellDeviation,
     TodoDone,
     VotesGathered,
 )
 from mainstay_core.rank.machine import RankState
+from mainstay_core.rank.reports import finding_of
+from mainstay_core.rank.settle import Settlement, settle
+from mainstay_core.rank.state import report_of
 from mainstay_core.rank.step_plan import Compared, Supply, plan_step
 from mainstay_core.rank.witness import compared_in
+from mainstay_core.wire.facts import Parked
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.votes import Vote, WitnessAccount
+from mainstay_core.wire.votes import Commit, DoubtedAccount, SettleReport, Vote, WitnessAccount
 
 PLAN = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]}, shards_per_lane=2)
 RUNS = [Partial(lane=lane, first=2 * lane, last=2 * lane + 1) for lane in range(3)]
@@ -128,8 +137,36 @@ def test_the_device_that_most_contradict_tells_of_itself(second: str, verdict: V
     (tell,) = [a for a in outcome.actions if isinstance(a, TellDeviation)]
     assert (tell.step, tell.shard_type, tell.deviation.verdict) == (0, 0, verdict)
     assert isinstance(outcome.actions[-1], Apply)
-    other = replace(outcome.state, phase=machine.Phase.VOTING, index=1)
+    other = replace(outcome.state, phase=machine.Phase.VOTING, index=1, slot=slot_of("b.1"))
     assert not [a for a in machine.step(other, agree).actions if isinstance(a, TellDeviation)]
+
+
+def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last() -> None:
+    tokens = vote().stats
+    state = voting("a.1", RUNS[0])
+    assert state.clean_from == 0
+    same = VotesGathered(tuple(replace(told("x"), stats=tokens) for _ in range(3)))
+    clean = machine.step(replace(state, version=4), same).state
+    assert clean.clean_from == 5
+
+    slot, place = slot_of("a.1"), Difference(position=0, in_pass=Pass.WEIGHT)
+    since = []
+    for verdict in (Verdict.DETERMINISTIC, Verdict.TRANSIENT):
+        deviation = Deviation(slot=slot, difference=place, verdict=verdict)
+        finding = finding_of(replace(clean, version=9), TellDeviation(9, 0, deviation, "why"))
+        since.append(finding.since)
+        assert ("its steps from 5 on are tainted" in finding.describe()) == bool(finding.since)
+    assert since == [5, None]
+
+
+def test_a_type_in_doubt_of_which_a_chain_tells_nothing_does_not_count() -> None:
+    single = Partial(lane=0, first=1, last=1)
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    silent = VotesGathered(
+        tuple(replace(v, stats=vote().stats) for v in (told("x"), told("y"), vote()))
+    )
+    outcome = follow(voting("a.1", RUNS[0]), differ, TodoDone((COPY, single)), Reduced(), silent)
+    assert isinstance(outcome.actions[-1], Compute)
 
 
 def test_a_third_chain_that_differs_too_leaves_its_place_to_one_that_most_agree_with() -> None:
@@ -143,3 +180,145 @@ def test_a_third_chain_that_differs_too_leaves_its_place_to_one_that_most_agree_
     assert step is not None
     assert step.compared == Compared(type=0, replicas=(0, 2, 1))
     assert outcome.actions[-1] == Compute((0,))
+
+
+# A disagreement and a lost member ---------------------------------------------
+
+
+def doubted(
+    life: str, asked: tuple[int, int], replica: int, weights: str, shard_type: int = 0
+) -> DoubtedAccount:
+    """What a device has told, as a report says it."""
+    return DoubtedAccount(
+        quorum=asked[0],
+        attempt=asked[1],
+        replica=replica,
+        slot=slot_of(life),
+        account=WitnessAccount(type=shard_type, weights=(weights,)),
+    )
+
+
+X_OF_A, Y_OF_B = doubted("a.1", (1, 0), 0, "x"), doubted("b.1", (1, 0), 1, "y")
+
+
+def settled(plan: Plan, *reports: SettleReport) -> Settlement:
+    return settle(plan, 2, reports)
+
+
+def test_a_rank_reports_what_chains_have_told_until_the_step_is_over() -> None:
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    state = machine.step(voting("a.1", RUNS[0]), differ).state
+    found = report_of(replace(state, valid=True))
+    assert found.doubted == (X_OF_A, Y_OF_B)
+    assert report_of(replace(state, valid=False)).doubted == ()
+
+
+def test_a_lost_witness_keeps_its_word_and_a_third_chain_is_asked() -> None:
+    """b is gone: a and c compute the type, and what b has told is the third voice."""
+    plan = make_plan({0: ["a.1"], 2: ["c.1"]}, lanes=3, shards_per_lane=2, quorum=2)
+    heard = (X_OF_A, Y_OF_B)
+    outcome = settled(
+        plan, report(0, held=(RUNS[0],), bad=(0,), doubted=heard), report(1, doubted=heard)
+    )
+    assert outcome.doubt is not None
+    assert [one.telling[0].weights for one in outcome.doubt.told] == [("x",), ("y",)]
+    assert outcome.step.compared == Compared(type=0, replicas=(2, 0))
+    assert outcome.step.kept.get(0, ()) == (), "the run has the doubted type in it"
+    assert outcome.step.todo[0][-1] == 0
+    assert 0 in outcome.step.todo[2]
+
+    again = replace(Y_OF_B, quorum=2, replica=2, slot=slot_of("c.1"))
+    ruling = rule((*outcome.doubt.told, *open_told(plan, (2, 0), {0: X_OF_A, 2: again})))
+    assert [(d.slot, d.verdict) for d in ruling.deviations] == [
+        (slot_of("a.1"), Verdict.DETERMINISTIC)
+    ]
+
+
+def open_told(
+    plan: Plan, asked: tuple[int, int], by: dict[int, DoubtedAccount]
+) -> tuple[Told, ...]:
+    """What chains of one cell tell."""
+    return tuple(
+        Told(
+            quorum=asked[0],
+            attempt=asked[1],
+            replica=chain.replica,
+            cells=cells_of(plan, chain),
+            telling=(Account(weights=by[chain.replica].account.weights),),
+        )
+        for chain in plan.chains
+    )
+
+
+def test_a_chain_that_is_alone_tells_as_well_and_its_word_counts_beside_those_of_the_dead() -> None:
+    plan = make_plan({0: ["a.1"]}, lanes=3, shards_per_lane=2, quorum=2)
+    outcome = settled(plan, report(0, bad=(0,), doubted=(X_OF_A, Y_OF_B)))
+    assert outcome.step.compared == Compared(type=0, replicas=(0,))
+
+
+def test_of_what_one_chain_alone_has_told_another_one_is_asked_though_it_is_held() -> None:
+    plan = make_plan({0: ["a.1"], 2: ["c.1"]}, lanes=3, shards_per_lane=2, quorum=2)
+    outcome = settled(plan, report(0, held=(RUNS[0],), doubted=(X_OF_A,)), report(1))
+    assert outcome.step.compared == Compared(type=0, replicas=(2, 0))
+
+
+def test_what_two_chains_have_told_alike_is_no_doubt() -> None:
+    same = replace(Y_OF_B, account=X_OF_A.account)
+    outcome = settled(PLAN, report(0, doubted=(X_OF_A,)), report(1, doubted=(same,)), report(2))
+    assert (outcome.doubt, outcome.step.compared) == (None, None)
+
+
+def test_who_rolls_forward_to_the_version_knows_of_a_disagreement_in_it_as_all_do() -> None:
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    state = machine.step(voting("a.1", RUNS[0]), differ).state
+    assert state.told_of == 0
+    doubt = Doubt(type=0, told=state.told)
+    rolling = replace(
+        state,
+        phase=machine.Phase.APPLYING,
+        settled=-1,
+        settlement=replace(settled(PLAN, *map(report, range(3))), doubt=doubt),
+        told=(),
+        told_of=None,
+    )
+    commit = Commit(step=0, norm=1, scale=1, tokens=1, loss=1, data="0" * 32)
+    assert machine.step(rolling, Applied("digest", commit)).state.told == doubt.told
+
+
+def test_two_that_insist_park_and_name_both_devices() -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"]}, shards_per_lane=2)
+    state = computing(plan, shards_per_lane=2, witness_every_steps=1)
+    differ = VotesGathered((told("x"), told("y")))
+    again = machine.step(follow(state, TodoDone((RUNS[0],)), Reduced()).state, differ)
+    assert again.actions[-1] == Compute((0, 1)), "both are asked once more"
+
+    held = (COPY, Partial(lane=0, first=1, last=1))
+    outcome = follow(again.state, TodoDone(held), Reduced(), differ)
+
+    (fact,) = [a.fact for a in outcome.actions if isinstance(a, SendFact)]
+    assert isinstance(fact, Parked)
+    assert fact.doubted == (slot_of("a.1"), slot_of("b.1"))
+    assert outcome.state.held != (), "what else it holds is kept"
+    assert outcome.state.bad == (0,)
+
+
+def test_a_device_in_the_place_of_a_doubted_one_is_asked_though_it_heals_first() -> None:
+    """c takes the place of b, which follows: its chain computes the type and nothing else."""
+    plan = make_plan(
+        {0: ["a.1"], 1: ["c.1"]},
+        followers=[("b.1", 0)],
+        shards_per_lane=2,
+        quorum=2,
+        since={"a.1": 1, "b.1": 1},
+        joining=["c.1"],
+    )
+    heard = (X_OF_A, Y_OF_B)
+    joiner = SettleReport(index=1, valid=False)
+    outcome = settled(
+        plan,
+        report(0, bad=(0,), doubted=heard, settled=1),
+        joiner,
+        report(2, bad=(0,), doubted=heard, settled=1),
+    )
+    assert outcome.step.compared == Compared(type=0, replicas=(0, 1))
+    assert outcome.step.todo == {0: (0, 1, 2, 3), 1: (0,)}

@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
-from mainstay_core.dmr.witness import Ruling, Telling
+from mainstay_core.dmr.witness import Ruling, Told
+from mainstay_core.rank import doubts, recheck, session, settle, step_plan
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank import recheck, settle, step_plan
 from mainstay_core.rank.events import DropHeld
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
@@ -131,8 +131,9 @@ def _refused_keeps_held(state: Any, verdict: Any, *rest: Any) -> Any:
     return replace(done, state=kept, actions=actions)
 
 
-def _believe_the_first(rounds: Sequence[Mapping[int, Telling]]) -> Ruling:
-    return Ruling(agreed=next(iter(rounds[-1].values())))
+def _believe_the_first(told: Sequence[Told]) -> Ruling:
+    newest = [one for one in told if one.asked == told[-1].asked]
+    return Ruling(agreed=newest[0].telling)
 
 
 INTERRUPTIONS = ("break-chain", "break-chain", "reset", "kill-meeting", "kill-trainer")
@@ -147,6 +148,21 @@ CHECK_MUTANTS = {
         "of two chains that differ the first one is believed at once",
         [(recheck, "rule", _believe_the_first)],
         WITNESSED,
+    ),
+    "disagreement-forgotten": Mutant(
+        "a settle does not hear that chains have computed a type differently",
+        [(doubts, "open_doubt", lambda *_: None)],
+        WITNESSED,
+    ),
+    "account-forgotten": Mutant(
+        "what a chain has computed before the vote that would compare it is not reported",
+        [(session, "unheard", lambda *_: ())],
+        WITNESSED,
+    ),
+    "nobody-else-asked": Mutant(
+        "two that insist are asked again and again, and no other device is",
+        [(recheck, "has_insisted", lambda *_: False)],
+        ("stick",),
     ),
     "held-before-checked": Mutant(
         "a type counts as held before its checks are over",

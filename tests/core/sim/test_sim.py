@@ -28,9 +28,10 @@ from tests.core.sim.fork_mutants import (
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
+from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import FORKING, IN_MEMORY, KINDS, LASTING, PLANNED, Fault
+from mainstay_core.sim.scenario import FORKING, IN_MEMORY, KINDS, LASTING, PLANNED, WITNESSED, Fault
 
 SEEDS_PER_TEST = 10
 ALL_MUTANTS = {
@@ -272,6 +273,19 @@ def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdi
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen[f"named {verdict}"]
+
+
+def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:
+    """With two replicas, too: another device is asked, or waited for."""
+    seen: Counter[str] = Counter()
+    for seed in range(30, 52):
+        scenario = draw(seed, kinds=WITNESSED)
+        outcome = simulate(scenario)
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        few = scenario.config.shape.lanes == MIN_CHAINS
+        seen["two replicas, named"] += few and bool(outcome.seen.get("named deterministic"))
+        seen["lost, named"] += len(scenario.faults) > 1 and any("named" in s for s in outcome.seen)
+    assert min(seen.values()) > 0, seen
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

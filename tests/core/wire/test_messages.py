@@ -45,6 +45,7 @@ from mainstay_core.wire.plan import Method, OtherStore, Partial
 from mainstay_core.wire.recoveries import Recovery, StageTimes
 from mainstay_core.wire.votes import (
     Commit,
+    DoubtedAccount,
     LastStatus,
     MadeType,
     SaveStatus,
@@ -606,6 +607,21 @@ EXAMPLES: dict[str, Any] = {
         made=(MadeType(type=4, quorum=7, replica=1), MadeType(type=5, quorum=8, replica=0)),
         bad=(5,),
     ),
+    "settle-report-of-a-doubt": SettleReport(
+        index=2,
+        valid=True,
+        version=5,
+        bad=(4,),
+        doubted=(
+            DoubtedAccount(
+                quorum=7,
+                attempt=1,
+                replica=0,
+                slot=SLOT,
+                account=WitnessAccount(type=4, forward=("f" * 32,), weights=("e" * 32,)),
+            ),
+        ),
+    ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),
     "ledger-entry": LedgerEntry(
         step=4,
@@ -678,6 +694,17 @@ EXAMPLES: dict[str, Any] = {
         step=4,
         suspects=(Slot(pod=PodUid("pod-b"), index=0),),
         evidence="a reset",
+    ),
+    "fact-parked-of-who-is-doubted": facts.Parked(
+        **TRAINER,
+        quorum=QUORUM,
+        step=4,
+        evidence="replicas 0, 1 have computed a type differently",
+        cause=facts.Cause.RESULT,
+        doubted=(SLOT, Slot(pod=PodUid("pod-b"), index=0)),
+    ),
+    "fact-named": facts.Named(
+        **TRAINER, quorum=QUORUM, step=4, evidence="computed wrongly: pod-a/0 (deterministic)"
     ),
     "fact-parked-with-a-cause": facts.Parked(
         **TRAINER,

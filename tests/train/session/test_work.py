@@ -65,6 +65,8 @@ class Loop:
         self.findings: list[Finding] = []
         self.checks = Checks(mode, tell=self.findings.append)
         self.came: list[tuple[int, int, bool]] = []
+        self.completed: list[int] = []
+        """Types of which the session was told, when their gradient was held."""
         config = replace(make_config(stages=1, lanes=2), dmr=mode)
         self.module = Model()
         training = LoopTraining(
@@ -81,6 +83,7 @@ class Loop:
             device=CPU,
             config=config,
             generators=GlobalGenerators(),
+            completed=self.completed.append,
         )
 
     def run(self, compute: Compute = plainly) -> tuple[str, ...]:
@@ -92,6 +95,7 @@ class Loop:
             loss.backward()  # type: ignore[no-untyped-call]
             work.done(loss, tokens=8)
         assert not step._left
+        assert self.completed == [*TYPES]
         engine = self.driver.engine
         told = [
             repr((r.loss_sum, r.tokens, r.data))

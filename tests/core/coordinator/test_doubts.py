@@ -1,0 +1,167 @@
+"""What follows when devices disagree and nobody can say which is wrong, or one is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.worlds.pods import PlayedPods
+
+from mainstay_core.base.ids import Slot
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.facts import Cause, FactKind
+from mainstay_core.wire.plan import Member, Method
+
+Start = Callable[..., Any]
+PAUSE_S = 20.0
+"""More than the pause before members meet again."""
+
+
+def disagree(world: PlayedPods, *doubted: Member) -> None:
+    """All members park, as these have computed a type differently."""
+    slots = tuple(sorted(m.slot for m in doubted))
+    facts = [
+        world.about(FactKind.PARKED, m, evidence="why", cause=Cause.RESULT, doubted=slots)
+        for m in world.plan.members
+    ]
+    world.tell(*facts)
+    world.tick(after_s=PAUSE_S)
+
+
+def place_of(world: PlayedPods, slot: Slot) -> tuple[int | None, int]:
+    (rank,) = [m.rank for m in world.plan.members if m.slot == slot]
+    return rank.replica, rank.stage
+
+
+def test_a_spare_takes_the_place_of_one_of_two_that_disagree_and_both_stay_members(
+    start: Start,
+) -> None:
+    world = start(spares=1, replicas=2, stages=2)
+    one, other = world.member(0, 1), world.member(1, 1)
+
+    disagree(world, one, other)
+
+    (joiner,) = [m for m in world.plan.members if m.joining]
+    assert (joiner.rank.replica, joiner.rank.stage) == (1, 1)
+    assert place_of(world, one.slot) == (0, 1)
+    assert place_of(world, other.slot) == (None, 1), "it may be right, and it has a state"
+    assert len(world.plan.chains) == 2
+    assert (world.plan.method, world.plan.planned) == (Method.REFORM, False)
+    assert "another trainer computes it, too" in world.plan.reason
+
+
+def test_a_follower_of_the_stage_is_asked_before_a_spare(start: Start) -> None:
+    world = start(spares=1, replicas=3, stages=2)
+    world.down(world.member(2, 0))
+    follower = next(m for m in world.plan.members if m.rank.replica is None)
+    assert follower.rank.stage == 1
+    one, other = world.member(0, 1), world.member(1, 1)
+
+    disagree(world, one, other)
+
+    assert place_of(world, follower.slot) == (1, 1)
+    assert not [m for m in world.plan.members if m.joining]
+
+
+def test_where_a_chain_was_not_asked_yet_the_same_members_meet_again(start: Start) -> None:
+    world = start(spares=1, replicas=3, stages=1)
+    before = [(m.rank, m.slot) for m in world.plan.members]
+    disagree(world, world.member(0, 0), world.member(1, 0))
+    assert [(m.rank, m.slot) for m in world.plan.members] == before
+    assert world.state.phase is JobPhase.RECOVERING
+
+
+def test_without_another_trainer_the_job_waits_and_goes_on_when_one_comes(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    one, other = world.member(0, 0), world.member(1, 0)
+    quorum = world.plan.quorum
+
+    disagree(world, one, other)
+
+    assert world.state.phase is JobPhase.WAITING
+    assert world.plan.quorum == quorum
+    for member in (one, other):
+        assert f"{member.slot}" in world.state.waiting.reason
+    waited = world.state.waiting
+    world.tick(after_s=1.0)
+    assert world.state.waiting == waited, "the same lack is one wait"
+
+    world.register("pod-9")
+    world.up("pod-9")
+
+    assert world.state.phase is JobPhase.RECOVERING
+    assert [m.rank.replica for m in world.plan.members if m.joining] == [1]
+    world.settle()
+    assert world.state.phase is JobPhase.RUNNING
+
+
+def test_a_job_that_waits_for_a_judge_recovers_from_a_loss_meanwhile(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    one, other = world.member(0, 0), world.member(1, 0)
+    disagree(world, one, other)
+    world.down(one)
+    assert world.plan.method is Method.MASK
+    assert [m.slot for m in world.plan.members] == [other.slot]
+
+
+def test_copies_without_a_majority_have_all_restart_from_what_is_durable(start: Start) -> None:
+    world = start(replicas=2, stages=1, steps=20)
+    for _ in range(3):
+        world.commit()
+    facts = [
+        world.about(FactKind.PARKED, m, evidence="differ", cause=Cause.STATE)
+        for m in world.plan.members
+    ]
+    world.tell(*facts)
+    world.tick(after_s=PAUSE_S)
+    assert (world.plan.method, len(world.plan.members)) == (Method.RESTART, 2)
+    assert "none has a majority" in world.plan.reason
+    world.settle(1)
+    assert (world.state.phase, world.state.step) == (JobPhase.RUNNING, 1)
+    world.commit(1)
+    (recovery,) = world.recoveries().values()
+    assert (recovery.method, recovery.lost_steps, recovery.differing) == (Method.RESTART, 2, ())
+
+
+def test_who_is_named_by_one_of_several_reporters_is_a_minority(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    one, two, _ = world.plan.members
+    world.tell(world.about(FactKind.PARKED, one, evidence="lost", cause=Cause.CHAIN))
+    world.tell(
+        world.about(
+            FactKind.PARKED, two, evidence="differ", cause=Cause.STATE, differing=(one.slot,)
+        )
+    )
+    world.tick(after_s=PAUSE_S)
+    assert world.plan.method is Method.REFORM
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_device_that_is_named_hands_its_place_over(start: Start, spares: int) -> None:
+    world = start(spares=spares, replicas=2, stages=1, steps=20)
+    world.settle()
+    world.commit()
+    named = world.member(1, 0)
+
+    world.tell(world.about(FactKind.NAMED, named, evidence="computed wrongly"))
+
+    assert "computes wrongly each time" in world.state.pod(named.slot.pod).leaving
+    for _ in range(3):
+        world.settle()
+        world.commit()
+    assert named.slot not in {m.slot for m in world.plan.members}
+    assert len(world.plan.chains) == 1 + spares
+    assert world.state.phase is JobPhase.RUNNING
+
+
+def test_the_last_cell_of_a_stage_works_on_though_it_is_named_until_somebody_is_there(
+    start: Start,
+) -> None:
+    world = start(replicas=1, stages=1, lanes=1, steps=20)
+    world.settle()
+    world.commit()
+    named = world.member(0, 0)
+    world.tell(world.about(FactKind.NAMED, named, evidence="computed wrongly"))
+    assert named.slot in {m.slot for m in world.plan.members}
+    assert world.state.pod(named.slot.pod).leave_waits
