@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -56,6 +57,8 @@ class Engine:
     micro_batches: int
     num_types: int = 1
     """Shard types of a step."""
+    order: Order = Order.IN_ORDER
+    """In which micro-batches pass the stages."""
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -128,7 +131,7 @@ class Engine:
         checks = checks or Checks()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
-            mine = workload.stages(num_stages)[stage]
+            mine = workload.stages(num_stages, config.shape.cut)[stage]
             blocks = workload.build(mine, device, inner, compiles=compiles)
             state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
@@ -147,6 +150,7 @@ class Engine:
             recompute=config.recomputed,
             hook=hook,
             inner=inner,
+            order=config.shape.order,
             checks=checks,
         )
         return cls(
@@ -154,6 +158,7 @@ class Engine:
             num_stages=num_stages,
             micro_batches=config.shape.micro_batches,
             num_types=config.shape.num_types,
+            order=config.shape.order,
             state=state,
             store=store,
             reducer=Reducer(
@@ -191,7 +196,9 @@ class Engine:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
-        program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        program = compile_compute(
+            types, self.micro_batches, self.stage, self.num_stages, self.order
+        )
         self.types.wrong.difference_update(types)
         self._run(program, step, chain, log, self._deliver_to(early))
 
@@ -201,6 +208,7 @@ class Engine:
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
+        assert self.order is Order.IN_ORDER, "what crosses boundaries is not logged else"
         types = range(self.num_types)
         return compile_replay(types, self.micro_batches, self.stage, self.num_stages)
 

@@ -15,11 +15,13 @@ from dataclasses import replace
 import torch
 
 from mainstay_core.base.errors import brief
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
-from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
+from mainstay_core.planning.program import ANSWER, Action, Op, Receive, closing
+from mainstay_core.planning.routes import Extent
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
@@ -67,6 +69,7 @@ class Interpreter:
             instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
+        order: in which micro-batches pass the stages.
         checks: of what is computed; None: nothing is checked.
     """
 
@@ -86,6 +89,7 @@ class Interpreter:
         recompute: float,
         hook: Hook,
         inner: InnerMesh = SINGLE,
+        order: Order = Order.IN_ORDER,
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
@@ -97,7 +101,7 @@ class Interpreter:
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
         self._store, self._results = store, results
         self._num_recomputed = num_recomputed(recompute, len(self._blocks))
-        self._hook, self._inner = hook, inner
+        self._hook, self._inner, self._order = hook, inner, order
         self._device = blocks[0].device
         self._loads = stage in (0, num_stages - 1)
         self._tells_data = stage == 0 and inner.counts_copies
@@ -106,17 +110,22 @@ class Interpreter:
         self._computed = False
         """Whether a micro-batch has gone through the blocks."""
         self._step = 0
-        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._visits: dict[tuple[int, int, int], MicroBatch] = {}
+        """Micro-batches in this stage, by flow and place on its route."""
         self._sums: dict[int, TypeSums] = {}
         self._sends: deque[Pending] = deque()
-        self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
-        """Receives that were started with a send, by the action that waits for them."""
+        self._posted: dict[Receive, tuple[torch.Tensor, Pending]] = {}
+        """Receives that began before the action that waits for them."""
         self._chain: ChainGroups | None = None
         self._deliver: Deliver | None = None
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
+        self._completing: frozenset[Action] = frozenset()
+        """Those with which a type is complete."""
+        self._adds_at_once = True
+        """Whether a backward may add weight gradients that a later action would add."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -159,18 +168,25 @@ class Interpreter:
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again = log, again
         self._closing = frozenset(closing(program) if deliver is not None else ())
+        adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
+        self._completing = frozenset({action.type: action for action in adds}.values())
+        backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+        # Another backward in between may be of the next type, for which there is no scratch yet.
+        self._adds_at_once = [*map(_visit, backwards[::2])] == [*map(_visit, adds)]
         self._expect(program)
         self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
                 self._hook(action)
+                for receive in action.starts:
+                    self._start(receive)
                 self._run_op[action.op](action)
                 self._let_go()
             while self._sends:
                 self._pipeline.finish(self._sends.popleft())
         finally:
             self._upcoming.clear()
-            self._flows.clear()
+            self._visits.clear()
             self._sums.clear()
             self._sends.clear()
             self._posted.clear()
@@ -184,7 +200,8 @@ class Interpreter:
         """Have batches loaded in the program's order."""
         if not self._loads:
             return
-        flows = [(self._step, a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
+        forwards = [a for a in program if a.op is Op.FORWARD and self._takes_batch(a)]
+        flows = [(self._step, a.type, a.micro_batch) for a in forwards]
         if flows and self._step + 1 < self._num_steps and self._again is None:
             # The next step begins likewise, unless the plan changes; then this one is dropped.
             flows.append((self._step + 1, *flows[0][1:]))
@@ -192,6 +209,12 @@ class Interpreter:
             Wanted(Address(self._seed, *flow), self._tells_data) for flow in flows
         )
         self._load_ahead()
+
+    def _takes_batch(self, action: Action) -> bool:
+        """Whether a forward goes through the model's first block, or its last one."""
+        if action.extent is Extent.WHOLE:
+            return self._loads
+        return action.extent is not Extent.LAYERS
 
     def _load_ahead(self) -> None:
         # At their first call blocks are watched for draws from torch's generators. A data set may
@@ -235,18 +258,22 @@ class Interpreter:
             self._pipeline.finish(self._sends.popleft())
 
     def _flow(self, action: Action) -> MicroBatch:
-        key = (action.type, action.micro_batch)
-        if key not in self._flows:
+        key = _visit(action)
+        if key not in self._visits:
             address = Address(self._seed, self._step, action.type, action.micro_batch)
-            self._flows[key] = MicroBatch(address)
-        return self._flows[key]
+            self._visits[key] = MicroBatch(address)
+        return self._visits[key]
 
-    def _neighbour(self, distance: int) -> int:
-        return (self._stage + distance) * self._inner.size + self._inner.index
+    def _rank_of(self, stage: int) -> int:
+        return stage * self._inner.size + self._inner.index
 
-    def _tag(self, flow: Flow, direction: int) -> int:
-        shard_type, micro_batch = flow
-        return 2 * (shard_type * self._micro_batches + micro_batch) + direction
+    def _tag(self, op: Op, shard_type: int, micro_batch: int, visit: int) -> int:
+        number = shard_type * self._micro_batches + micro_batch
+        if self._order is not Order.IN_ORDER:
+            # Two stages may meet twice on a route, which has two visits more than there are stages.
+            earlier = visit - (op in (Op.RECV_F, Op.SEND_B))
+            number = number * (self._num_stages + 2) + earlier
+        return 2 * number + (FORWARD_TAG if op in (Op.SEND_F, Op.RECV_F) else BACKWARD_TAG)
 
     def _recv_f(self, action: Action) -> None:
         self._flow(action).output = self._received(action)
@@ -282,19 +309,20 @@ class Interpreter:
         return tensor
 
     def _received(self, action: Action) -> torch.Tensor:
-        flow = (action.type, action.micro_batch)
-        posted = self._posted.pop((action.op, flow), None)
-        if posted is None:
-            message = self._incoming(action.op, flow)
-            posted = message.tensor, self._pipeline.receive(message)
-        tensor, pending = posted
+        receive = Receive(action.op, *_visit(action), action.peer)
+        if receive not in self._posted:
+            self._start(receive)
+        tensor, pending = self._posted.pop(receive)
         arrivals.finish(self._pipeline, pending, self._checks.waiting)
         return tensor
 
-    def _incoming(self, op: Op, flow: Flow) -> Message:
+    def _start(self, receive: Receive) -> None:
+        message = self._incoming(receive)
+        self._posted[receive] = message.tensor, self._pipeline.receive(message)
+
+    def _incoming(self, receive: Receive) -> Message:
         tensor = self.make_activation(self._device)
-        distance, direction = (-1, FORWARD_TAG) if op is Op.RECV_F else (+1, BACKWARD_TAG)
-        return Message(tensor, self._neighbour(distance), self._tag(flow, direction))
+        return Message(tensor, self._rank_of(receive.peer), self._tag(*receive[:-1]))
 
     def make_activation(self, device: torch.device | str) -> torch.Tensor:
         """Return memory for what crosses a stage's boundary in a micro-batch."""
@@ -304,41 +332,41 @@ class Interpreter:
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.output is not None
-        self._send(action, flow.output, self._neighbour(+1), FORWARD_TAG)
+        self._send(action, flow.output)
         flow.output = None
 
     def _send_b(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.gradient is not None
-        self._send(action, flow.gradient, self._neighbour(-1), BACKWARD_TAG)
+        self._send(action, flow.gradient)
         flow.gradient = None
 
-    def _send(self, action: Action, tensor: torch.Tensor, peer: int, direction: int) -> None:
-        tag = self._tag((action.type, action.micro_batch), direction)
-        message = Message(tensor.contiguous(), peer, tag)
+    def _send(self, action: Action, tensor: torch.Tensor) -> None:
+        tag = self._tag(action.op, *_visit(action))
+        message = Message(tensor.contiguous(), self._rank_of(action.peer), tag)
         self._note_sent(action, message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
-        answer = ANSWER[action.op]
-        incoming = self._incoming(answer, action.posts)
+        answer = Receive(ANSWER[action.op], *action.posts, action.visit, action.peer)
+        incoming = self._incoming(answer)
         sent, received = self._pipeline.send_and_receive(message, incoming)
         self._sends.append(sent)
-        self._posted[answer, action.posts] = incoming.tensor, received
+        self._posted[answer] = incoming.tensor, received
 
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
         x = flow.output
-        if self._loads:
+        if self._takes_batch(action):
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
         with self._over(action):
-            if self._stage == 0:
+            if action.visit == 0:
                 assert flow.loaded is not None
                 x = devices.sent(flow.loaded.batch.tokens, self._device)
             assert x is not None
-            flow.output = self._enter_blocks(flow, x)
+            flow.output = self._enter_blocks(flow, x, self._extent_of(action))
         if not self._computed:
             self._computed = True
             self._load_ahead()
@@ -354,10 +382,23 @@ class Interpreter:
         finally:
             self._scope = UNCHECKED
 
-    def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor) -> torch.Tensor:
-        """Take a micro-batch forward through the blocks."""
+    def _extent_of(self, action: Action) -> range:
+        """The numbers of the stage's blocks through which an action leads."""
+        last = len(self._blocks)
+        if action.extent is Extent.EMBEDDING:
+            return range(1)
+        if action.extent is Extent.HEAD:
+            return range(last - 1, last)
+        if action.extent is Extent.LAYERS:
+            is_last_stage = self._stage == self._num_stages - 1
+            return range(int(self._stage == 0), last - is_last_stage)
+        return range(last)
+
+    def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor, numbers: range) -> torch.Tensor:
+        """Take a micro-batch forward through blocks."""
         lowest = self._lowest
-        for number, block in enumerate(self._blocks):
+        for number in numbers:
+            block = self._blocks[number]
             self._scope.enter(Pass.FORWARD, number, block.name)
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
@@ -425,8 +466,10 @@ class Interpreter:
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
-        at_once = self._num_recomputed > 0 or action in self._closing
-        for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
+        at_once = action in self._closing or (self._adds_at_once and self._num_recomputed > 0)
+        numbers = self._extent_of(action)
+        for number in reversed(numbers[self._lowest :]):
+            block = self._blocks[number]
             again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
@@ -436,7 +479,7 @@ class Interpreter:
             self._scope.enter(Pass.BACKWARD, number, block.name)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else as_received(gradient)
-            if at_once and number > 0:
+            if at_once and number > numbers.start:
                 # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)
             else:
@@ -444,10 +487,10 @@ class Interpreter:
         return gradient
 
     def _backward_weight(self, action: Action) -> None:
-        flow = self._flows.pop((action.type, action.micro_batch))
+        flow = self._visits.pop(_visit(action))
         if action in self._closing:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
-        completes = action.micro_batch == self._micro_batches - 1
+        completes = action in self._completing
         with self._over(action) as scope:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
@@ -483,3 +526,7 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
+
+
+def _visit(action: Action) -> tuple[int, int, int]:
+    return action.type, action.micro_batch, action.visit

@@ -17,7 +17,7 @@ from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.job.reduction_sizes import owned_elements, reduction_bytes
-from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.stages import cut_blocks
 
 WIDE_BYTES = 4
 """Masters, gradients and partials are fp32."""
@@ -118,7 +118,7 @@ def rank_sizes(
         InvalidSpecError: there are more stages than blocks.
     """
     try:
-        cuts = stage_blocks([block.cost for block in model.blocks], shape.stages)
+        cuts = cut_blocks([block.cost for block in model.blocks], shape.stages, shape.cut)
     except ValueError as error:
         raise InvalidSpecError("spec.parallelism.stages", str(error)) from error
     stages = [

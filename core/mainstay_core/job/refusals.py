@@ -20,14 +20,12 @@ NOT_YET = {
     "version",
     "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
     "this version",
-    "spec.pipeline.cut": "stages are cut by their costs in this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
     "spec.detection.dmr.plan": "this plan is not in this version; use Naive, or Dynamic",
-    "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "

@@ -76,9 +76,3 @@ def route_of(order: Order, number: int, num_stages: int) -> Route:
     if swaps_last:
         visits.append(Visit(last, Extent.HEAD))
     return tuple(visits)
-
-
-def pairs(num_stages: int) -> tuple[tuple[int, int], ...]:
-    """Return the pairs of stages that swap: each an end of the pipeline and its twin."""
-    last = num_stages - 1
-    return ((0, 1),) if num_stages == 2 else ((0, 1), (last, last - 1))

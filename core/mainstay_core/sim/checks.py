@@ -459,7 +459,12 @@ class Checks:
         """States of all positions in a run without failures."""
         shape = self._shape
         return terms.true_states(
-            shape.num_types, shape.micro_batches, shape.stages, shape.ranks_per_stage, version
+            shape.num_types,
+            shape.micro_batches,
+            shape.stages,
+            shape.ranks_per_stage,
+            version,
+            shape.order,
         )
 
 

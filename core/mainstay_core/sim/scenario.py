@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.job.config import LAG_STEPS, ORDERINGS, JobConfig, SnapshotConfig
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
@@ -71,6 +71,8 @@ CHECKED = ("corrupt-type", "break-chain")
 have used it; and what has some of these get to the vote no more. Drawn apart, like wishes."""
 IN_MEMORY = ("damage-segment",)
 """Faults of what pods keep in memory. A seed that may meet them may have snapshots, drawn apart."""
+SHARE_SWAPPED = 0.3
+"""Share of the seeds with several stages, and no logs of boundaries, whose pipeline is swapped."""
 SHARE_WITH_SNAPSHOTS = 0.35
 SHARE_WITH_LITTLE_MEMORY = 0.2
 """Share of the seeds with snapshots whose stores are too small."""
@@ -158,6 +160,7 @@ class Scenario:
         lines = [
             f"seed {self.seed}: {shape.lanes} lanes x {shape.shards_per_lane} types,",
             f"{shape.stages} stages x {shape.ranks_per_stage} ranks,",
+            *(["swapped,"] if shape.order is Order.SWAPPED else []),
             f"{shape.micro_batches} micro-batches, {shape.steps} steps,",
             f"a checkpoint every {shape.checkpoint_every_steps} steps,",
             f"{self.slots_per_pod} slots per pod, {self.config.spares} spare pods, {self.apis} api",
@@ -227,7 +230,17 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
     if kinds and set(kinds) <= set(WITNESSED):
         return _with_witness(scenario, kinds)
-    return _with_what_is_checked(_with_snapshots(scenario, kinds), kinds)
+    return _with_order(_with_what_is_checked(_with_snapshots(scenario, kinds), kinds))
+
+
+def _with_order(scenario: Scenario) -> Scenario:
+    """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
+    rng, config = random.Random(f"order {scenario.seed}"), scenario.config
+    logs_boundaries = config.snapshots is not None and config.snapshots.boundary
+    if config.shape.stages < 2 or logs_boundaries or rng.random() > SHARE_SWAPPED:
+        return scenario
+    shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
+    return replace(scenario, config=replace(config, shape=shape))
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
