@@ -237,7 +237,8 @@ def _with_order(scenario: Scenario) -> Scenario:
     """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
     rng, config = random.Random(f"order {scenario.seed}"), scenario.config
     logs_boundaries = config.snapshots is not None and config.snapshots.boundary
-    if config.shape.stages < 2 or logs_boundaries or rng.random() > SHARE_SWAPPED:
+    refused = logs_boundaries or config.approximate is not None
+    if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
     return replace(scenario, config=replace(config, shape=shape))

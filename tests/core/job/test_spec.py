@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
@@ -551,6 +553,16 @@ def test_a_bad_fault_is_named_with_entry_and_field(bad: object, message: str) ->
     with pytest.raises(InvalidSpecError) as caught:
         files.parse_faults(bad, SHAPE, num_spares=1)
     assert message in str(caught.value)
+
+
+def test_the_ends_of_a_swapped_pipeline_send_and_receive_both_ways() -> None:
+    swapped = replace(SHAPE, order=Order.SWAPPED)
+    for phase, stage in (("RECV_F", 0), ("SEND_B", 0), ("SEND_F", 1), ("RECV_B", 1)):
+        bad = entry(at={"step": 1, "phase": phase}, target={"replica": 0, "stage": stage})
+        with pytest.raises(InvalidSpecError, match=f"stage {stage} of 2 never comes to {phase}"):
+            files.parse_faults([bad], SHAPE, num_spares=1)
+        (fault,) = files.parse_faults([bad], swapped, num_spares=1)
+        assert fault.phase == phase
 
 
 def test_a_spare_cannot_be_hit_in_a_job_without_spares() -> None:
