@@ -48,7 +48,6 @@ class Engine:
     """The state, partials, reducer and interpreter of one cell. It decides nothing.
 
     A plan that gives this trainer a stage for the first time has it made.
-
     Invariant: ``state`` is written by :meth:`apply` and by what initializes, heals or loads it.
     """
 
@@ -57,8 +56,7 @@ class Engine:
     micro_batches: int
     num_types: int = 1
     """Shard types of a step."""
-    order: Order = Order.IN_ORDER
-    """In which micro-batches pass the stages."""
+    order: Order = Order.IN_ORDER  # in which micro-batches pass the stages
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -67,8 +65,7 @@ class Engine:
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
     statistics: tuple[slice, ...] = ()
-    """Where the statistics of each block lie in those of a commit; none where a loop of the user's
-    own computes."""
+    """Where each block's statistics lie in those of a commit; none in a loop of the user's own."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
@@ -84,8 +81,7 @@ class Engine:
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
     _members: Sequence[int] = ()  # of the last reduction, in their order
-    _masters: Shared | None = None
-    """Of the masters as they were last applied."""
+    _masters: Shared | None = None  # as they were last applied
     _block_gradients: tuple[Digest, ...] = ()
     """Digest of each block's reduced gradient; with the ballot."""
     _gradient: GradientSums = field(init=False)
@@ -196,9 +192,8 @@ class Engine:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
-        program = compile_compute(
-            types, self.micro_batches, self.stage, self.num_stages, self.order
-        )
+        place = self.stage, self.num_stages, self.order
+        program = compile_compute(types, self.micro_batches, *place)
         self.types.wrong.difference_update(types)
         self._run(program, step, chain, log, self._deliver_to(early))
 
@@ -208,7 +203,6 @@ class Engine:
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
-        assert self.order is Order.IN_ORDER, "what crosses boundaries is not logged else"
         types = range(self.num_types)
         return compile_replay(types, self.micro_batches, self.stage, self.num_stages)
 
@@ -240,9 +234,8 @@ class Engine:
             # Collectives that are aborted may end without an error.
             cell.judge()
             cell.check()
-        self.reduce(
-            None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
-        )
+        table = [Supply(partial=partial, index=0) for partial in self.store.held()]
+        self.reduce(None, table, [0], 0)
         self.drop_held()
 
     def _run(

@@ -20,20 +20,19 @@ from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
-from mainstay_core.planning.program import ANSWER, Action, Op, Receive, closing
+from mainstay_core.planning.program import Action, Op, closing
 from mainstay_core.planning.routes import Extent
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute import arrivals
 from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
+from mainstay_train.compute.transfers import Transfers, visit_of
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model.blocks import Block, Tape
@@ -47,8 +46,6 @@ gradients of a program's last type."""
 
 BATCH = "batch"
 """Stands in findings for a kernel: the fetch of a batch."""
-FORWARD_TAG = 0
-BACKWARD_TAG = 1
 
 
 class Interpreter:
@@ -101,7 +98,7 @@ class Interpreter:
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
         self._store, self._results = store, results
         self._num_recomputed = num_recomputed(recompute, len(self._blocks))
-        self._hook, self._inner, self._order = hook, inner, order
+        self._hook, self._inner = hook, inner
         self._device = blocks[0].device
         self._loads = stage in (0, num_stages - 1)
         self._tells_data = stage == 0 and inner.counts_copies
@@ -113,17 +110,21 @@ class Interpreter:
         self._visits: dict[tuple[int, int, int], MicroBatch] = {}
         """Micro-batches in this stage, by flow and place on its route."""
         self._sums: dict[int, TypeSums] = {}
-        self._sends: deque[Pending] = deque()
-        self._posted: dict[Receive, tuple[torch.Tensor, Pending]] = {}
-        """Receives that began before the action that waits for them."""
+        self._transfers = Transfers(
+            num_stages=num_stages,
+            micro_batches=micro_batches,
+            order=order,
+            inner=inner,
+            make=lambda: self.make_activation(self._device),
+            waiting=self._checks.waiting,
+        )
         self._chain: ChainGroups | None = None
         self._deliver: Deliver | None = None
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
-        self._completing: frozenset[Action] = frozenset()
-        """Those with which a type is complete."""
+        self._completing: frozenset[Action] = frozenset()  # with these a type is complete
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
         self._run_op = {
@@ -167,29 +168,28 @@ class Interpreter:
         """
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again = log, again
+        self._transfers.begin(chain)
         self._closing = frozenset(closing(program) if deliver is not None else ())
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
         self._completing = frozenset({action.type: action for action in adds}.values())
         backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
         # Another backward in between may be of the next type, for which there is no scratch yet.
-        self._adds_at_once = [*map(_visit, backwards[::2])] == [*map(_visit, adds)]
+        self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
         self._expect(program)
         self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
                 self._hook(action)
                 for receive in action.starts:
-                    self._start(receive)
+                    self._transfers.start(receive)
                 self._run_op[action.op](action)
-                self._let_go()
-            while self._sends:
-                self._pipeline.finish(self._sends.popleft())
+                self._transfers.let_go()
+            self._transfers.finish()
         finally:
             self._upcoming.clear()
             self._visits.clear()
             self._sums.clear()
-            self._sends.clear()
-            self._posted.clear()
+            self._transfers.clear()
             self._deliver = self._log = self._again = None
             # Complete types may be held from here on. What is found wrong of them makes them void.
             for shard_type in self._results:
@@ -242,44 +242,22 @@ class Interpreter:
         return loaded
 
     @property
-    def _pipeline(self) -> Group:
-        assert self._chain is not None
-        assert self._chain.pipeline is not None, "only chains of several stages communicate"
-        return self._chain.pipeline
-
-    @property
     def _lowest(self) -> int:
         """The lowest block through which the backward goes."""
         return 0 if self._again is None else self._again.lowest
 
-    def _let_go(self) -> None:
-        """Drop what the neighbours have taken."""
-        while self._sends and self._sends[0].is_over:
-            self._pipeline.finish(self._sends.popleft())
-
     def _flow(self, action: Action) -> MicroBatch:
-        key = _visit(action)
+        key = visit_of(action)
         if key not in self._visits:
             address = Address(self._seed, self._step, action.type, action.micro_batch)
             self._visits[key] = MicroBatch(address)
         return self._visits[key]
 
-    def _rank_of(self, stage: int) -> int:
-        return stage * self._inner.size + self._inner.index
-
-    def _tag(self, op: Op, shard_type: int, micro_batch: int, visit: int) -> int:
-        number = shard_type * self._micro_batches + micro_batch
-        if self._order is not Order.IN_ORDER:
-            # Two stages may meet twice on a route, which has two visits more than there are stages.
-            earlier = visit - (op in (Op.RECV_F, Op.SEND_B))
-            number = number * (self._num_stages + 2) + earlier
-        return 2 * number + (FORWARD_TAG if op in (Op.SEND_F, Op.RECV_F) else BACKWARD_TAG)
-
     def _recv_f(self, action: Action) -> None:
-        self._flow(action).output = self._received(action)
+        self._flow(action).output = self._transfers.received(action)
 
     def _recv_b(self, action: Action) -> None:
-        self._flow(action).gradient = self._received(action)
+        self._flow(action).gradient = self._transfers.received(action)
 
     def _read_f(self, action: Action) -> None:
         self._flow(action).output = self._read(action)
@@ -308,22 +286,6 @@ class Interpreter:
         self._again.read(action, tensor)
         return tensor
 
-    def _received(self, action: Action) -> torch.Tensor:
-        receive = Receive(action.op, *_visit(action), action.peer)
-        if receive not in self._posted:
-            self._start(receive)
-        tensor, pending = self._posted.pop(receive)
-        arrivals.finish(self._pipeline, pending, self._checks.waiting)
-        return tensor
-
-    def _start(self, receive: Receive) -> None:
-        message = self._incoming(receive)
-        self._posted[receive] = message.tensor, self._pipeline.receive(message)
-
-    def _incoming(self, receive: Receive) -> Message:
-        tensor = self.make_activation(self._device)
-        return Message(tensor, self._rank_of(receive.peer), self._tag(*receive[:-1]))
-
     def make_activation(self, device: torch.device | str) -> torch.Tensor:
         """Return memory for what crosses a stage's boundary in a micro-batch."""
         shape, dtype = self._workload.activation_shape, self._workload.dtype
@@ -342,17 +304,9 @@ class Interpreter:
         flow.gradient = None
 
     def _send(self, action: Action, tensor: torch.Tensor) -> None:
-        tag = self._tag(action.op, *_visit(action))
-        message = Message(tensor.contiguous(), self._rank_of(action.peer), tag)
-        self._note_sent(action, message.tensor)
-        if action.posts is None:
-            self._sends.append(self._pipeline.send(message))
-            return
-        answer = Receive(ANSWER[action.op], *action.posts, action.visit, action.peer)
-        incoming = self._incoming(answer)
-        sent, received = self._pipeline.send_and_receive(message, incoming)
-        self._sends.append(sent)
-        self._posted[answer] = incoming.tensor, received
+        contiguous = tensor.contiguous()
+        self._note_sent(action, contiguous)
+        self._transfers.send(action, contiguous)
 
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
@@ -487,7 +441,7 @@ class Interpreter:
         return gradient
 
     def _backward_weight(self, action: Action) -> None:
-        flow = self._visits.pop(_visit(action))
+        flow = self._visits.pop(visit_of(action))
         if action in self._closing:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
         completes = action in self._completing
@@ -526,7 +480,3 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
-
-
-def _visit(action: Action) -> tuple[int, int, int]:
-    return action.type, action.micro_batch, action.visit

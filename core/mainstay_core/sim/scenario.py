@@ -78,7 +78,6 @@ SHARE_WITH_LITTLE_MEMORY = 0.2
 """Share of the seeds with snapshots whose stores are too small."""
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
-
 SHARE_CHECKED = 0.3
 """Share of the seeds in which something is computed wrongly."""
 
@@ -91,7 +90,6 @@ APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED)
 
 HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
 """Nobody dies of these, nor is left out for long."""
-
 SHARE_WITH_BOUNDARIES = 0.5
 """Of the jobs with snapshots that may log boundaries."""
 SHARE_WITH_CASCADES = 0.7
@@ -236,8 +234,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS) -> Scenario:
 def _with_order(scenario: Scenario) -> Scenario:
     """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
     rng, config = random.Random(f"order {scenario.seed}"), scenario.config
-    logs_boundaries = config.snapshots is not None and config.snapshots.boundary
-    refused = logs_boundaries or config.approximate is not None
+    refused = config.approximate is not None or (config.snapshots and config.snapshots.boundary)
     if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
