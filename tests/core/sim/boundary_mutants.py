@@ -151,6 +151,7 @@ def draw_cells(seed: int, kinds: tuple[str, ...]) -> Scenario:
         lanes=lanes,
         replicas=lanes,
         stages=rng.choice((1, 2, 2, 3)),
+        order=Order.IN_ORDER,
         ranks_per_stage=2,
     )
     snapshots = scenario.config.snapshots
