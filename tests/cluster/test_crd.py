@@ -163,6 +163,7 @@ REFUSED = [
             {"detection": {"witness": {"everySteps": 5}}},
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
             {"recovery": {"allowApproximate": True}},
+            {"runtime": {"compile": "Blocks"}},
         )
     ),
     Refused(

@@ -150,11 +150,12 @@ CROSS_FIELD: tuple[Rule, ...] = (
         section=SPEC,
         field=".pipeline.order",
         rule="self.pipeline.order == 'InOrder' || self.detection.dmr.mode == 'Off' && "
-        "self.detection.witness.everySteps == 0 && !self.recovery.allowApproximate && "
+        "self.runtime.compile == 'Off' && self.detection.witness.everySteps == 0 && "
+        "!self.recovery.allowApproximate && "
         "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
         message="is Swapped, with which this version can only have detection.dmr.mode Off, "
-        "detection.witness.everySteps 0, snapshots.replay Gradients and recovery.allowApproximate "
-        "false; use these, or InOrder",
+        "detection.witness.everySteps 0, runtime.compile Off, snapshots.replay Gradients and "
+        "recovery.allowApproximate false; use these, or InOrder",
     ),
     Rule(
         section="spec.detection.dmr",

@@ -130,8 +130,8 @@ class Pipeline(Section):
     the first two stages, and the last two, the other way round, so that these learn to do each
     other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
     or more, whose ends have layers like those of the stages beside them, and a model that comes
-    as blocks. Not with detection.dmr, detection.witness, snapshots.replay Boundary, or
-    recovery.allowApproximate."""
+    as blocks. Not with runtime.compile, detection.dmr, detection.witness, snapshots.replay
+    Boundary, or recovery.allowApproximate."""
     cut: Literal["Balanced", "Equal"] | None = None
     """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
     Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left

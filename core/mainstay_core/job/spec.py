@@ -387,6 +387,7 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
             path, "is Swapped, but a single stage has nothing to swap; use InOrder, or more stages"
         )
     others = {
+        "runtime.compile Off": spec.runtime.compile != "Off",
         "detection.dmr.mode Off": spec.detection.dmr.mode != "Off",
         "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
         "snapshots.replay Gradients": spec.snapshots.enabled

@@ -600,6 +600,7 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
     ("changes", "words"),
     [
         ({"detection": {"dmr": {"mode": "Full"}}}, "can only have detection.dmr.mode Off; use"),
+        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
             {"detection": {"witness": {"everySteps": 3}}},
             "can only have detection.witness.everySteps 0",
