@@ -116,7 +116,7 @@ class Interpreter:
             order=order,
             inner=inner,
             make=lambda: self.make_activation(self._device),
-            waiting=self._checks.waiting,
+            checks=self._checks,
         )
         self._chain: ChainGroups | None = None
         self._deliver: Deliver | None = None
@@ -177,6 +177,9 @@ class Interpreter:
         self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
         self._expect(program)
         self._checks.void.difference_update(action.type for action in program)
+        flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
+        self._checks.begin_program(next(flows, None) if again is None else None)
+        is_done = False
         try:
             for action in program:
                 self._hook(action)
@@ -185,7 +188,9 @@ class Interpreter:
                 self._run_op[action.op](action)
                 self._transfers.let_go()
             self._transfers.finish()
+            is_done = True
         finally:
+            self._checks.end_program(completed=is_done)
             self._upcoming.clear()
             self._visits.clear()
             self._sums.clear()
@@ -306,6 +311,7 @@ class Interpreter:
     def _send(self, action: Action, tensor: torch.Tensor) -> None:
         contiguous = tensor.contiguous()
         self._note_sent(action, contiguous)
+        self._checks.sent((action.type, action.micro_batch), contiguous)
         self._transfers.send(action, contiguous)
 
     def _forward(self, action: Action) -> None:
@@ -376,17 +382,17 @@ class Interpreter:
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
         """The output of a block that is recomputed later; one that raises is executed once more."""
-        notes = self._checks.piggybacks
+        notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
-            return flow.forward(block, x, self._scope, notes=notes)
+            return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
         inputs, records = [*flow.inputs], [*flow.records]
         try:
-            return flow.forward(block, x, self._scope, notes=True)
+            return flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         except (*USER_ERRORS, RuntimeError) as error:  # a wrong index raises, for instance
             raised = error
         flow.inputs, flow.records = inputs, records
         self._scope.enter(Pass.FORWARD, number, block.name)
-        output = flow.forward(block, x, self._scope, notes=True)
+        output = flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         of = flow.address.type, flow.address.micro_batch, number, block.name
         self._checks.tell(
             Place(self._step, Phase.FORWARD, Pass.FORWARD, *of),
@@ -448,6 +454,9 @@ class Interpreter:
         with self._over(action) as scope:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)
+            sums = self._sums.get(action.type, TypeSums())
+            results = sums.loss_sum, *sums.counted.values()
+            self._checks.passed((action.type, action.micro_batch), results)
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)

@@ -9,7 +9,8 @@ import torch
 
 from mainstay_core.base.shape import Order
 from mainstay_core.planning.program import ANSWER, Action, Op, Receive
-from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.planned import Window
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import InnerMesh
@@ -28,7 +29,7 @@ class Transfers:
         order: in which micro-batches pass the stages.
         inner: this rank's place in its cell; its peers have the same.
         make: makes memory for what comes.
-        waiting: checks that are executed until it has come.
+        checks: executed until it has come, those that wait.
     """
 
     def __init__(
@@ -39,10 +40,10 @@ class Transfers:
         order: Order,
         inner: InnerMesh,
         make: Callable[[], torch.Tensor],
-        waiting: WaitingChecks,
+        checks: Checks,
     ) -> None:
         self._num_stages, self._micro_batches, self._order = num_stages, micro_batches, order
-        self._inner, self._make, self._waiting = inner, make, waiting
+        self._inner, self._make, self._checks = inner, make, checks
         self._chain: ChainGroups | None = None
         self._sends: deque[Pending] = deque()
         self._posted: dict[Receive, tuple[torch.Tensor, Pending]] = {}
@@ -67,7 +68,9 @@ class Transfers:
         if receive not in self._posted:
             self.start(receive)
         tensor, pending = self._posted.pop(receive)
-        arrivals.finish(self._pipeline, pending, self._waiting)
+        window = Window(action.op, (action.type, action.micro_batch))
+        with self._checks.window(window, tensor):
+            arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
         return tensor
 
     def send(self, action: Action, tensor: torch.Tensor) -> None:
