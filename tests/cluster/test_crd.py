@@ -142,6 +142,31 @@ REFUSED = [
         "is Piggyback, but without runtime.recompute no forward is executed again; set",
     ),
     Refused(
+        "spec.pipeline.order",
+        "cross",
+        "spec.pipeline.order",
+        "Swapped",
+        "is Swapped, but a single stage has nothing to swap; use InOrder, or more stages",
+    ),
+    *(
+        Refused(
+            "spec.pipeline.order",
+            "cross",
+            "spec",
+            SMALLEST["spec"]
+            | {"pipeline": {"order": "Swapped"}, "parallelism": {"stages": 4}}
+            | other,
+            "is Swapped, with which this version can only have detection.dmr.mode Off",
+        )
+        for other in (
+            {"detection": {"dmr": {"mode": "Full"}}},
+            {"detection": {"witness": {"everySteps": 5}}},
+            {"snapshots": {"enabled": True, "replay": "Boundary"}},
+            {"recovery": {"allowApproximate": True}},
+            {"runtime": {"compile": "Blocks"}},
+        )
+    ),
+    Refused(
         "spec.detection.dmr.plan",
         "cross",
         "spec.detection.dmr",
@@ -294,6 +319,8 @@ REFUSED = [
     Refused("spec.parallelism.ranksPerPod", "change", "spec.parallelism.ranksPerPod", 2, FIXED),
     Refused("spec.redundancy", "change", "spec.redundancy", 2, FIXED),
     Refused("spec.pipeline", "change", "spec.pipeline.microBatches", 2, FIXED),
+    Refused("spec.pipeline", "change", "spec.pipeline.order", "Swapped", FIXED),
+    Refused("spec.pipeline", "change", "spec.pipeline.cut", "Equal", FIXED),
     Refused("spec.workload", "change", "spec.workload.entrypoint", "a:b", FIXED),
     Refused("spec.workload", "change", "spec.workload.args", ["x"], FIXED),
     Refused("spec.workload", "change", "spec.workload.config.dim", 9, FIXED),
@@ -336,6 +363,11 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "ttlSecondsAfterFinished": 0,
         "priorityClassName": "research.high",
     },
+    "a swapped pipeline": {
+        "parallelism": {"stages": 4},
+        "pipeline": {"order": "Swapped"},
+    },
+    "an equal cut": {"parallelism": {"stages": 2}, "pipeline": {"cut": "Equal"}},
     "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},
     "as many ranks to a pod as there are": {
         "parallelism": {"replicas": 2, "stages": 2, "ranksPerStage": 2, "ranksPerPod": 8}

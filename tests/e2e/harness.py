@@ -45,6 +45,7 @@ class Layout:
     dtype: str = "float32"
     replicas: int | None = None
     """None: one for each lane."""
+    layers: int = TINY_MODEL["layers"]
 
     @property
     def num_cells(self) -> int:
@@ -79,6 +80,7 @@ def make_job(
         # Key heads are split among the ranks of a cell.
         "config": TINY_MODEL
         | {
+            "layers": layout.layers,
             "kvHeads": layout.ranks_per_stage,
             "dtype": layout.dtype,
             "data": {"path": str(corpus)},
@@ -280,9 +282,11 @@ def local_job(
         running.end()
 
 
-def run_undisturbed(directory: Path, layout: Layout, steps: int, corpus: Path) -> dict[str, Any]:
+def run_undisturbed(
+    directory: Path, layout: Layout, steps: int, corpus: Path, **spec: Any
+) -> dict[str, Any]:
     """Run a job without faults and return its report."""
-    with local_job(directory, make_job(layout, steps, corpus)) as job:
+    with local_job(directory, make_job(layout, steps, corpus, **spec)) as job:
         return job.report()
 
 
@@ -292,13 +296,14 @@ def run_disturbed(
     steps: int,
     corpus: Path,
     faults: Sequence[dict[str, Any]],
+    **spec: Any,
 ) -> dict[str, Any]:
     """Run a job with faults, all places taken again before each, and return its report."""
     gates = directory / "gates"
     gates.mkdir()
     # Two ranks of a lost pod may come back one after the other, each at the end of a step.
     gate_steps = [fault["at"]["step"] - before for fault in faults for before in (4, 3, 2)]
-    job = make_job(layout, steps, corpus, gates, gate_steps)
+    job = make_job(layout, steps, corpus, gates, gate_steps, **spec)
     with local_job(directory, job, faults) as running:
         for number, step in enumerate(gate_steps):
             last = number % 3 == 2

@@ -21,7 +21,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.frames import Frame, FrameParser, pack
 from mainstay_core.base.ids import QuorumId, RankId, Slot
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, RankFact, read_rank_fact
@@ -36,12 +36,21 @@ MODEL = {"dim": 32, "layers": 4, "heads": 2, "kvHeads": 2, "sequence": 16}
 
 
 def make_config(
-    *, stages=2, lanes=2, steps=5, dtype="float32", recompute=False, faults=(), checkpoints=None
+    *,
+    stages=2,
+    lanes=2,
+    shards_per_lane=2,
+    steps=5,
+    dtype="float32",
+    recompute=False,
+    faults=(),
+    checkpoints=None,
+    order=Order.IN_ORDER,
 ) -> JobConfig:
     """A small job: two types per lane, two micro-batches per type."""
     shape = JobShape(
         lanes=lanes,
-        shards_per_lane=2,
+        shards_per_lane=shards_per_lane,
         replicas=lanes,
         min_replicas=1,
         stages=stages,
@@ -49,6 +58,8 @@ def make_config(
         steps=steps,
         seed=7,
         checkpoint_every_steps=2 if checkpoints else 0,
+        order=order,
+        cut=Cut.BALANCED if order is Order.IN_ORDER else Cut.EQUAL,
     )
     return JobConfig(
         job="job",

@@ -8,6 +8,7 @@
 - ``loader``: loads batches one micro-batch ahead, on a thread of their own
 - ``boundaries``: who keeps what crosses a stage's boundaries, and gives it back in a replay
 - ``arrivals``: waits for messages of the pipeline, and has checks executed meanwhile
+- ``transfers``: sends and receives what goes from stage to stage
 - ``micro_batch``: one micro-batch on its way through the stage
 - ``interpreter``: runs the compute part of a step's program
 - ``watched``: digests of what leaves a cell for a type that other chains compute, too

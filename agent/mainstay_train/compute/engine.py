@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -47,15 +48,14 @@ class Engine:
     """The state, partials, reducer and interpreter of one cell. It decides nothing.
 
     A plan that gives this trainer a stage for the first time has it made.
-
     Invariant: ``state`` is written by :meth:`apply` and by what initializes, heals or loads it.
     """
 
     stage: int
     num_stages: int
     micro_batches: int
-    num_types: int = 1
-    """Shard types of a step."""
+    num_types: int = 1  # of a step
+    order: Order = Order.IN_ORDER  # in which micro-batches pass the stages
     first_block: int = 0
     """Of the stage, in the model."""
     state: StageState
@@ -66,8 +66,7 @@ class Engine:
     interpreter: Interpreter | None = None
     """None where the user's own loop computes (:mod:`mainstay_train.session.loop`)."""
     statistics: tuple[slice, ...] = ()
-    """Where the statistics of each block lie in those of a commit; none where a loop of the user's
-    own computes."""
+    """Where each block's statistics lie in those of a commit; none in a loop of the user's own."""
     sent: tuple[PartialDigest, ...] = ()
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
@@ -81,8 +80,7 @@ class Engine:
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
     _members: Sequence[int] = ()  # of the last reduction, in their order
-    _masters: Shared | None = None
-    """Of the masters as they were last applied."""
+    _masters: Shared | None = None  # as they were last applied
     _block_gradients: tuple[Digest, ...] = ()
     """Digest of each block's reduced gradient; with the ballot."""
     _gradient: GradientSums = field(init=False)
@@ -128,7 +126,7 @@ class Engine:
         checks = checks or Checks()
         with user_code("building the model"):
             compiles = config.compile == compilation.BLOCKS
-            mine = workload.stages(num_stages)[stage]
+            mine = workload.stages(num_stages, config.shape.cut)[stage]
             blocks = workload.build(mine, device, inner, compiles=compiles)
             state = StageState(blocks, workload.optimizer)
         store = PartialStore(state.layout, config.shape.shards_per_lane, device)
@@ -147,6 +145,7 @@ class Engine:
             recompute=config.recomputed,
             hook=hook,
             inner=inner,
+            order=config.shape.order,
             checks=checks,
         )
         return cls(
@@ -154,6 +153,7 @@ class Engine:
             num_stages=num_stages,
             micro_batches=config.shape.micro_batches,
             num_types=config.shape.num_types,
+            order=config.shape.order,
             first_block=mine[0],
             state=state,
             store=store,
@@ -192,7 +192,8 @@ class Engine:
             GroupEnded: the chain broke.
             WorkloadError: the user's blocks or data set failed.
         """
-        program = compile_compute(types, self.micro_batches, self.stage, self.num_stages)
+        place = self.stage, self.num_stages, self.order
+        program = compile_compute(types, self.micro_batches, *place)
         self.types.wrong.difference_update(types)
         self._run(program, step, chain, log, self._deliver_to(early))
 
@@ -233,9 +234,8 @@ class Engine:
             # Collectives that are aborted may end without an error.
             cell.judge()
             cell.check()
-        self.reduce(
-            None, [Supply(partial=partial, index=0) for partial in self.store.held()], [0], 0
-        )
+        table = [Supply(partial=partial, index=0) for partial in self.store.held()]
+        self.reduce(None, table, [0], 0)
         self.drop_held()
 
     def _run(

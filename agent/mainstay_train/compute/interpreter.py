@@ -15,24 +15,24 @@ from dataclasses import replace
 import torch
 
 from mainstay_core.base.errors import brief
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
-from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
+from mainstay_core.planning.program import Action, Op, closing
+from mainstay_core.planning.routes import Extent
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Window
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
-from mainstay_train.compute import arrivals
 from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
+from mainstay_train.compute.transfers import Transfers, visit_of
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.reduction import PartialStore
 from mainstay_train.model.blocks import Block, Tape
@@ -46,8 +46,6 @@ gradients of a program's last type."""
 
 BATCH = "batch"
 """Stands in findings for a kernel: the fetch of a batch."""
-FORWARD_TAG = 0
-BACKWARD_TAG = 1
 
 
 class Interpreter:
@@ -68,6 +66,7 @@ class Interpreter:
             instead of keeping tapes.
         hook: called before each action.
         inner: this rank's place in its cell; its neighbours have the same.
+        order: in which micro-batches pass the stages.
         checks: of what is computed; None: nothing is checked.
     """
 
@@ -87,6 +86,7 @@ class Interpreter:
         recompute: float,
         hook: Hook,
         inner: InnerMesh = SINGLE,
+        order: Order = Order.IN_ORDER,
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
@@ -107,17 +107,26 @@ class Interpreter:
         self._computed = False
         """Whether a micro-batch has gone through the blocks."""
         self._step = 0
-        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._visits: dict[tuple[int, int, int], MicroBatch] = {}
+        """Micro-batches in this stage, by flow and place on its route."""
         self._sums: dict[int, TypeSums] = {}
-        self._sends: deque[Pending] = deque()
-        self._posted: dict[tuple[Op, Flow], tuple[torch.Tensor, Pending]] = {}
-        """Receives that were started with a send, by the action that waits for them."""
+        self._transfers = Transfers(
+            num_stages=num_stages,
+            micro_batches=micro_batches,
+            order=order,
+            inner=inner,
+            make=lambda: self.make_activation(self._device),
+            checks=self._checks,
+        )
         self._chain: ChainGroups | None = None
         self._deliver: Deliver | None = None
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
+        self._completing: frozenset[Action] = frozenset()  # with these a type is complete
+        self._adds_at_once = True
+        """Whether a backward may add weight gradients that a later action would add."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -159,7 +168,13 @@ class Interpreter:
         """
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again = log, again
+        self._transfers.begin(chain)
         self._closing = frozenset(closing(program) if deliver is not None else ())
+        adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
+        self._completing = frozenset({action.type: action for action in adds}.values())
+        backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+        # Another backward in between may be of the next type, for which there is no scratch yet.
+        self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
         self._expect(program)
         self._checks.void.difference_update(action.type for action in program)
         flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
@@ -168,18 +183,18 @@ class Interpreter:
         try:
             for action in program:
                 self._hook(action)
+                for receive in action.starts:
+                    self._transfers.start(receive)
                 self._run_op[action.op](action)
-                self._let_go()
-            while self._sends:
-                self._pipeline.finish(self._sends.popleft())
+                self._transfers.let_go()
+            self._transfers.finish()
             is_done = True
         finally:
             self._checks.end_program(completed=is_done)
             self._upcoming.clear()
-            self._flows.clear()
+            self._visits.clear()
             self._sums.clear()
-            self._sends.clear()
-            self._posted.clear()
+            self._transfers.clear()
             self._deliver = self._log = self._again = None
             # Complete types may be held from here on. What is found wrong of them makes them void.
             for shard_type in self._results:
@@ -190,7 +205,8 @@ class Interpreter:
         """Have batches loaded in the program's order."""
         if not self._loads:
             return
-        flows = [(self._step, a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
+        forwards = [a for a in program if a.op is Op.FORWARD and self._takes_batch(a)]
+        flows = [(self._step, a.type, a.micro_batch) for a in forwards]
         if flows and self._step + 1 < self._num_steps and self._again is None:
             # The next step begins likewise, unless the plan changes; then this one is dropped.
             flows.append((self._step + 1, *flows[0][1:]))
@@ -198,6 +214,12 @@ class Interpreter:
             Wanted(Address(self._seed, *flow), self._tells_data) for flow in flows
         )
         self._load_ahead()
+
+    def _takes_batch(self, action: Action) -> bool:
+        """Whether a forward goes through the model's first block, or its last one."""
+        if action.extent is Extent.WHOLE:
+            return self._loads
+        return action.extent is not Extent.LAYERS
 
     def _load_ahead(self) -> None:
         # At their first call blocks are watched for draws from torch's generators. A data set may
@@ -225,40 +247,22 @@ class Interpreter:
         return loaded
 
     @property
-    def _pipeline(self) -> Group:
-        assert self._chain is not None
-        assert self._chain.pipeline is not None, "only chains of several stages communicate"
-        return self._chain.pipeline
-
-    @property
     def _lowest(self) -> int:
         """The lowest block through which the backward goes."""
         return 0 if self._again is None else self._again.lowest
 
-    def _let_go(self) -> None:
-        """Drop what the neighbours have taken."""
-        while self._sends and self._sends[0].is_over:
-            self._pipeline.finish(self._sends.popleft())
-
     def _flow(self, action: Action) -> MicroBatch:
-        key = (action.type, action.micro_batch)
-        if key not in self._flows:
+        key = visit_of(action)
+        if key not in self._visits:
             address = Address(self._seed, self._step, action.type, action.micro_batch)
-            self._flows[key] = MicroBatch(address)
-        return self._flows[key]
-
-    def _neighbour(self, distance: int) -> int:
-        return (self._stage + distance) * self._inner.size + self._inner.index
-
-    def _tag(self, flow: Flow, direction: int) -> int:
-        shard_type, micro_batch = flow
-        return 2 * (shard_type * self._micro_batches + micro_batch) + direction
+            self._visits[key] = MicroBatch(address)
+        return self._visits[key]
 
     def _recv_f(self, action: Action) -> None:
-        self._flow(action).output = self._received(action)
+        self._flow(action).output = self._transfers.received(action)
 
     def _recv_b(self, action: Action) -> None:
-        self._flow(action).gradient = self._received(action)
+        self._flow(action).gradient = self._transfers.received(action)
 
     def _read_f(self, action: Action) -> None:
         self._flow(action).output = self._read(action)
@@ -287,23 +291,6 @@ class Interpreter:
         self._again.read(action, tensor)
         return tensor
 
-    def _received(self, action: Action) -> torch.Tensor:
-        flow = (action.type, action.micro_batch)
-        posted = self._posted.pop((action.op, flow), None)
-        if posted is None:
-            message = self._incoming(action.op, flow)
-            posted = message.tensor, self._pipeline.receive(message)
-        tensor, pending = posted
-        window = Window(action.op, flow)
-        with self._checks.window(window, tensor):
-            arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
-        return tensor
-
-    def _incoming(self, op: Op, flow: Flow) -> Message:
-        tensor = self.make_activation(self._device)
-        distance, direction = (-1, FORWARD_TAG) if op is Op.RECV_F else (+1, BACKWARD_TAG)
-        return Message(tensor, self._neighbour(distance), self._tag(flow, direction))
-
     def make_activation(self, device: torch.device | str) -> torch.Tensor:
         """Return memory for what crosses a stage's boundary in a micro-batch."""
         shape, dtype = self._workload.activation_shape, self._workload.dtype
@@ -312,42 +299,34 @@ class Interpreter:
     def _send_f(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.output is not None
-        self._send(action, flow.output, self._neighbour(+1), FORWARD_TAG)
+        self._send(action, flow.output)
         flow.output = None
 
     def _send_b(self, action: Action) -> None:
         flow = self._flow(action)
         assert flow.gradient is not None
-        self._send(action, flow.gradient, self._neighbour(-1), BACKWARD_TAG)
+        self._send(action, flow.gradient)
         flow.gradient = None
 
-    def _send(self, action: Action, tensor: torch.Tensor, peer: int, direction: int) -> None:
-        tag = self._tag((action.type, action.micro_batch), direction)
-        message = Message(tensor.contiguous(), peer, tag)
-        self._note_sent(action, message.tensor)
-        self._checks.sent((action.type, action.micro_batch), message.tensor)
-        if action.posts is None:
-            self._sends.append(self._pipeline.send(message))
-            return
-        answer = ANSWER[action.op]
-        incoming = self._incoming(answer, action.posts)
-        sent, received = self._pipeline.send_and_receive(message, incoming)
-        self._sends.append(sent)
-        self._posted[answer, action.posts] = incoming.tensor, received
+    def _send(self, action: Action, tensor: torch.Tensor) -> None:
+        contiguous = tensor.contiguous()
+        self._note_sent(action, contiguous)
+        self._checks.sent((action.type, action.micro_batch), contiguous)
+        self._transfers.send(action, contiguous)
 
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
         x = flow.output
-        if self._loads:
+        if self._takes_batch(action):
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
         with self._over(action):
-            if self._stage == 0:
+            if action.visit == 0:
                 assert flow.loaded is not None
                 x = devices.sent(flow.loaded.batch.tokens, self._device)
             assert x is not None
-            flow.output = self._enter_blocks(flow, x)
+            flow.output = self._enter_blocks(flow, x, self._extent_of(action))
         if not self._computed:
             self._computed = True
             self._load_ahead()
@@ -363,10 +342,23 @@ class Interpreter:
         finally:
             self._scope = UNCHECKED
 
-    def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor) -> torch.Tensor:
-        """Take a micro-batch forward through the blocks."""
+    def _extent_of(self, action: Action) -> range:
+        """The numbers of the stage's blocks through which an action leads."""
+        last = len(self._blocks)
+        if action.extent is Extent.EMBEDDING:
+            return range(1)
+        if action.extent is Extent.HEAD:
+            return range(last - 1, last)
+        if action.extent is Extent.LAYERS:
+            is_last_stage = self._stage == self._num_stages - 1
+            return range(int(self._stage == 0), last - is_last_stage)
+        return range(last)
+
+    def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor, numbers: range) -> torch.Tensor:
+        """Take a micro-batch forward through blocks."""
         lowest = self._lowest
-        for number, block in enumerate(self._blocks):
+        for number in numbers:
+            block = self._blocks[number]
             self._scope.enter(Pass.FORWARD, number, block.name)
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
@@ -434,8 +426,10 @@ class Interpreter:
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Take a gradient back through the blocks."""
-        at_once = self._num_recomputed > 0 or action in self._closing
-        for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
+        at_once = action in self._closing or (self._adds_at_once and self._num_recomputed > 0)
+        numbers = self._extent_of(action)
+        for number in reversed(numbers[self._lowest :]):
+            block = self._blocks[number]
             again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
@@ -445,7 +439,7 @@ class Interpreter:
             self._scope.enter(Pass.BACKWARD, number, block.name)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else as_received(gradient)
-            if at_once and number > 0:
+            if at_once and number > numbers.start:
                 # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)
             else:
@@ -453,10 +447,10 @@ class Interpreter:
         return gradient
 
     def _backward_weight(self, action: Action) -> None:
-        flow = self._flows.pop((action.type, action.micro_batch))
+        flow = self._visits.pop(visit_of(action))
         if action in self._closing:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
-        completes = action.micro_batch == self._micro_batches - 1
+        completes = action in self._completing
         with self._over(action) as scope:
             for block, tape in flow.deferred:
                 self._add_weights(action, block, tape)

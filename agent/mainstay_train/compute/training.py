@@ -107,12 +107,12 @@ class BlockTraining:
         """Those of the workload."""
         with user_code("laying out the model"):
             inner = inner_mesh(self.config, self.device, 0)
-            return outline_of(self.workload, self.config.shape.stages, inner)
+            return outline_of(self.workload, self.config.shape.stages, inner, self.config.shape.cut)
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Build the other position's blocks, with an optimizer that keeps nothing."""
         with user_code("building the model"):
-            mine = self.workload.stages(num_stages)[stage]
+            mine = self.workload.stages(num_stages, self.config.shape.cut)[stage]
             mesh = inner_mesh(self.config, self.device, inner)
             blocks = self.workload.build(mine, self.device, mesh)
             return StageState(blocks, optimizer.each(torch.optim.SGD))

@@ -15,6 +15,7 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
@@ -100,6 +101,12 @@ def _refuse(question: ProfileQuestion) -> None:
             "--stage",
             f"is {question.stage}, must be between 0 and {shape.stages - 1}: the job has "
             f"spec.parallelism.stages: {shape.stages}",
+        )
+    if shape.order is not Order.IN_ORDER:
+        raise InvalidSpecError(
+            "spec.pipeline.order",
+            f"is {shape.order.value}: a stage that micro-batches may pass twice cannot be profiled "
+            "yet; use InOrder",
         )
     if config.compile != compilation.OFF:
         raise InvalidSpecError(

@@ -23,7 +23,7 @@ from mainstay_train.compute import purity
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining, inner_mesh
 from mainstay_train.exact import digests, fingerprint, numerics, optimizer
-from mainstay_train.model import compilation, trial, workload
+from mainstay_train.model import compilation, pipeline, trial, workload
 from mainstay_train.session import failing, loop
 from mainstay_train.session.driver import Driver
 from mainstay_train.session.session import Session
@@ -117,9 +117,9 @@ def _load_blocks(
     config = settings.config
     with workload.user_code(f"loading {config.entrypoint}"):
         loaded = workload.call(config.entrypoint, entrypoint, config.workload, config.args)
-        loaded.stages(config.shape.stages)
         inner = inner_mesh(config, device, 0)
         extra = loaded.identify(torch.device(device), inner, backend)
+        extra |= pipeline.identify(loaded, config.shape, inner)
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
         if config.dmr is not Mode.OFF:

@@ -7,6 +7,7 @@
 - ``compilation``: blocks as code of torch's compiler
 - ``trial``: tries each kind of block before a trainer says hello
 - ``outline``: the blocks of every stage, as a re-initialisation sees them
+- ``pipeline``: how the model is cut into stages, and what of that decides the bits
 - ``job_units``: the units of all positions of a job, as windows of snapshots are planned of them
 - ``losses``: losses that never hold all logits in fp32
 - ``split``: modules whose backward computes input and weight gradients apart

@@ -42,7 +42,7 @@ def units_of_workload(
     else:
         with torch.device("meta"):
             layouts = tuple(layout_of(spec, built(spec, inner), inner) for spec in workload.blocks)
-    stages = workload.stages(shape.stages)
+    stages = workload.stages(shape.stages, shape.cut)
     positions = []
     for stage, inner_rank in shape.positions:
         position = Position(stage=stage, inner=inner_rank)

@@ -26,8 +26,9 @@ import torch
 
 from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.shape import Cut
 from mainstay_core.job import protections
-from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.stages import cut_blocks
 from mainstay_train.base.decorator import Loop
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.exact import layout
@@ -139,18 +140,25 @@ class Workload:
                 layout.BlockLayout.of_module(spec.name, spec.build()) for spec in self.blocks
             )
 
-    def stages(self, stages: int) -> list[range]:
+    def costs(self) -> list[float]:
+        """Relative cost of each block, in model order."""
+        return [
+            float(flat.num_parameters) if spec.cost is None else spec.cost
+            for spec, flat in zip(self.blocks, self.layouts(), strict=True)
+        ]
+
+    def stages(self, stages: int, cut: Cut = Cut.BALANCED) -> list[range]:
         """Block indices of each stage, the same on every rank.
+
+        Args:
+            stages: number of stages.
+            cut: the rule by which the model is cut.
 
         Raises:
             InvalidSpecError: There are more stages than blocks.
         """
-        costs = [
-            float(flat.num_parameters) if spec.cost is None else spec.cost
-            for spec, flat in zip(self.blocks, self.layouts(), strict=True)
-        ]
         try:
-            return stage_blocks(costs, stages)
+            return cut_blocks(self.costs(), stages, cut)
         except ValueError as error:
             raise InvalidSpecError("parallelism.stages", str(error)) from error
 

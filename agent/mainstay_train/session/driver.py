@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
@@ -218,6 +219,12 @@ def check_job(config: JobConfig) -> None:
         InvalidSpecError: names the field and what would be right.
     """
     shape = config.shape
+    if shape.order is not Order.IN_ORDER:
+        raise InvalidSpecError(
+            "spec.pipeline.order",
+            f"is {shape.order.value}, but an own loop computes the whole model at once, in its own "
+            "order; use InOrder, or bring the model as blocks (mainstay_train.workload)",
+        )
     if shape.stages != 1:
         raise InvalidSpecError(
             "spec.parallelism.stages",

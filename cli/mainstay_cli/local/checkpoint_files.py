@@ -197,7 +197,8 @@ def resume_job(
         listed = "".join(f"\n  {difference}" for difference in wrong)
         raise UsageError(
             f"--resume: {good[0].path} cannot be gone on from, since this job computes other "
-            f"bits:{listed}\nReplicas, stages, ranks per pod and the number of steps may differ."
+            f"bits:{listed}\nReplicas, ranks per pod and the number of steps may differ; "
+            "so may stages, with pipeline.order InOrder."
         )
     steps = file.job.spec.training.steps
     if manifest.version >= steps:

@@ -6,7 +6,8 @@ of ``lanes`` x ``shards_per_lane`` types computes exactly these in every step, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
 
 from mainstay_core.base.bounds import (
     MAX_MEMBERS,
@@ -17,7 +18,25 @@ from mainstay_core.base.bounds import (
     SlotIndex,
     TypeIndex,
 )
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import InvalidSpecError
+
+
+class Order(enum.StrEnum):
+    """The orders in which micro-batches pass the stages of a pipeline."""
+
+    IN_ORDER = "InOrder"
+    SWAPPED = "Swapped"
+    """Half of them pass the first two stages, and the last two, the other way round."""
+
+
+class Cut(enum.StrEnum):
+    """The rules by which a model is cut into stages."""
+
+    BALANCED = "Balanced"
+    """The dearest stage is as cheap as possible."""
+    EQUAL = "Equal"
+    """Stages get equal numbers of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +62,10 @@ class JobShape:
     seed: Signed
     checkpoint_every_steps: Count = 0
     """Steps between durable checkpoints; 0 switches them off."""
+    order: Order = field(default=Order.IN_ORDER, metadata=OMITTED)
+    """The order in which micro-batches pass the stages. Swapped decides the bits."""
+    cut: Cut = field(default=Cut.BALANCED, metadata=OMITTED)
+    """How the model is cut into stages. In order it decides no bit."""
 
     def __post_init__(self) -> None:
         degrees = ("lanes", "shards_per_lane", "replicas", "min_replicas", "stages")
@@ -55,6 +78,8 @@ class JobShape:
                 f"min_replicas {self.min_replicas} <= replicas {self.replicas} <= lanes "
                 f"{self.lanes} must hold",
             )
+        if self.order is Order.SWAPPED and self.stages < 2:
+            raise InvalidSpecError("order", "is Swapped, which takes two stages or more")
         # Each degree has a bound; what decisions and plans grow with are the products.
         if self.num_ranks > MAX_MEMBERS:
             raise InvalidSpecError(
@@ -88,3 +113,21 @@ class JobShape:
     def lane_of(self, shard_type: int) -> int:
         """Home lane of a shard type."""
         return shard_type // self.shards_per_lane
+
+    def flows_under_way(self, stage: int) -> int:
+        """Return the most flows of which a rank of a stage holds activations."""
+        return most_flows_under_way(self.order, stage, self.stages)
+
+
+def most_flows_under_way(order: Order, stage: int, num_stages: int) -> int:
+    """Return the most flows of which a rank of a stage holds activations at a time.
+
+    In order it is 1F1B's bound. Swapped, a micro-batch waits for its turn at both ends: with twice
+    as many flows as stages the ranks wait little more than in order.
+
+    Args:
+        order: of the job.
+        stage: the rank's.
+        num_stages: stages of a chain.
+    """
+    return num_stages - stage if order is Order.IN_ORDER else 2 * num_stages

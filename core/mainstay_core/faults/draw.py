@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.faults.points import SENDS_BACK, SENDS_ON
 
 Entry = dict[str, Any]
@@ -205,9 +205,10 @@ def _entry(
 
 def _phase(rng: random.Random, shape: JobShape, stage: int) -> str:
     ops = list(ALWAYS)
-    if stage < shape.stages - 1:
+    is_swapped = shape.order is not Order.IN_ORDER
+    if is_swapped or stage < shape.stages - 1:
         ops += SENDS_ON
-    if stage > 0:
+    if is_swapped or stage > 0:
         ops += SENDS_BACK
     return rng.choice(ops)
 

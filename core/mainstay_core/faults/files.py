@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import quote
 from mainstay_core.faults.fields import choice, fields, integer, number, text
 from mainstay_core.faults.flips import parse_flip
@@ -365,7 +365,9 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
         )
     phase, stages = choice(value, path, PHASE_NAMES), job.shape.stages
     last = target.stage == stages - 1
-    if (phase in SENDS_ON and last) or (phase in SENDS_BACK and target.stage == 0):
+    beyond = (phase in SENDS_ON and last) or (phase in SENDS_BACK and target.stage == 0)
+    # Swapped, a stage at an end passes its layers' activations on both ways.
+    if beyond and job.shape.order is Order.IN_ORDER:
         raise InvalidSpecError(path, f"stage {target.stage} of {stages} never comes to {phase}")
     if phase and phase.upper().startswith("CHECKPOINT") and not job.shape.checkpoint_every_steps:
         raise InvalidSpecError(path, "the job writes no checkpoints (spec.checkpoint.everySteps)")

@@ -141,6 +141,23 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "runtime.recompute, or use Full",
     ),
     Rule(
+        section=SPEC,
+        field=".pipeline.order",
+        rule="self.pipeline.order == 'InOrder' || self.parallelism.stages > 1",
+        message="is Swapped, but a single stage has nothing to swap; use InOrder, or more stages",
+    ),
+    Rule(
+        section=SPEC,
+        field=".pipeline.order",
+        rule="self.pipeline.order == 'InOrder' || self.detection.dmr.mode == 'Off' && "
+        "self.runtime.compile == 'Off' && self.detection.witness.everySteps == 0 && "
+        "!self.recovery.allowApproximate && "
+        "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
+        message="is Swapped, with which this version can only have detection.dmr.mode Off, "
+        "detection.witness.everySteps 0, runtime.compile Off, snapshots.replay Gradients and "
+        "recovery.allowApproximate false; use these, or InOrder",
+    ),
+    Rule(
         section="spec.detection.dmr",
         field=".plan",
         rule="self.plan == 'Naive' || self.mode == 'Full'",

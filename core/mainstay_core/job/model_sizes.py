@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.job.stages import stage_blocks
+from mainstay_core.base.shape import Cut
+from mainstay_core.job.stages import cut_blocks
 
 LLAMA = "mainstay_train.models.llama:workload"
 """The entrypoint of the built-in Llama."""
@@ -131,15 +132,18 @@ def blocks_of(entrypoint: str, config: Mapping[str, Any]) -> tuple[BlockSize, ..
     return (embedding, *[layer] * dense, *[mixture] * (size["layers"] - dense), head)
 
 
-def largest_state(blocks: tuple[BlockSize, ...], stages: int, ranks_per_stage: int) -> int:
+def largest_state(
+    blocks: tuple[BlockSize, ...], stages: int, ranks_per_stage: int, cut: Cut = Cut.BALANCED
+) -> int:
     """Return the bytes of the largest state that a rank may have to hold, whatever its stage.
 
     Raises:
         ValueError: there are more stages than blocks.
     """
-    cuts = stage_blocks([block.cost for block in blocks], stages)
+    cuts = cut_blocks([block.cost for block in blocks], stages, cut)
     return STATE_BYTES * max(
-        sum(-(-blocks[i].split // ranks_per_stage) + blocks[i].copied for i in cut) for cut in cuts
+        sum(-(-blocks[i].split // ranks_per_stage) + blocks[i].copied for i in stage)
+        for stage in cuts
     )
 
 

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.job.reduction_sizes import owned_elements, reduction_bytes
-from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.stages import cut_blocks
 
 WIDE_BYTES = 4
 """Masters, gradients and partials are fp32."""
@@ -118,7 +118,7 @@ def rank_sizes(
         InvalidSpecError: there are more stages than blocks.
     """
     try:
-        cuts = stage_blocks([block.cost for block in model.blocks], shape.stages)
+        cuts = cut_blocks([block.cost for block in model.blocks], shape.stages, shape.cut)
     except ValueError as error:
         raise InvalidSpecError("spec.parallelism.stages", str(error)) from error
     stages = [
@@ -191,7 +191,9 @@ class StageSizes:
                 bucket_bytes=bucket_bytes,
             ),
             activations_bytes=self.activations(num_flows),
-            sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes),
+            sent_pipeline_bytes=num_flows * (self.output_bytes + self.returned_bytes)
+            if self.shape.order is Order.IN_ORDER
+            else self._sent_swapped(num_flows),
             sent_reduction_bytes=WIDE_BYTES * (scattered + gathered),
             sent_inner_bytes=num_flows * sum(map(self._sent_inner, self.blocks, self.again)),
         )
@@ -220,11 +222,36 @@ class StageSizes:
         Args:
             num_flows: micro-batches of the step.
         """
+        if self.shape.order is not Order.IN_ORDER:
+            return self._activations_swapped(num_flows)
         under_way = min(num_flows, self.shape.stages - self.number)
         waiting = (under_way - 1) * self.waiting_bytes
         sent = (num_flows - under_way) * (self.output_bytes + self.returned_bytes)
         busiest = max(*self.forward_peaks(), *self.backward_peaks(), *self.weights_peaks())
         return self.constant_bytes + sent + waiting + busiest
+
+    def _activations_swapped(self, num_flows: int) -> int:
+        """Return a bound on the bytes of a step whose micro-batches take several routes.
+
+        Each of those under way holds what its forward kept, or what its weights' gradients wait
+        with, and an activation that has come both ways. A second visit is to other blocks.
+        """
+        under_way = min(num_flows, self.shape.flows_under_way(self.number))
+        pending = self._passed_bytes + sum(block.pending_bytes for block in self.blocks)
+        held = max(self.waiting_bytes, pending) + 2 * self.activation_bytes
+        busiest = max(*self.forward_peaks(), *self.backward_peaks(), *self.weights_peaks())
+        return self.constant_bytes + under_way * held + self._sent_swapped(num_flows) + busiest
+
+    def _sent_swapped(self, num_flows: int) -> int:
+        """Return what micro-batches send: an end of the pipeline sends one, or on the other route
+        three activations or gradients of them, and any other stage two.
+        """
+        return 2 * num_flows * self.activation_bytes
+
+    @property
+    def activation_bytes(self) -> int:
+        """What crosses a stage's boundary in a micro-batch."""
+        return self.model.blocks[0].output_bytes
 
     @property
     def _batch_bytes(self) -> int:

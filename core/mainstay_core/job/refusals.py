@@ -18,13 +18,11 @@ NOT_YET = {
     "version",
     "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
     "this version",
-    "spec.pipeline.cut": "stages are cut by their costs in this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",
     "spec.recovery.onTaint": "no job goes back to before a device was wrong in this version; use "

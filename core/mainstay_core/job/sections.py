@@ -12,6 +12,7 @@ import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
+from mainstay_core.base.shape import Cut, Order
 from mainstay_core.dmr.settings import (
     MAX_PROFILE_STEPS,
     PROFILE_STEPS,
@@ -122,14 +123,37 @@ class Parallelism(Section):
 
 
 class Pipeline(Section):
-    """The order of work inside a replica. It never changes the bits."""
+    """How the model is cut into stages, and the order of work inside a replica. In order, neither
+    cut nor stages change the bits.
+    """
 
     schedule: Literal["1F1B"] = "1F1B"
     """The order of forward and backward work. 1F1B: one forward, one backward."""
     micro_batches: Degree = 1
     """Micro-batches of one shard type."""
-    order: Literal["InOrder"] = "InOrder"
-    """The order in which a micro-batch visits the stages."""
+    order: Literal["InOrder", "Swapped"] = "InOrder"
+    """The order in which a micro-batch visits the stages. Swapped: half of the micro-batches pass
+    the first two stages, and the last two, the other way round, so that these learn to do each
+    other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
+    or more, whose ends have layers like those of the stages beside them, and a model that comes
+    as blocks. Not with runtime.compile, detection.dmr, detection.witness, snapshots.replay
+    Boundary, or recovery.allowApproximate."""
+    cut: Literal["Balanced", "Equal"] | None = None
+    """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
+    Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left
+    out; Equal with order Swapped."""
+
+    @property
+    def resolved_order(self) -> Order:
+        """``order`` as the job's shape has it."""
+        return Order(self.order)
+
+    @property
+    def resolved_cut(self) -> Cut:
+        """``cut``, the default resolved."""
+        if self.cut is not None:
+            return Cut(self.cut)
+        return Cut.BALANCED if self.resolved_order is Order.IN_ORDER else Cut.EQUAL
 
 
 class Workload(Section):

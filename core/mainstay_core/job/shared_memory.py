@@ -73,7 +73,7 @@ def plan_shared_memory(
             f"{shape.stages} stages here",
         )
     blocks = model_sizes.blocks_of(entrypoint, config)
-    state_mib = -(-_largest_state(blocks, shape.stages, shape.ranks_per_stage) // MIB)
+    state_mib = -(-_largest_state(blocks, shape.stages, shape.ranks_per_stage, shape.cut) // MIB)
     rank_mib = state_mib + (NCCL_RANK_MIB if by_nccl else 0)
     library = f" and {NCCL_RANK_MIB} MiB for NCCL" if by_nccl else ""
     return SharedMemory(

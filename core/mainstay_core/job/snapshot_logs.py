@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import show_bytes
 from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import LogKind
@@ -84,6 +84,8 @@ def _why_gradients(shape: JobShape) -> str:
     as they are made anew. With several the job goes on without a lost cell: its logs are gone, and
     nobody computes those types again.
     """
+    if shape.order is not Order.IN_ORDER:
+        return "in a swapped pipeline what crosses the boundaries of stages is not logged"
     # Replicas may be added until each lane has one.
     if shape.lanes > 1:
         return (

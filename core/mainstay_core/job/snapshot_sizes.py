@@ -36,7 +36,7 @@ from mainstay_core.job.config import (
 from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.sections import Protection, Snapshots, Workload
 from mainstay_core.job.snapshot_logs import LogChoice, choose_log, compute_bytes, type_bytes
-from mainstay_core.job.stages import stage_blocks
+from mainstay_core.job.stages import cut_blocks
 from mainstay_core.job.types import whole_quantity
 
 PATH = "spec.snapshots"
@@ -120,7 +120,7 @@ def store_bytes(
 
 
 def _cuts(model: ModelSizes, shape: JobShape) -> tuple[range, ...]:
-    return tuple(_cut(tuple(block.cost for block in model.blocks), shape.stages))
+    return tuple(_cut(tuple(block.cost for block in model.blocks), shape.stages, shape.cut))
 
 
 def _longest(model: ModelSizes, cuts: Sequence[range]) -> int:
@@ -149,7 +149,7 @@ def _kept(block: BlockSizes, num_steps: int) -> int:
     return 2 * (width + block.moments_bytes) + num_steps * width + gaps
 
 
-_cut = lru_cache(maxsize=256)(stage_blocks)
+_cut = lru_cache(maxsize=256)(cut_blocks)
 """Cached, as each look at a job asks for it, and cutting a deep model is not free."""
 
 

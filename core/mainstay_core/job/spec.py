@@ -19,7 +19,7 @@ import pydantic.alias_generators
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import count
 from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
@@ -47,6 +47,7 @@ from mainstay_core.job.sections import (
 )
 from mainstay_core.job.snapshot_logs import LogChoice
 from mainstay_core.job.snapshot_sizes import choose_log_of, known_models, plan_snapshots
+from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
 from mainstay_core.job.types import (
     IntOrAuto,
     ManagerName,
@@ -117,6 +118,7 @@ class TrainingJob(Section):
     def _check(self) -> Self:
         _check_topology(self.spec)
         _check_settings(self.spec)
+        _check_swapped(self.spec)
         self.plan_snapshots()
         return self
 
@@ -137,6 +139,8 @@ class TrainingJob(Section):
             steps=spec.training.steps,
             seed=spec.training.seed,
             checkpoint_every_steps=spec.checkpoint.every_steps,
+            order=spec.pipeline.resolved_order,
+            cut=spec.pipeline.resolved_cut,
         )
 
     @property
@@ -373,6 +377,38 @@ def _check_approximate(spec: TrainingJobSpec) -> None:
             "is true, but not in this version together with snapshots in memory, from which a lost "
             "stage is made anew exactly; use false, or snapshots.enabled false",
         )
+
+
+def _check_swapped(spec: TrainingJobSpec) -> None:
+    """Refuse a swapped pipeline where it cannot be, or not yet."""
+    if spec.pipeline.resolved_order is Order.IN_ORDER:
+        return
+    path, stages = "spec.pipeline.order", spec.parallelism.stages
+    if stages < 2:
+        raise InvalidSpecError(
+            path, "is Swapped, but a single stage has nothing to swap; use InOrder, or more stages"
+        )
+    others = {
+        "runtime.compile Off": spec.runtime.compile != "Off",
+        "detection.dmr.mode Off": spec.detection.dmr.mode != "Off",
+        "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
+        "snapshots.replay Gradients": spec.snapshots.enabled
+        and spec.snapshots.replay == "Boundary",
+        "recovery.allowApproximate false": spec.recovery.allow_approximate,
+    }
+    wanted = [right for right, is_other in others.items() if is_other]
+    if wanted:
+        found = f"is Swapped, with which this version can only have {', '.join(wanted)}"
+        raise InvalidSpecError(path, f"{found}; use that, or InOrder")
+    workload = spec.workload
+    if workload.entrypoint in model_sizes.BUILT_IN:
+        blocks = model_sizes.blocks_of(workload.entrypoint, workload.config)
+        if stages > len(blocks) or stages * len(blocks) ** 2 > model_sizes.MAX_CUTS:
+            return  # the trainers tell
+        cuts = cut_blocks([block.cost for block in blocks], stages, spec.pipeline.resolved_cut)
+        problem = tell_unlike_twins(blocks, cuts)
+        if problem:
+            raise InvalidSpecError(path, f"is Swapped, but {problem}")
 
 
 def _check_settings(spec: TrainingJobSpec) -> None:

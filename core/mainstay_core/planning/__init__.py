@@ -5,5 +5,7 @@
 - ``assignment``: who computes each shard type after replicas were lost or came back
 - ``partials``: how a cell groups the gradients of the types that it computed
 - ``shares``: the work of each replica when a job begins
+- ``routes``: in which order a micro-batch visits the stages
+- ``played``: an order of work for each rank, found by playing the pipeline
 - ``program``: the typed actions of one rank in one step
 """

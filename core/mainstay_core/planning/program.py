@@ -3,7 +3,8 @@
 The interpreter runs a program and knows no policy. Patch, replay and checker work are other
 programs, not other loops. Names are those of ``torch.distributed.pipelining`` where it has one.
 Gradients accumulate in micro-batch order whatever the schedule: 1F1B keeps the backward order of a
-chain equal to its forward order.
+chain equal to its forward order, and where flows take several routes
+:mod:`mainstay_core.planning.played` orders the weight gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
+
+from mainstay_core.base.shape import Order, most_flows_under_way
+from mainstay_core.planning.played import Kind, Line, Transfer, Work, play
+from mainstay_core.planning.routes import Extent, Route, route_of
 
 
 class Op(enum.StrEnum):
@@ -84,6 +91,16 @@ BY_LOG = {
 """What takes a transfer's place where logs stand for the neighbours."""
 
 
+class Receive(NamedTuple):
+    """A receive that begins before the action that waits for it."""
+
+    op: Op
+    type: int
+    micro_batch: int
+    visit: int
+    peer: int
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """One action of a rank's program."""
@@ -96,11 +113,20 @@ class Action:
     posts: Flow | None = None
     """Of a send: the flow that this rank receives next from the same neighbour. The receive is
     started together with the send, and its own action waits for it."""
+    visit: int = -1
+    """Place on the flow's route; a rank may be there twice. -1 as with ``type``."""
+    peer: int = -1
+    """Of a transfer: the stage at its other end."""
+    extent: Extent = Extent.WHOLE
+    """The part of the stage that is computed."""
+    starts: tuple[Receive, ...] = ()
+    """Receives that start just before this action, one by one; their own actions wait for them."""
 
     def __str__(self) -> str:
         flow = f" t{self.type}.m{self.micro_batch}" if self.type >= 0 else ""
         posts = f"+{ANSWER[self.op]} t{self.posts[0]}.m{self.posts[1]}" if self.posts else ""
-        return f"{self.op}{flow}{posts}@s{self.stage}"
+        part = "" if self.extent is Extent.WHOLE else f".{self.extent}"
+        return f"{self.op}{flow}{posts}@s{self.stage}{part}"
 
 
 def schedule_1f1b(num_flows: int, stage: int, num_stages: int) -> tuple[tuple[bool, int], ...]:
@@ -118,43 +144,142 @@ def schedule_1f1b(num_flows: int, stage: int, num_stages: int) -> tuple[tuple[bo
 
 
 def compile_compute(
-    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+    shard_types: Sequence[int],
+    micro_batches: int,
+    stage: int,
+    num_stages: int,
+    order: Order = Order.IN_ORDER,
 ) -> tuple[Action, ...]:
     """Return the compute part of a rank's step: every type through its stage.
-
-    A transport without buffers ends a send only when its receive has begun, and takes the
-    operations of a rank in their order. There two neighbours that both send first wait for each
-    other for ever. So a send is joined with the receive that follows it from the same neighbour:
-    both start at once (SEND_F_RECV_B and SEND_B_RECV_F in torch.distributed.pipelining).
 
     Args:
         shard_types: types of the rank's chain, in order.
         micro_batches: micro-batches per type.
         stage: the rank's stage, 0..num_stages-1.
         num_stages: stages of the chain.
+        order: in which micro-batches pass the stages.
+    """
+    if order is Order.IN_ORDER:
+        return _compile_1f1b(shard_types, micro_batches, stage, num_stages)
+    return _compile_played(tuple(shard_types), micro_batches, num_stages, order)[stage]
+
+
+def _compile_1f1b(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+) -> tuple[Action, ...]:
+    """Return the program of a stage that all flows pass in the same order.
+
+    A transport without buffers ends a send only when its receive has begun, and takes the
+    operations of a rank in their order. There two neighbours that both send first wait for each
+    other for ever. So a send is joined with the receive that follows it from the same neighbour:
+    both start at once (SEND_F_RECV_B and SEND_B_RECV_F in torch.distributed.pipelining).
     """
     flows = [(t, m) for t in shard_types for m in range(micro_batches)]
     actions: list[Action] = []
     for is_forward, i in schedule_1f1b(len(flows), stage, num_stages):
         shard_type, micro_batch = flows[i]
 
-        def act(op: Op, t: int = shard_type, m: int = micro_batch) -> None:
-            actions.append(Action(op, stage, t, m))
+        def act(op: Op, peer: int = -1, t: int = shard_type, m: int = micro_batch) -> None:
+            actions.append(Action(op, stage, t, m, visit=stage, peer=peer))
 
         if is_forward:
             if stage > 0:
-                act(Op.RECV_F)
+                act(Op.RECV_F, stage - 1)
             act(Op.FORWARD)
             if stage < num_stages - 1:
-                act(Op.SEND_F)
+                act(Op.SEND_F, stage + 1)
         else:
             if stage < num_stages - 1:
-                act(Op.RECV_B)
+                act(Op.RECV_B, stage + 1)
             act(Op.BACKWARD_INPUT)
             if stage > 0:
-                act(Op.SEND_B)
+                act(Op.SEND_B, stage - 1)
             act(Op.BACKWARD_WEIGHT)
     return _join_transfers(actions)
+
+
+@lru_cache(maxsize=16)
+def _compile_played(
+    shard_types: tuple[int, ...], micro_batches: int, num_stages: int, order: Order
+) -> tuple[tuple[Action, ...], ...]:
+    """Return the programs of all stages of a chain whose flows take several routes.
+
+    Cached: as a rule a chain computes the same types in every step.
+    """
+    flows = [(t, m) for t in shard_types for m in range(micro_batches)]
+    routes = [route_of(order, t * micro_batches + m, num_stages) for t, m in flows]
+    lines = play(routes, num_stages, most_flows_under_way(order, 0, num_stages))
+    return tuple(_Writer(stage, flows, routes).write(line) for stage, line in enumerate(lines))
+
+
+class _Writer:
+    """Writes what a rank did in a play as its program.
+
+    A rank's communicator must get transfers in the order of the play. Sends are actions, and stand
+    where they happened. A receive starts before what this rank computes meanwhile, for which its
+    sender then need not wait, and no earlier: so the play's bound holds for what arrives as well.
+    """
+
+    def __init__(self, stage: int, flows: Sequence[Flow], routes: Sequence[Route]) -> None:
+        self._stage, self._flows, self._routes = stage, flows, routes
+        self._actions: list[Action] = []
+        self._starts: dict[int, list[Receive]] = {}
+        """By the number of the action before which they start."""
+
+    def write(self, line: Line) -> tuple[Action, ...]:
+        newest_work = 0
+        for event in line:
+            if isinstance(event, Work):
+                newest_work = len(self._actions)
+                self._work(event)
+            elif event.sends:
+                self._act(Op.SEND_F if event.forward else Op.SEND_B, event.flow, event.visit)
+            else:
+                before = newest_work if event.is_busy else len(self._actions)
+                self._starts.setdefault(before, []).append(self._receive(event))
+        return tuple(
+            replace(action, starts=tuple(self._starts.get(number, ())))
+            for number, action in enumerate(self._actions)
+        )
+
+    def _work(self, work: Work) -> None:
+        route = self._routes[work.flow]
+        if work.kind is Kind.FORWARD and work.visit > 0:
+            self._act(Op.RECV_F, work.flow, work.visit)
+        elif work.kind is Kind.BACKWARD_INPUT and work.visit < len(route) - 1:
+            self._act(Op.RECV_B, work.flow, work.visit)
+        self._act(_OP_OF[work.kind], work.flow, work.visit)
+
+    def _act(self, op: Op, flow: int, visit: int) -> None:
+        self._actions.append(
+            Action(
+                op,
+                self._stage,
+                *self._flows[flow],
+                visit=visit,
+                peer=self._peer(op, flow, visit),
+                extent=self._routes[flow][visit].extent,
+            )
+        )
+
+    def _receive(self, transfer: Transfer) -> Receive:
+        op = Op.RECV_F if transfer.forward else Op.RECV_B
+        flow, visit = transfer.flow, transfer.visit
+        return Receive(op, *self._flows[flow], visit, self._peer(op, flow, visit))
+
+    def _peer(self, op: Op, flow: int, visit: int) -> int:
+        if op not in _BESIDE:
+            return -1
+        return self._routes[flow][visit + _BESIDE[op]].stage
+
+
+_OP_OF = {
+    Kind.FORWARD: Op.FORWARD,
+    Kind.BACKWARD_INPUT: Op.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT: Op.BACKWARD_WEIGHT,
+}
+_BESIDE = {Op.SEND_F: 1, Op.RECV_B: 1, Op.RECV_F: -1, Op.SEND_B: -1}
+"""The visit of a flow at a transfer's other end, seen from this one."""
 
 
 def compile_replay(
@@ -180,8 +305,11 @@ def closing(program: Sequence[Action]) -> tuple[Action, ...]:
 
     What another group exchanges may start in these. Earlier it could stand between two transfers,
     and a transport that takes a rank's operations one after the other, whatever their group, might
-    wait for ever.
+    wait for ever. Where flows take several routes there are none: the weights of a flow that a rank
+    holds twice do not get their gradients from the last block to the first.
     """
+    if any(action.starts for action in program):
+        return ()
     transfers = [i for i, action in enumerate(program) if action.op not in COMPUTES]
     rest = program[transfers[-1] + 1 if transfers else 0 :]
     return tuple(a for a in rest if (a.type, a.micro_batch) == _flow(program[-1]))

@@ -12,10 +12,10 @@ stages.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mainstay_core.base.shape import Order
 from mainstay_core.base.words import count
 from mainstay_core.reinitialisation.likeness import like_blocks, match_index
 from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
@@ -34,14 +34,6 @@ Position = tuple[int, int]
 """(stage, inner rank)"""
 
 _Sources = tuple[BlockSource, ...]
-
-
-class Order(enum.StrEnum):
-    """The order in which flows pass the stages of a pipeline."""
-
-    IN_ORDER = "InOrder"
-    SWAPPED = "Swapped"
-    """Half of the flows pass the first two stages, and the last two, in the other order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

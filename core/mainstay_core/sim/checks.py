@@ -468,9 +468,9 @@ class Checks:
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape
-        width = shape.ranks_per_stage
+        width, order = shape.ranks_per_stage, shape.order
         return terms.true_course(
-            shape.num_types, shape.micro_batches, shape.stages, width, version, history
+            shape.num_types, shape.micro_batches, shape.stages, width, version, history, order
         )
 
 

@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
@@ -29,6 +30,8 @@ from mainstay_core.wire.votes import TypeStat
 Hook = Callable[[Action], Steps[None]]
 """Before each action."""
 FORWARD, BACKWARD = 0, 1
+Key = tuple[int, int, int]
+"""Of a micro-batch in a stage: type, micro-batch, and place on the flow's route."""
 
 
 class Wrong(enum.Enum):
@@ -50,6 +53,7 @@ class Compute:
         hook: called before each action.
         sent: called with the action of each send, and what is sent.
         goes_wrong: asked whether the next value of a type comes out wrong.
+        order: in which micro-batches pass the stages.
     """
 
     def __init__(
@@ -62,7 +66,9 @@ class Compute:
         hook: Hook,
         sent: Callable[[Action, str], None] = lambda *_: None,
         goes_wrong: Callable[[int], Wrong | None] = lambda _: None,
+        order: Order = Order.IN_ORDER,
     ) -> None:
+        self._order = order
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
@@ -145,26 +151,28 @@ class Compute:
         Raises:
             GroupEnded: the chain broke.
         """
-        flows: dict[tuple[int, int], list[str]] = {}
-        done: dict[int, list[tuple[str, str, str]]] = {}
+        flows: dict[Key, list[str]] = {}
+        done: dict[int, list[terms.Passed]] = {}
         sends: list[tuple[int, int]] = []
         self.give_up()
         self._wrong.difference_update(types)
         self._is_again, self._watched, self._left = is_again, watched, {}
         if watched in types:
             self.accounts.clear()
-        compile_program = compile_replay if is_again else compile_compute
-        program = compile_program(types, self._micro_batches, self.stage, self._stages)
+        program = self._program(types, is_again=is_again)
+        completing = {a.type: a for a in program if a.op is Op.BACKWARD_WEIGHT}
         for action in program:
+            if action.op is Op.BACKWARD_WEIGHT:
+                received, _, gradient = flows.pop(_key(action))
+                passed = received, gradient, self.params, action.extent
+                done.setdefault(action.type, []).append(passed)
             if early is not None and action is program[-1]:
                 self._begin(early, terms.weight_gradient(tuple(done[action.type])))
             yield from self._hook(action)
-            key = (action.type, action.micro_batch)
             if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
-                yield from self._compute(action, flows, done, step, group)
+                yield from self._compute(action, flows, step, group)
             elif action.op is Op.BACKWARD_WEIGHT:
-                del flows[key]
-                if action.micro_batch == self._micro_batches - 1:
+                if action is completing[action.type]:
                     self._complete(action.type, terms.weight_gradient(tuple(done[action.type])))
             else:
                 assert group is not None
@@ -173,23 +181,31 @@ class Compute:
             assert group is not None
             yield from group.finish(peer, tag)
 
+    def _program(self, types: Sequence[int], *, is_again: bool) -> tuple[Action, ...]:
+        if is_again:
+            return compile_replay(types, self._micro_batches, self.stage, self._stages)
+        return compile_compute(types, self._micro_batches, self.stage, self._stages, self._order)
+
     def _transfer(
         self,
         action: Action,
-        flows: dict[tuple[int, int], list[str]],
+        flows: dict[Key, list[str]],
         sends: list[tuple[int, int]],
         group: Group,
     ) -> Steps[None]:
-        key = (action.type, action.micro_batch)
-        tag = 2 * (action.type * self._micro_batches + action.micro_batch)
-        after, before = self.position + self._width, self.position - self._width
+        key = _key(action)
+        number = action.type * self._micro_batches + action.micro_batch
+        if self._order is not Order.IN_ORDER:  # two stages may meet twice on a route
+            earlier = action.visit - (action.op in (Op.RECV_F, Op.SEND_B))
+            number = number * (self._stages + 2) + earlier
+        tag, peer = 2 * number, action.peer * self._width + self.inner
         if action.op in (Op.RECV_F, Op.READ_F):
-            flows[key] = [(yield from group.receive(before, tag + FORWARD))]
+            flows[key] = [(yield from group.receive(peer, tag + FORWARD))]
         elif action.op in (Op.RECV_B, Op.READ_B):
-            flows[key].append((yield from group.receive(after, tag + BACKWARD)))
+            flows[key].append((yield from group.receive(peer, tag + BACKWARD)))
         else:
             forward = action.op in (Op.SEND_F, Op.WRITE_F)
-            peer, tag = (after, tag + FORWARD) if forward else (before, tag + BACKWARD)
+            tag += FORWARD if forward else BACKWARD
             self._sent(action, flows[key][1])
             if action.type == self._watched:
                 self._left.setdefault(action.op, []).append(flows[key][1])
@@ -199,25 +215,24 @@ class Compute:
     def _compute(
         self,
         action: Action,
-        flows: dict[tuple[int, int], list[str]],
-        done: dict[int, list[tuple[str, str, str]]],
+        flows: dict[Key, list[str]],
         step: int,
         group: Group | None,
     ) -> Steps[None]:
-        key = (action.type, action.micro_batch)
+        key, extent = _key(action), action.extent
         if action.op is Op.FORWARD:
-            if self.stage == 0:
-                flows[key] = [terms.sample(step, *key)]
+            if action.visit == 0:
+                flows[key] = [terms.sample(step, action.type, action.micro_batch)]
             flow = flows[key]
-            part = self._spoiled(action, terms.forward(self.position, flow[0], self.params))
+            part = terms.forward(self.position, flow[0], self.params, extent)
+            part = self._spoiled(action, part)
             flow.append((yield from self._mix(part, (*key, "f"), group)))
             return
         flow = flows[key]
-        gradient = flow[2] if self.stage < self._stages - 1 else ""
-        done.setdefault(action.type, []).append((flow[0], gradient, self.params))
-        part = terms.backward(self.position, flow[0], gradient, self.params)
+        gradient = flow[2] if len(flow) > 2 else ""  # nobody sends the loss one
+        part = terms.backward(self.position, flow[0], gradient, self.params, extent)
         part = self._spoiled(action, part)
-        flow[1:] = [(yield from self._mix(part, (*key, "b"), group))]
+        flow[1:] = [(yield from self._mix(part, (*key, "b"), group)), gradient]
 
     def _spoiled(self, action: Action, value: str) -> str:
         """Return what a computation comes to: mostly the right value."""
@@ -381,3 +396,7 @@ class Compute:
             data=terms.term("data", step, shard_type) if first else None,
             statistics=terms.counted(self.stage, step, shard_type) if self.inner == 0 else (),
         )
+
+
+def _key(action: Action) -> Key:
+    return action.type, action.micro_batch, action.visit

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import (
     LAG_STEPS,
@@ -57,6 +57,8 @@ SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
+SHARE_SWAPPED = 0.3
+"""Of the seeds with several stages, and no logs of boundaries: the pipeline is swapped."""
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
 LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
@@ -140,7 +142,17 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return _with_witness(scenario, kinds)
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return _with_what_is_checked(scenario, kinds)
+    return _with_order(_with_what_is_checked(scenario, kinds))
+
+
+def _with_order(scenario: Scenario) -> Scenario:
+    """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
+    rng, config = random.Random(f"order {scenario.seed}"), scenario.config
+    refused = config.approximate is not None or (config.snapshots and config.snapshots.boundary)
+    if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
+        return scenario
+    shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
+    return replace(scenario, config=replace(config, shape=shape))
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

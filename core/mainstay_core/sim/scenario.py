@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.sim.network import Latency
 
@@ -119,6 +120,7 @@ class Scenario:
         lines = [
             f"seed {self.seed}: {shape.lanes} lanes x {shape.shards_per_lane} types,",
             f"{shape.stages} stages x {shape.ranks_per_stage} ranks,",
+            *(["swapped,"] if shape.order is Order.SWAPPED else []),
             f"{shape.micro_batches} micro-batches, {shape.steps} steps,",
             f"a checkpoint every {shape.checkpoint_every_steps} steps,",
             f"{self.slots_per_pod} slots per pod, {self.config.spares} spare pods, {self.apis} api",

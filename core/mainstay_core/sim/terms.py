@@ -9,10 +9,12 @@ run, for certain.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from mainstay_core.base.shape import Order
+from mainstay_core.planning.routes import Extent, Route, route_of
 from mainstay_core.rank.votes import clip
 from mainstay_core.wire.reinitialisation import BlockOutline, History, MadePosition, Outline
 
@@ -38,14 +40,16 @@ def sample(step: int, shard_type: int, micro_batch: int) -> str:
     return term("sample", step, shard_type, micro_batch)
 
 
-def forward(position: int, received: str, params: str) -> str:
-    """A position's part of its stage's output."""
-    return term("forward", position, received, params)
+def forward(position: int, received: str, params: str, extent: Extent = Extent.WHOLE) -> str:
+    """A position's part of the output of its stage, or of a part of it."""
+    return term("forward", position, extent.value, received, params)
 
 
-def backward(position: int, received: str, gradient: str, params: str) -> str:
-    """A position's part of the gradient of its stage's input; ``gradient`` is empty at the end."""
-    return term("backward", position, received, gradient, params)
+def backward(
+    position: int, received: str, gradient: str, params: str, extent: Extent = Extent.WHOLE
+) -> str:
+    """A position's part of the gradient of its input; ``gradient`` is empty at the end."""
+    return term("backward", position, extent.value, received, gradient, params)
 
 
 def mixed(parts: tuple[str, ...]) -> str:
@@ -58,9 +62,13 @@ def counted(stage: int, step: int, shard_type: int) -> tuple[int, ...]:
     return 1, stage + step + shard_type
 
 
-def weight_gradient(flows: tuple[tuple[str, str, str], ...]) -> str:
-    """A type's gradient of one position, from (input, output gradient, params) by micro-batch."""
-    return term("weights", flows)
+Passed = tuple[str, str, str, Extent]
+"""What a micro-batch leaves where it passed: input, output gradient, params, part of the stage."""
+
+
+def weight_gradient(flows: tuple[Passed, ...]) -> str:
+    """A type's gradient of one position, from its micro-batches in order."""
+    return term("weights", tuple((*flow[:3], flow[3].value) for flow in flows))
 
 
 def reduced(values: tuple[str, ...]) -> str:
@@ -176,14 +184,20 @@ class Course(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def true_course(
-    num_types: int, micro_batches: int, stages: int, width: int, version: int, history: History
+    num_types: int,
+    micro_batches: int,
+    stages: int,
+    width: int,
+    version: int,
+    history: History,
+    order: Order = Order.IN_ORDER,
 ) -> Course:
     """The course of a job (``width`` positions per stage) up to ``version``, without failures.
 
     Its forks are those of ``history``.
     """
     before = tuple(fork for fork in history if fork.version < version)
-    course = _without_forks(num_types, micro_batches, stages, width, version, before)
+    course = _without_forks(num_types, micro_batches, stages, width, version, before, order)
     for fork in history[len(before) :]:
         places = {divmod(p, width): state for p, state in enumerate(course.states)}
         anew = {(p.stage, p.inner): made(p, places) for p in fork.made.positions}
@@ -204,30 +218,29 @@ def _true_boosts(history: History, step: int, stage: int, inner: int) -> Boosts:
 
 
 def _without_forks(
-    num_types: int, micro_batches: int, stages: int, width: int, version: int, history: History
+    num_types: int,
+    micro_batches: int,
+    stages: int,
+    width: int,
+    version: int,
+    history: History,
+    order: Order,
 ) -> Course:
     """The course up to a version, before the forks at it."""
     positions = range(stages * width)
     if version == 0:
         return Course(tuple(initial_state(position) for position in positions))
-    params = true_course(num_types, micro_batches, stages, width, version - 1, history).states
+    shape = num_types, micro_batches, stages, width
+    params = true_course(*shape, version - 1, history, order).states
     step = version - 1
     gradients: list[list[str]] = [[] for _ in positions]
     for shard_type in range(num_types):
-        flows: list[list[tuple[str, str, str]]] = [[] for _ in positions]
+        flows: list[list[Passed]] = [[] for _ in positions]
         for micro_batch in range(micro_batches):
-            inputs = [sample(step, shard_type, micro_batch)]
-            for stage in range(stages):
-                cell = range(stage * width, (stage + 1) * width)
-                inputs.append(mixed(tuple(forward(p, inputs[stage], params[p]) for p in cell)))
-            gradient = ""
-            for stage in reversed(range(stages)):
-                cell = range(stage * width, (stage + 1) * width)
-                parts = []
-                for position in cell:
-                    flows[position].append((inputs[stage], gradient, params[position]))
-                    parts.append(backward(position, inputs[stage], gradient, params[position]))
-                gradient = mixed(tuple(parts))
+            route = route_of(order, shard_type * micro_batches + micro_batch, stages)
+            x = sample(step, shard_type, micro_batch)
+            for position, passed in _pass(route, width, x, params):
+                flows[position].append(passed)
         for position in positions:
             gradients[position].append(weight_gradient(tuple(flows[position])))
     sums = [reduced(tuple(gradients[p])) for p in positions]
@@ -253,3 +266,19 @@ def _added(block: tuple[float, ...]) -> float:
     for norm_sq in block:  # left to right, as all sums
         total += norm_sq
     return total
+
+
+def _pass(route: Route, width: int, x: str, params: Sequence[str]) -> Iterator[tuple[int, Passed]]:
+    """Take a sample along a route and back; yield what it leaves where, in backward order."""
+    inputs = [x]
+    for stage, extent in route:
+        cell = range(stage * width, (stage + 1) * width)
+        outputs = [forward(p, inputs[-1], params[p], extent) for p in cell]
+        inputs.append(mixed(tuple(outputs)))
+    gradient = ""
+    for (stage, extent), received in zip(reversed(route), reversed(inputs[:-1]), strict=True):
+        parts = []
+        for position in range(stage * width, (stage + 1) * width):
+            yield position, (received, gradient, params[position], extent)
+            parts.append(backward(position, received, gradient, params[position], extent))
+        gradient = mixed(tuple(parts))

@@ -317,6 +317,7 @@ class Trainer(Process, RankSession[Connections]):
                 self._before,
                 self._sent,
                 lambda shard_type: self.world.faults.goes_wrong(self, shard_type),
+                shape.order,
             )
 
     def _sent(self, action: Action, content: str) -> None:

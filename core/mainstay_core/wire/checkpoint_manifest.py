@@ -18,7 +18,8 @@ numbers.
 
 Any job with the same *identity* can take up a version. The identity is what decides the bits of the
 job's steps, but not who computes them: replicas, stages and slots per pod may differ, and so may
-the number of steps.
+the number of steps. In a swapped pipeline the stages decide bits: there order, cut and number of
+stages are part of the identity.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import IntegrityError
+from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, read_sealed
@@ -268,6 +270,13 @@ def identity_of(config: JobConfig) -> dict[str, str]:
         "workload.args": json.dumps(list(config.args)),
     }
     entries |= _flat("workload.config", config.workload)
+    if shape.order is not Order.IN_ORDER:
+        # What goes into a layer depends on the stage in which it lies.
+        entries |= {
+            "parallelism.stages": str(shape.stages),
+            "pipeline.cut": shape.cut.value,
+            "pipeline.order": shape.order.value,
+        }
     if config.entrypoint.startswith("mainstay_train."):
         # The place of the data does not matter. The fingerprint says what the data is.
         entries.pop("workload.config.data.path", None)

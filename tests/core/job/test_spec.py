@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultAction, FaultPoint
@@ -286,7 +288,9 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.parallelism.ranksPerPod", 5, "the job has only 4 ranks"),
         ("spec.parallelism.ranksPerStage", 0, "is 0, must be greater than or equal to 1"),
         ("spec.redundancy", 5, "at most one host per lane; use at most 4"),
-        ("spec.pipeline.order", "Swapped", "use InOrder"),
+        ("spec.pipeline.order", "Swapped", "a single stage has nothing to swap; use InOrder, or"),
+        ("spec.pipeline.order", "Reverse", "must be 'InOrder' or 'Swapped'"),
+        ("spec.pipeline.cut", "Even", "must be 'Balanced' or 'Equal'"),
         ("spec.pipeline.schedule", "GPipe", "must be '1F1B'"),
         ("spec.workload.entrypoint", "llama", "must be module:function"),
         ("spec.snapshots", {"enable": True}, "unknown field; did you mean enabled?"),
@@ -579,6 +583,89 @@ def test_a_bad_fault_is_named_with_entry_and_field(bad: object, message: str) ->
     assert message in str(caught.value)
 
 
+def test_the_ends_of_a_swapped_pipeline_send_and_receive_both_ways() -> None:
+    swapped = replace(SHAPE, order=Order.SWAPPED)
+    for phase, stage in (("RECV_F", 0), ("SEND_B", 0), ("SEND_F", 1), ("RECV_B", 1)):
+        bad = entry(at={"step": 1, "phase": phase}, target={"replica": 0, "stage": stage})
+        with pytest.raises(InvalidSpecError, match=f"stage {stage} of 2 never comes to {phase}"):
+            files.parse_faults([bad], SHAPE, num_spares=1)
+        (fault,) = files.parse_faults([bad], swapped, num_spares=1)
+        assert fault.phase == phase
+
+
 def test_a_spare_cannot_be_hit_in_a_job_without_spares() -> None:
     with pytest.raises(InvalidSpecError, match="the job has no spares"):
         files.parse_faults([entry(target={"spare": 0}, at={"step": 1})], SHAPE, num_spares=0)
+
+
+def swapped_with(changes: dict[str, Any]) -> dict[str, Any]:
+    data = copy.deepcopy(SMALLEST)
+    data["spec"] |= {"parallelism": {"stages": 4}, "pipeline": {"order": "Swapped"}} | changes
+    return data
+
+
+def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
+    found = {
+        (order, cut): spec.parse_training_job(
+            swapped_with({"pipeline": {"order": order} | ({"cut": cut} if cut else {})})
+        ).shape
+        for order in ("InOrder", "Swapped")
+        for cut in (None, "Balanced", "Equal")
+        # Balanced, the head weighs as much as some layers.
+        if (order, cut) != ("Swapped", "Balanced")
+    }
+    assert {key: shape.cut.value for key, shape in found.items()} == {
+        ("InOrder", None): "Balanced",
+        ("InOrder", "Balanced"): "Balanced",
+        ("InOrder", "Equal"): "Equal",
+        ("Swapped", None): "Equal",
+        ("Swapped", "Equal"): "Equal",
+    }
+    assert all(shape.order.value == order for (order, _), shape in found.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"detection": {"dmr": {"mode": "Full"}}}, "can only have detection.dmr.mode Off; use"),
+        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
+        (
+            {"detection": {"witness": {"everySteps": 3}}},
+            "can only have detection.witness.everySteps 0",
+        ),
+        ({"recovery": {"allowApproximate": True}}, "can only have recovery.allowApproximate false"),
+        (
+            {"snapshots": {"enabled": True, "replay": "Boundary"}},
+            "can only have snapshots.replay Gradients",
+        ),
+        (
+            {"parallelism": {"stages": 3}},
+            "stage 1, 3; with pipeline.cut Equal, 3 stages can swap with 6 or 9 layers of one kind",
+        ),
+        (
+            {
+                "workload": {
+                    "entrypoint": model_sizes.MOE,
+                    "config": {"dim": 24, "heads": 2, "kvHeads": 1, "denseLayers": 2},
+                },
+                "parallelism": {"stages": 4},
+            },
+            "stage 0 and its twin, stage 1, have layers of other kinds",
+        ),
+    ],
+)
+def test_what_a_swapped_pipeline_cannot_have_is_refused(
+    changes: dict[str, Any], words: str
+) -> None:
+    found = problem(swapped_with(changes))
+    assert found.field == "spec.pipeline.order"
+    assert words in str(found)
+
+
+def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:
+    data = swapped_with({"snapshots": {"enabled": True, "peers": 1}})
+    data["spec"]["training"]["lanes"] = 1
+    snapshots = spec.parse_training_job(data).plan_snapshots()
+    assert snapshots is not None
+    assert not snapshots.boundary
+    assert "in a swapped pipeline" in snapshots.log_reason

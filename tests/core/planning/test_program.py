@@ -132,6 +132,36 @@ def test_the_last_stage_alternates_from_the_start() -> None:
     assert schedule_1f1b(2, 1, 2) == ((True, 0), (False, 0), (True, 1), (False, 1))
 
 
+def test_programs_in_order_are_what_they_were_action_for_action() -> None:
+    """Trainers of two versions may meet in one chain, and a faults file names actions."""
+    told = {s: " ".join(map(str, compile_compute([3, 1], 1, s, 3))) for s in range(3)}
+
+    assert told == {
+        0: "FORWARD t3.m0@s0 SEND_F t3.m0@s0 FORWARD t1.m0@s0 SEND_F t1.m0+RECV_B t3.m0@s0 "
+        "RECV_B t3.m0@s0 BACKWARD_INPUT t3.m0@s0 BACKWARD_WEIGHT t3.m0@s0 RECV_B t1.m0@s0 "
+        "BACKWARD_INPUT t1.m0@s0 BACKWARD_WEIGHT t1.m0@s0",
+        1: "RECV_F t3.m0@s1 FORWARD t3.m0@s1 SEND_F t3.m0@s1 RECV_F t1.m0@s1 FORWARD t1.m0@s1 "
+        "SEND_F t1.m0+RECV_B t3.m0@s1 RECV_B t3.m0@s1 BACKWARD_INPUT t3.m0@s1 SEND_B t3.m0@s1 "
+        "BACKWARD_WEIGHT t3.m0@s1 RECV_B t1.m0@s1 BACKWARD_INPUT t1.m0@s1 SEND_B t1.m0@s1 "
+        "BACKWARD_WEIGHT t1.m0@s1",
+        2: "RECV_F t3.m0@s2 FORWARD t3.m0@s2 BACKWARD_INPUT t3.m0@s2 "
+        "SEND_B t3.m0+RECV_F t1.m0@s2 BACKWARD_WEIGHT t3.m0@s2 RECV_F t1.m0@s2 FORWARD t1.m0@s2 "
+        "BACKWARD_INPUT t1.m0@s2 SEND_B t1.m0@s2 BACKWARD_WEIGHT t1.m0@s2",
+    }
+
+
+@pytest.mark.parametrize(("num_flows", "num_stages"), SIZES)
+def test_in_order_a_flow_visits_each_stage_once_and_its_neighbours_are_beside_it(
+    num_flows: int, num_stages: int
+) -> None:
+    for stage in range(num_stages):
+        for action in compile_compute(range(num_flows), 1, stage, num_stages):
+            beside = {Op.SEND_F: 1, Op.RECV_B: 1, Op.RECV_F: -1, Op.SEND_B: -1}.get(action.op)
+            assert action.visit == stage
+            assert action.peer == (-1 if beside is None else stage + beside)
+            assert (action.extent, action.starts) == ("whole", ())
+
+
 def test_the_middle_stage_receives_and_sends_both_ways() -> None:
     program = compile_compute([5], 1, 1, 3)
 
@@ -217,7 +247,8 @@ def test_a_posted_receive_is_waited_for_later_and_once() -> None:
         program = compile_compute([2, 5], 3, stage, num_stages)
         for i, action in enumerate(program):
             if action.posts is not None:
-                waits = Action(ANSWER[action.op], stage, *action.posts)
+                waits = Action(ANSWER[action.op], stage, *action.posts, visit=stage)
+                waits = replace(waits, peer=action.peer)
                 assert [a for a in program[i:] if replace(a, posts=None) == waits] == [waits]
 
 

@@ -9,10 +9,10 @@ import random
 import pytest
 
 from mainstay_core.base import codec
+from mainstay_core.base.shape import Order
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
-    Order,
     Policy,
     Position,
     plan_reinitialisation,

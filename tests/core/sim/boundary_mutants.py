@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base.shape import Order
 from mainstay_core.rank import boundary_stores, settle
 from mainstay_core.rank.boundaries import BoundaryStep
 from mainstay_core.rank.boundary_stores import BoundaryStores
@@ -89,6 +90,7 @@ def _pipeline(seed: int, stages: int, replicas: int = 1) -> Scenario:
         ranks_per_stage=1,
         ranks_per_pod=1,
         steps=14,
+        order=Order.IN_ORDER,
     )
     snapshots = scenario.config.snapshots
     assert snapshots is not None
@@ -150,6 +152,7 @@ def draw_cells(seed: int, kinds: tuple[str, ...]) -> Scenario:
         lanes=lanes,
         replicas=lanes,
         stages=rng.choice((1, 2, 2, 3)),
+        order=Order.IN_ORDER,
         ranks_per_stage=2,
     )
     snapshots = scenario.config.snapshots

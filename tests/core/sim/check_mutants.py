@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import Ruling, Told
 from mainstay_core.rank import doubts, recheck, session, settle, step_plan
 from mainstay_core.rank import machine as rank_machine
@@ -35,6 +36,7 @@ def draw_wrong_types(seed: int, kinds: tuple[str, ...]) -> Scenario:
         replicas=3,
         shards_per_lane=rng.choice((1, 2, 3)),
         stages=rng.choice((2, 2, 3)),
+        order=Order.IN_ORDER,
         ranks_per_stage=1,
         ranks_per_pod=1,
         steps=6,
@@ -63,6 +65,7 @@ def draw_broken_chains(seed: int, kinds: tuple[str, ...]) -> Scenario:
         replicas=2,
         shards_per_lane=2,
         stages=2,
+        order=Order.IN_ORDER,
         micro_batches=1,
         ranks_per_stage=1,
         ranks_per_pod=1,

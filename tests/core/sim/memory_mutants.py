@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base.shape import Order
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import session, settle, windows
 from mainstay_core.rank.events import KeepFrom
@@ -45,6 +46,7 @@ def draw_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
         lanes=4,
         replicas=4,
         stages=rng.choice((1, 2)),
+        order=Order.IN_ORDER,
         ranks_per_stage=1,
         ranks_per_pod=1,
         steps=10,

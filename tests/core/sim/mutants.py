@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import repeats
 from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
@@ -51,6 +52,7 @@ def draw_deaths_with_bad_states(seed: int, kinds: tuple[str, ...]) -> Scenario:
         replicas=4,
         shards_per_lane=2,
         stages=max(2, scenario.config.shape.stages),
+        order=Order.IN_ORDER,
         ranks_per_stage=1,
         ranks_per_pod=1,
         steps=8,

@@ -28,6 +28,7 @@ from tests.core.sim.fork_mutants import (
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
 
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
@@ -48,6 +49,16 @@ def test_every_invariant_holds_whatever_a_seed_draws(first: int) -> None:
     for seed in range(first, first + SEEDS_PER_TEST):
         outcome = simulate(draw(seed))
         assert not outcome.violation, f"mainstay sim --seed {seed} --trace: {outcome.violation}"
+
+
+def test_every_invariant_holds_where_the_pipeline_is_swapped() -> None:
+    swapped = [s for s in map(draw, range(60)) if s.config.shape.order is Order.SWAPPED]
+    assert len(swapped) > 4
+    for scenario in swapped:
+        stages = {2: 4, 3: 3}[scenario.config.shape.stages]
+        shape = replace(scenario.config.shape, stages=stages)
+        outcome = simulate(replace(scenario, config=replace(scenario.config, shape=shape)))
+        assert not outcome.violation, f"seed {scenario.seed}: {outcome.violation}"
 
 
 def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:

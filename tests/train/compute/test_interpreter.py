@@ -9,6 +9,7 @@ from tests.train.stages import build_stage
 from torch.distributed import TCPStore
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.base.shape import Cut, Order
 from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.chains import ChainGroups
@@ -134,11 +135,20 @@ class Stage:
     """One cell: its blocks, store and interpreter."""
 
     def __init__(
-        self, stage, num_stages, *, recompute=False, dtype="float32", dataset=None, **config
+        self,
+        stage,
+        num_stages,
+        *,
+        recompute=False,
+        dtype="float32",
+        dataset=None,
+        order=Order.IN_ORDER,
+        **config,
     ):
-        self.stage, self.num_stages = stage, num_stages
+        self.stage, self.num_stages, self.order = stage, num_stages, order
+        cut = Cut.BALANCED if order is Order.IN_ORDER else Cut.EQUAL
         model = workload.load("", {**SMALL, "dtype": dtype, **config})
-        self.state = build_stage(model, num_stages, stage)
+        self.state = build_stage(model, num_stages, stage, cut)
         self.state.initialize(SEED)
         self.store = PartialStore(self.state.layout, SHARDS_PER_LANE)
         self.results = {}
@@ -156,10 +166,11 @@ class Stage:
             results=self.results,
             recompute=recompute,
             hook=self.seen.append,
+            order=order,
         )
 
     def run(self, chain=None, types=TYPES, step=STEP):
-        program = compile_compute(types, MICRO_BATCHES, self.stage, self.num_stages)
+        program = compile_compute(types, MICRO_BATCHES, self.stage, self.num_stages, self.order)
         self.interpreter.run(program, step, chain)
         return program
 

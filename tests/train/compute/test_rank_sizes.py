@@ -9,6 +9,7 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import Cut, Order
 from mainstay_core.job import llama_sizes, llama_tensors, model_sizes, moe_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
 from mainstay_core.job.built_in_sizes import built_in_sizes
@@ -244,7 +245,7 @@ def run(case, config, replica, stage, inner):
     )  # fmt: skip
     engine.state.initialize(0)
     types = types_of(config)
-    program = compile_compute(types[replica], shape.micro_batches, stage, shape.stages)
+    program = compile_compute(types[replica], shape.micro_batches, stage, shape.stages, shape.order)
     engine.interpreter.run(program, 0, PlayedGroup())
     engine.drop_held()  # its buffers stay: what comes next is activations alone
     forget_constants()
@@ -312,6 +313,23 @@ def test_each_line_is_what_a_rank_really_holds_and_sends(name):
     for expected in mine:
         real = run(case, config, expected.replica, expected.stage, inner).as_json()
         for line, size in expected.as_json().items():
+            assert size == pytest.approx(real[line], rel=TOLERANCE), (line, expected, real)
+
+
+@pytest.mark.parametrize("recompute", [0.0, 1.0])
+def test_a_rank_of_a_swapped_pipeline_holds_no_more_than_is_said(recompute):
+    case = dataclasses.replace(
+        CASES["three stages, several shards"], micro_batches=2, recompute=recompute
+    )
+    config = case.job()
+    shape = dataclasses.replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
+    config = dataclasses.replace(config, shape=shape)
+    for expected in [r for r in said(case, config, 0) if r.replica == 0]:
+        real = run(case, config, 0, expected.stage, 0).as_json()
+        told = expected.as_json()
+        for bound in ("activations_bytes", "memory_bytes"):
+            assert real[bound] <= told.pop(bound)
+        for line, size in told.items():
             assert size == pytest.approx(real[line], rel=TOLERANCE), (line, expected, real)
 
 

@@ -13,6 +13,7 @@ from tests.train.quorum import make_config
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
@@ -241,4 +242,10 @@ def test_a_mode_that_knows_passes_is_refused_by_its_field() -> None:
     )
     config.dmr = SimpleNamespace(value="Piggyback")
     with pytest.raises(InvalidSpecError, match=r"detection\.dmr\.mode: is Piggyback, but the pass"):
+        check_job(config)
+
+
+def test_an_order_of_stages_is_refused_before_their_number() -> None:
+    config = make_config(stages=2, order=Order.SWAPPED)
+    with pytest.raises(InvalidSpecError, match=r"pipeline\.order: is Swapped, but an own loop"):
         check_job(config)

@@ -8,6 +8,7 @@ import resource
 import shutil
 import threading
 from collections import deque
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,11 +25,11 @@ from tests.train.state.test_directory import (
 from mainstay_core.base.bounds import MIN_COPY_BYTES
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.job.config import COPY_BYTES, JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
-from mainstay_core.wire.checkpoint_manifest import identity_of
+from mainstay_core.wire.checkpoint_manifest import differences, identity_of
 from mainstay_core.wire.plan import Member, Method, Plan, Rendezvous
 from mainstay_train.exact import fingerprint
 from mainstay_train.model import workload
@@ -431,6 +432,21 @@ def test_identity_is_what_decides_the_bits_and_not_where_things_lie(tmp_path):
     here = make_config(tmp_path, entrypoint="/here/model.py:workload")
     there = make_config(tmp_path / "x", entrypoint="/there/model.py:workload")
     assert identity_of(here) == identity_of(there)
+
+
+def test_identity_has_the_stages_of_a_swapped_pipeline_alone(tmp_path):
+    config = make_config(tmp_path)
+    more = replace(config, shape=replace(config.shape, stages=4))
+    assert identity_of(more) == identity_of(config)
+    swapped = replace(more, shape=replace(more.shape, order=Order.SWAPPED, cut=Cut.EQUAL))
+    assert differences(identity_of(swapped), identity_of(config)) == (
+        "parallelism.stages is 4 in the checkpoint, absent here",
+        "pipeline.cut is Equal in the checkpoint, absent here",
+        "pipeline.order is Swapped in the checkpoint, absent here",
+    )
+    fewer = replace(swapped, shape=replace(swapped.shape, stages=2))
+    (told,) = differences(identity_of(swapped), identity_of(fewer))
+    assert told == "parallelism.stages is 4 in the checkpoint, 2 here"
 
 
 def test_verification_names_the_damaged_tensor(tmp_path):

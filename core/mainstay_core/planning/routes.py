@@ -1,0 +1,78 @@
+"""Says in which order a micro-batch visits the stages of a pipeline: its route.
+
+In order, a route is the stages from the first to the last. Swapped (CheckFree+, Blagoev et al.,
+section 4.3) has two routes, and each is taken by half of the micro-batches: so a stage at an end
+and the one beside it, its twin, learn to do each other's work. Embedding and head change places
+with nobody. Where the layers of the first stage come second, the stage is visited twice: for the
+embedding, and for its layers. Likewise the last stage, for its layers and for the head.
+
+Which route a flow takes follows from its number alone, never from who computes it. So a type has
+the same bits wherever it is computed.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.shape import Order
+
+
+class Extent(enum.StrEnum):
+    """The parts of a stage through which a visit leads."""
+
+    WHOLE = "whole"
+    EMBEDDING = "embedding"
+    """The model's first block alone."""
+    LAYERS = "layers"
+    """All blocks of the stage but the model's first and last one."""
+    HEAD = "head"
+    """The model's last block alone."""
+
+
+class Visit(NamedTuple):
+    """One stay of a flow in a stage, on its way forward and again on its way back."""
+
+    stage: int
+    extent: Extent
+
+
+Route = tuple[Visit, ...]
+"""The visits of a flow, in forward order."""
+
+
+def route_of(order: Order, number: int, num_stages: int) -> Route:
+    """Return the route of a flow.
+
+    Swapped, flows with odd numbers take the other route. Of three stages the middle one is the twin
+    of both ends, so flows take turns: those with odd numbers swap the first pair, the others the
+    last one.
+
+    Args:
+        order: of the job.
+        number: the flow's: its type times the micro-batches of a type, plus its micro-batch.
+        num_stages: stages of a chain.
+
+    Raises:
+        InvalidSpecError: a single stage has nothing to swap.
+    """
+    stages, last = list(range(num_stages)), num_stages - 1
+    if order is Order.IN_ORDER:
+        return tuple(Visit(stage, Extent.WHOLE) for stage in stages)
+    if num_stages < 2:
+        raise InvalidSpecError("order", "is Swapped, which takes two stages or more")
+    is_odd = number % 2 == 1
+    swaps_first, swaps_last = is_odd, is_odd != (num_stages == 3)
+    if swaps_first:
+        stages[:2] = stages[1], stages[0]
+    if swaps_last and num_stages > 2:
+        stages[-2:] = stages[-1], stages[-2]
+    split = {0} if swaps_first else set()
+    split |= {last} if swaps_last else set()
+    visits = [Visit(s, Extent.LAYERS if s in split else Extent.WHOLE) for s in stages]
+    if swaps_first:
+        visits.insert(0, Visit(0, Extent.EMBEDDING))
+    if swaps_last:
+        visits.append(Visit(last, Extent.HEAD))
+    return tuple(visits)
