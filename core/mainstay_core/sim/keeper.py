@@ -268,6 +268,14 @@ class SegmentKeeper:
             for micro_batch in range(logs.micro_batches)
         ]
 
+    def withdraw(
+        self, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> None:
+        """Have nothing count of what this member sent for types that it no longer holds."""
+        if self.logs_boundaries:
+            for key in self._keys_of(self._voted(plan, index, lineage, step, types)):
+                self._client.withdraw(key)
+
     def check_voted(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
         """What a vote says of boundary logs holds, whatever this keeper goes by."""
         logs = self._voted(plan, index, self._owner.state.lineage, step, types)
