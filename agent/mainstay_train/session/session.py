@@ -21,6 +21,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -89,6 +90,7 @@ class Session(RankSession[Connections]):
             snapshots=snapshot_rules(config.snapshots, training),
             fork_rules=fork_rules(config.approximate, training),
             witness_every_steps=config.witness_every_steps,
+            tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -387,8 +389,12 @@ class Session(RankSession[Connections]):
         self._tell_finding(finding_of(self.state, action))
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
-        """Free some partials."""
+        """Free some partials; logs of what they were computed from count no more."""
         self.engine.drop_partials(partials)
+        if self._segments is not None:
+            state = self.state
+            types = [t for partial in partials for t in range(partial.first, partial.last + 1)]
+            self._segments.withdraw(self.plan, state.index, state.lineage, state.version, types)
 
     def drop_held(self) -> None:
         """Free all partials."""
