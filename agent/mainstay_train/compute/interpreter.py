@@ -29,6 +29,7 @@ from mainstay_train.comm.group import Group, Message, Pending
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import arrivals
 from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.doubts import Doubts
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
@@ -90,6 +91,7 @@ class Interpreter:
     ) -> None:
         self._checks = checks or Checks()
         self._checks.begin_stage(block.compute for block in blocks)
+        self._doubts = Doubts(self._checks, stage, num_stages)
         self._scope: Scope = UNCHECKED
         """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
@@ -117,6 +119,10 @@ class Interpreter:
         self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
+        self._undelivered = 0
+        """Blocks that were not delivered yet: the first ones."""
+        self._delivers = False
+        """Whether one is being delivered."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -159,7 +165,9 @@ class Interpreter:
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again = log, again
         self._closing = frozenset(closing(program) if deliver is not None else ())
+        self._undelivered, self._delivers = len(self._blocks), False
         self._expect(program)
+        self._doubts.begin_step(step)
         self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
@@ -175,10 +183,26 @@ class Interpreter:
             self._sends.clear()
             self._posted.clear()
             self._deliver = self._log = self._again = None
-            # Complete types may be held from here on. What is found wrong of them makes them void.
-            for shard_type in self._results:
+            self._settle_checks()
+
+    def _settle_checks(self) -> None:
+        """Execute the checks of complete types, which may be held from here on.
+
+        What is found wrong of them makes them void, and so does a check that cannot be executed.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        errors = []
+        for shard_type in self._results:
+            try:
                 self._checks.waiting.settle(shard_type)
-            self._checks.waiting.drop()
+            except Exception as error:
+                self._checks.void.add(shard_type)
+                errors.append(error)
+        self._checks.waiting.drop()
+        if errors:
+            raise errors[0]
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -333,15 +357,35 @@ class Interpreter:
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
-        with self._over(action):
+        with self._doubting(action, flow), self._over(action):
             if self._stage == 0:
                 assert flow.loaded is not None
                 x = devices.sent(flow.loaded.batch.tokens, self._device)
             assert x is not None
             flow.output = self._enter_blocks(flow, x)
+        if flow.is_void:
+            flow.output = self.make_activation(self._device).zero_()
         if not self._computed:
             self._computed = True
             self._load_ahead()
+
+    @contextmanager
+    def _doubting(self, action: Action, flow: MicroBatch) -> Iterator[None]:
+        """Have a type be void whose blocks raise, once, if that may come from a device.
+
+        The neighbours wait for what it gives them: they get zeros, and the vote says what it is.
+        """
+        try:
+            yield
+        except (*USER_ERRORS, RuntimeError) as error:
+            alone = self._inner.size == 1  # else other inner ranks wait in a collective
+            if self._delivers or self._again is not None or not alone:
+                raise
+            if not self._doubts.is_doubtful(action.type, error):
+                raise
+            phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
+            self._doubts.note(phase, action.type, action.micro_batch, error)
+            flow.give_up()
 
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
@@ -418,8 +462,11 @@ class Interpreter:
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
-        with self._over(action):
-            flow.gradient = self._leave_blocks(action, flow, gradient)
+        if not flow.is_void:
+            with self._doubting(action, flow), self._over(action):
+                flow.gradient = self._leave_blocks(action, flow, gradient)
+        if flow.is_void and self._stage > 0:
+            flow.gradient = self.make_activation(self._device).zero_()
 
     def _leave_blocks(
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
@@ -449,8 +496,12 @@ class Interpreter:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
         completes = action.micro_batch == self._micro_batches - 1
         with self._over(action) as scope:
-            for block, tape in flow.deferred:
-                self._add_weights(action, block, tape)
+            with self._doubting(action, flow):
+                for block, tape in flow.deferred:
+                    self._add_weights(action, block, tape)
+            if flow.is_void and action in self._closing:
+                for number in reversed(range(self._undelivered)):
+                    self._deliver_block(number)
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)
@@ -463,9 +514,15 @@ class Interpreter:
         skipped = () if self._again is None else self._again.skipped(number)
         self._scope.enter(Pass.WEIGHT, number, block.name)
         block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=skipped)
-        if self._deliver is not None and action in self._closing:
-            self._scope.enter(Pass.STEP)
-            self._deliver(number)
+        if action in self._closing:
+            self._deliver_block(number)
+
+    def _deliver_block(self, number: int) -> None:
+        assert self._deliver is not None, "else no action closes"
+        self._scope.enter(Pass.STEP)
+        self._delivers, self._undelivered = True, number
+        self._deliver(number)
+        self._delivers = False
 
     def _complete(self, action: Action) -> None:
         shard_type, mark = action.type, None
@@ -483,3 +540,4 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
+        self._doubts.complete(shard_type)
