@@ -98,7 +98,7 @@ SETTINGS = (*CELLS, *CHAINS, *LOOPS)
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the flips of a variant, by class, and of its clean steps."""
+    """Counts of a variant's flips, by class, and of its clean steps."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     num_clean: int = 0

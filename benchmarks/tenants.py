@@ -1,6 +1,6 @@
 """Measures how much slower one tenant's job is while another tenant misuses the same api.
 
-    python benchmarks/tenants.py [--quick] [--rounds 6] [--seconds 10]
+    python benchmarks/tenants.py [--quick] [--rounds 6] [--seconds 10] [--kills 1]
 
 One local run of two replicas of two stages, whose api has the limits of the chart, and a second job
 at the same api. In turns, the owner of the second job does everything wrong that the token of its
@@ -13,8 +13,8 @@ pods allows (benchmarks/support/tenant.py: 24 connections that never wait)
   not the first one, so the machine has all the work that this tenant makes;
 - at ours: at the first job's api.
 
-Meanwhile the first job's steps are timed by its ledger, calls about it by a person, and in each
-turn a trainer is killed: from that to the next commit is a recovery. What is wanted is that each of
+Meanwhile the first job's steps are timed by its ledger, calls about it by a person, and at the end
+of each turn a trainer is killed, ``--kills`` times: from that to the next commit is a recovery. What is wanted is that each of
 the three takes at most 1.2 times as long beside the tenant at ours as beside the same load spent
 elsewhere, at another. What one has to pay for the load itself is the ratio to nobody's.
 """
@@ -91,8 +91,8 @@ class Measured:
         self.calls: list[float] = []
         self.recoveries: list[float] = []
 
-    def turn(self, run: LocalRun, seconds: float, rng: random.Random) -> None:
-        """Time steps and calls for so long, and then one recovery."""
+    def turn(self, run: LocalRun, seconds: float, kills: int, rng: random.Random) -> None:
+        """Time steps and calls for so long, and then so many recoveries."""
         first = run.newest() + 2
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
@@ -103,7 +103,7 @@ class Measured:
         last = run.newest()
         times = [run.steps[n].committed_at_s for n in range(first, last) if n in run.steps]
         self.steps += [after - before for before, after in itertools.pairwise(times)]
-        self.recoveries.append(recover(run, rng))
+        self.recoveries += [recover(run, rng) for _ in range(kills)]
 
     def all(self) -> dict[str, Sequence[float]]:
         return {"step": self.steps, "call": self.calls, "recovery": self.recoveries}
@@ -143,6 +143,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="2 rounds of 5 seconds")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--kills", type=int, default=1)
     args = parser.parse_args()
     rounds, seconds = (2, 5.0) if args.quick else (args.rounds, args.seconds)
     print(f"load average before: {os.getloadavg()[0]:.1f}")
@@ -165,11 +166,11 @@ def main() -> int:
             others_uid = submit(client, another)
         places = {"nobody's": (theirs, uid), "another": (another, others_uid), "ours": (ours, uid)}
         for number in range(rounds):
-            measured["nowhere"].turn(run, seconds, rng)
+            measured["nowhere"].turn(run, seconds, args.kills, rng)
             for place, (api, job_uid) in places.items():
                 address = api.removeprefix("http://")
                 with hostile_tenant(address, job_uid, TENANT_TOKEN) as did:
-                    measured[place].turn(run, seconds, rng)
+                    measured[place].turn(run, seconds, args.kills, rng)
                 print(f"round {number}, {place}: {did}", file=sys.stderr)
         lost = run.fetch("report")["steps"]["lost"]
     print(f"steps lost: {lost}")

@@ -212,7 +212,7 @@ class ProcessChain:
 
 
 class _Rank:
-    """What the process of a rank does when it is told to."""
+    """One rank in a process of its own, which does what it is told."""
 
     def __init__(self, setting: Setting, rank: int, store: str) -> None:
         self._setting, self._rank, self._store = setting, rank, store

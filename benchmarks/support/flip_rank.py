@@ -72,7 +72,7 @@ class Variant(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained, and how."""
+    """A model, and how it is cut and computed."""
 
     model: str
     recompute: float = 0.0

@@ -34,7 +34,7 @@ from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.status import Checksums, status_of
-from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreStatus
@@ -103,6 +103,7 @@ class SegmentStore:
         """By address, and whether they carry what is sent again: no step waits for that."""
         self._plans: deque[tuple[Plan, int, int]] = deque(maxlen=1)
         """The newest plan that was not looked at yet, with peers and domains of copies."""
+        self._recopies = Recopies(pod)
         self._sweeps_at_s = time.monotonic()
         self._is_closed = self._is_paused = False
         self._doubts: deque[Doubts] = deque(maxlen=1)
@@ -209,7 +210,8 @@ class SegmentStore:
             self._end(channel, brief(error))
 
     def _look_after(self) -> None:
-        """End what does not move, and wait for what each connection wants to do next."""
+        """Send what lacks holders, end what does not move, and see what each connection wants."""
+        self._recopy()
         now_s = time.monotonic()
         if self._check is not None:
             self._checked = self._check.advance() or self._checked
@@ -326,17 +328,22 @@ class SegmentStore:
         with contextlib.suppress(BlockingIOError):
             self._wakes.recv(TURN_BYTES)
         while self._plans:
-            self._recopy(*self._plans.popleft())
+            plan, peers, domains = self._plans.popleft()
+            self._recopies.adopt(plan, peers=peers, domains=domains)
         while self._doubts:
             for header in self._sums.take_headers(self._doubts.popleft()):
                 self._index.doubt(header.key, header.nonce, header.digest)
         self._answer()
 
-    def _recopy(self, plan: Plan, peers: int, domains: int) -> None:
-        """Send again what has lost holders."""
-        segments = {s.header.key: s for s in self._index.needed(plan.lineage)}
+    def _recopy(self) -> None:
+        """Send again what has lost holders, after a new plan or a new complete window."""
+        index = self._index
+        plan = self._recopies.due(index.from_version)
+        if plan is None:
+            return
+        segments = {s.header.key: s for s in index.needed(plan.lineage)}
         kept = [Held(key, segment.holders) for key, segment in segments.items()]
-        recopies = plan_recopies(plan, self._pod, kept, peers=peers, domains=domains)
+        recopies = self._recopies.look(index.from_version, kept)
         if recopies:
             logger.info("%d segments have lost holders and are sent again", len(recopies))
         for recopy in recopies:

@@ -82,6 +82,27 @@ class WaitingChecks:
             with _disable_current_modes():  # the caller may be in a scope of checks
                 self._take(dynamic.Needed(operators=names))
 
+    def settle_all(self, types: Iterable[int], void: set[int]) -> None:
+        """Execute the checks of complete types, and forget all others: their types do not count.
+
+        Args:
+            types: that are about to count.
+            void: gets those of which a check cannot be executed.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        errors = []
+        for shard_type in types:
+            try:
+                self.settle(shard_type)
+            except Exception as error:
+                void.add(shard_type)
+                errors.append(error)
+        self.drop()
+        if errors:
+            raise errors[0]
+
     def use(self, is_open: Callable[[], bool]) -> None:
         """Execute one check after the other, in their order, while a window is open."""
         if not self._waiting or not is_open():

@@ -91,7 +91,7 @@ class Interpreter:
     ) -> None:
         self._checks = checks or Checks()
         self._checks.begin_stage(block.compute for block in blocks)
-        self._doubts = Doubts(self._checks, stage, num_stages)
+        self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
         """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
@@ -121,8 +121,6 @@ class Interpreter:
         """The actions in which blocks are delivered."""
         self._undelivered = 0
         """Blocks that were not delivered yet: the first ones."""
-        self._delivers = False
-        """Whether one is being delivered."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -163,11 +161,10 @@ class Interpreter:
             GroupEnded: the chain broke; types in flight are dropped.
         """
         self._step, self._chain, self._deliver = step, chain, deliver
-        self._log, self._again = log, again
+        self._log, self._again, self._undelivered = log, again, len(self._blocks)
         self._closing = frozenset(closing(program) if deliver is not None else ())
-        self._undelivered, self._delivers = len(self._blocks), False
         self._expect(program)
-        self._doubts.begin_step(step)
+        self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
         try:
             for action in program:
@@ -183,26 +180,7 @@ class Interpreter:
             self._sends.clear()
             self._posted.clear()
             self._deliver = self._log = self._again = None
-            self._settle_checks()
-
-    def _settle_checks(self) -> None:
-        """Execute the checks of complete types, which may be held from here on.
-
-        What is found wrong of them makes them void, and so does a check that cannot be executed.
-
-        Raises:
-            Exception: what a check has raised; all others were executed.
-        """
-        errors = []
-        for shard_type in self._results:
-            try:
-                self._checks.waiting.settle(shard_type)
-            except Exception as error:
-                self._checks.void.add(shard_type)
-                errors.append(error)
-        self._checks.waiting.drop()
-        if errors:
-            raise errors[0]
+            self._checks.waiting.settle_all(self._results, self._checks.void)
 
     def _expect(self, program: Sequence[Action]) -> None:
         """Have batches loaded in the program's order."""
@@ -357,7 +335,7 @@ class Interpreter:
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
-        with self._doubting(action, flow), self._over(action):
+        with self._doubts.over(action, flow), self._over(action):
             if self._stage == 0:
                 assert flow.loaded is not None
                 x = devices.sent(flow.loaded.batch.tokens, self._device)
@@ -368,24 +346,6 @@ class Interpreter:
         if not self._computed:
             self._computed = True
             self._load_ahead()
-
-    @contextmanager
-    def _doubting(self, action: Action, flow: MicroBatch) -> Iterator[None]:
-        """Have a type be void whose blocks raise, once, if that may come from a device.
-
-        The neighbours wait for what it gives them: they get zeros, and the vote says what it is.
-        """
-        try:
-            yield
-        except (*USER_ERRORS, RuntimeError) as error:
-            alone = self._inner.size == 1  # else other inner ranks wait in a collective
-            if self._delivers or self._again is not None or not alone:
-                raise
-            if not self._doubts.is_doubtful(action.type, error):
-                raise
-            phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
-            self._doubts.note(phase, action.type, action.micro_batch, error)
-            flow.give_up()
 
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
@@ -399,7 +359,6 @@ class Interpreter:
             self._scope = UNCHECKED
 
     def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor) -> torch.Tensor:
-        """Take a micro-batch forward through the blocks."""
         lowest = self._lowest
         for number, block in enumerate(self._blocks):
             self._scope.enter(Pass.FORWARD, number, block.name)
@@ -463,7 +422,7 @@ class Interpreter:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
         if not flow.is_void:
-            with self._doubting(action, flow), self._over(action):
+            with self._doubts.over(action, flow), self._over(action):
                 flow.gradient = self._leave_blocks(action, flow, gradient)
         if flow.is_void and self._stage > 0:
             flow.gradient = self.make_activation(self._device).zero_()
@@ -471,7 +430,6 @@ class Interpreter:
     def _leave_blocks(
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Take a gradient back through the blocks."""
         at_once = self._num_recomputed > 0 or action in self._closing
         for number, block in reversed([*enumerate(self._blocks)][self._lowest :]):
             again = number < self._num_recomputed and not block.spec.is_last
@@ -496,7 +454,7 @@ class Interpreter:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
         completes = action.micro_batch == self._micro_batches - 1
         with self._over(action) as scope:
-            with self._doubting(action, flow):
+            with self._doubts.over(action, flow):
                 for block, tape in flow.deferred:
                     self._add_weights(action, block, tape)
             if flow.is_void and action in self._closing:
@@ -520,9 +478,8 @@ class Interpreter:
     def _deliver_block(self, number: int) -> None:
         assert self._deliver is not None, "else no action closes"
         self._scope.enter(Pass.STEP)
-        self._delivers, self._undelivered = True, number
         self._deliver(number)
-        self._delivers = False
+        self._undelivered = number
 
     def _complete(self, action: Action) -> None:
         shard_type, mark = action.type, None

@@ -106,3 +106,4 @@ class Disk:
             del self.complete[version]
         for key in [key for key in self.unfinished if key[0] <= outdated.unfinished]:
             del self.unfinished[key]
+            self.abandoned.add(key)  # perhaps of a quorum that is behind this one, and writes on

@@ -232,7 +232,6 @@ class SegmentKeeper:
         return all(self._client.is_held(key) for key in keys) and not wait.ended
 
     async def _log_boundaries(self, wait: Wait, logs: VotedLogs) -> bool:
-        """Wait until what a vote rests on is in the store, and tell the store of the vote."""
         await Sleep(self._world.pace.hiccup_s())
         keys = self._keys_of(logs)
         await Awaited(self._client.wait_answered(keys, wait.is_over))
@@ -268,13 +267,11 @@ class SegmentKeeper:
             for micro_batch in range(logs.micro_batches)
         ]
 
-    def withdraw(
-        self, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
-    ) -> None:
+    def withdraw(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
         """Have nothing count of what this member sent for types that it no longer holds."""
-        if self.logs_boundaries:
-            for key in self._keys_of(self._voted(plan, index, lineage, step, types)):
-                self._client.withdraw(key)
+        lineage = self._owner.state.lineage
+        for key in self._keys_of(self._voted(plan, index, lineage, step, types)):
+            self._client.withdraw(key)
 
     def check_voted(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
         """What a vote says of boundary logs holds, whatever this keeper goes by."""

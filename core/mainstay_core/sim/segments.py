@@ -38,7 +38,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
@@ -80,6 +80,7 @@ class SegmentStore:
         self.has_been_full = False
         self._plan: Plan | None = None
         """The newest that was adopted."""
+        self._recopies = Recopies(pod)
         self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
@@ -136,6 +137,7 @@ class SegmentStore:
                 end.send((Reported(request=message.request, report=report), None))
             case _:
                 raise AssertionError(f"a store is told {message}")
+        self._recopy()
 
     def _answer(self, end: End, message: Fetch) -> None:
         segment = self._index.find(message.key)
@@ -252,12 +254,20 @@ class SegmentStore:
     def adopt(self, plan: Plan) -> None:
         """Send again what a plan leaves with too few holders."""
         self.has_failed, self._plan = False, plan
-        needed = {s.header.key: s for s in self._index.needed(plan.lineage)}
+        self._recopies.adopt(plan, peers=self._config.peers, domains=self._config.domains)
+        self._recopy()
+        keys = frozenset(s.header.key for s in self._index.needed(plan.lineage))
+        self._process.after(RECOPIED_S, self._check_recopied, plan, keys, 0)
+
+    def _recopy(self) -> None:
+        index = self._index
+        plan = self._recopies.due(index.from_version)
+        if plan is None:
+            return
+        needed = {s.header.key: s for s in index.needed(plan.lineage)}
         kept = [Held(key, segment.holders) for key, segment in needed.items()]
-        peers, domains = self._config.peers, self._config.domains
-        for recopy in plan_recopies(plan, self._pod, kept, peers=peers, domains=domains):
+        for recopy in self._recopies.look(index.from_version, kept):
             self._send_again(needed[recopy.key], recopy)
-        self._process.after(RECOPIED_S, self._check_recopied, plan, frozenset(needed), 0)
 
     def _send_again(self, segment: Kept, recopy: Recopy) -> None:
         message = Segment(

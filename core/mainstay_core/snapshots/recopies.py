@@ -82,6 +82,48 @@ def plan_recopies(
     return found
 
 
+class Recopies:
+    """What a store has looked at under the plan that is held, to look at nothing twice.
+
+    Args:
+        pod: whose store it is.
+    """
+
+    def __init__(self, pod: PodUid) -> None:
+        self._pod = pod
+        self._plan: Plan | None = None
+        self._peers = self._domains = 1
+        self._from_version = 0
+        self._seen: set[SegmentKey] = set()
+
+    def adopt(self, plan: Plan, *, peers: int, domains: int) -> None:
+        """Begin anew with a plan; arguments as those of :func:`plan_recopies`."""
+        self._plan, self._peers, self._domains = plan, peers, domains
+        self._from_version, self._seen = -1, set()
+
+    def due(self, from_version: int) -> Plan | None:
+        """Return the plan under which it is to be looked; None if that is done.
+
+        Args:
+            from_version: first version of the newest window that the store knows to be complete.
+        """
+        return self._plan if from_version != self._from_version else None
+
+    def look(self, from_version: int, kept: Iterable[Held]) -> list[Recopy]:
+        """Return what the store sends now, in the order of ``kept``.
+
+        Args:
+            from_version: as :meth:`due` was asked.
+            kept: the store's segments that a replay may need.
+        """
+        if self._plan is None:
+            return []
+        self._from_version, kept = from_version, list(kept)
+        new = [held for held in kept if held.key not in self._seen]
+        self._seen = {held.key for held in kept}
+        return plan_recopies(self._plan, self._pod, new, peers=self._peers, domains=self._domains)
+
+
 def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> tuple[Holder, ...]:
     """Return the stores that keep a segment once one more has taken it.
 

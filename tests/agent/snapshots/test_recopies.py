@@ -60,6 +60,21 @@ def test_what_lost_its_holder_comes_to_a_spare_which_sends_it_on_when_it_is_the_
     assert versions_at(clients[a]) == [3], "a pod without a place in the plan keeps what it has"
 
 
+def test_a_store_that_hears_later_that_a_window_is_complete_sends_that_again_too(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    writer, other = make_client(a), make_client(b)
+    write(writer, key_of(3), b"older", [GONE])
+    write(writer, key_of(4), b"newer", [GONE], window=4)
+    a.store.adopt(plan_of(a, b), peers=1, domains=1)
+    wait_for(other, [3])
+
+    writer.keep_from(0, 4)
+
+    wait_for(other, [3, 4])
+
+
 def test_a_store_that_starts_again_in_its_pod_gets_again_what_the_one_before_had(
     make_store: Make, make_client: MakeClient
 ) -> None:

@@ -21,10 +21,11 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
-from mainstay_core.sim import draw, keeper, segments
+from mainstay_core.sim import draw, keeper
 from mainstay_core.sim.keeper import SegmentKeeper
 from mainstay_core.sim.scenario import Scenario, draw_losses
 from mainstay_core.sim.segments import SegmentStore
+from mainstay_core.snapshots import recopies
 from mainstay_core.snapshots.recopies import Recopy
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
@@ -279,7 +280,7 @@ MEMORY_MUTANTS = {
     ),
     "not-sent-again": Mutant(
         "what has lost a holder stays with those that are left until the next window is complete",
-        [(segments, "plan_recopies", _nothing_again)],
+        [(recopies, "plan_recopies", _nothing_again)],
         _IN_MEMORY,
     ),
     "replay-without-commit": Mutant(

@@ -53,6 +53,16 @@ def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> N
     assert not outcome.violation, outcome.violation
 
 
+def test_a_store_whose_trainer_is_new_hears_late_which_window_is_complete() -> None:
+    outcome = simulate(draw(701205))
+    assert not outcome.violation, outcome.violation
+
+
+def test_a_quorum_that_is_behind_writes_what_one_that_is_ahead_removes() -> None:
+    outcome = simulate(draw(700396))
+    assert not outcome.violation, outcome.violation
+
+
 def test_a_store_that_has_not_heard_of_a_plan_may_have_to_send_for_it() -> None:
     outcome = simulate(draw(126, kinds=IN_MEMORY))
     assert not outcome.violation, outcome.violation

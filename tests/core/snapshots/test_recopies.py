@@ -11,7 +11,7 @@ from tests.core.rank.test_authors import with_spare, with_stores
 from tests.core.segments.keys import key_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.recopies import Held, Recopy, holders_after, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentKey
@@ -51,6 +51,24 @@ def test_a_segment_goes_out_of_its_stage_first_and_with_few_pods_to_a_spare() ->
     assert sent(few, "s", "gone", "s", "a", peers=2) == [("b",)]
     assert sent(few, "a", "gone", "s", "a", peers=2) == [("b",)], "s may not know of it"
     assert sent(few, "s", "gone", "a", "s", peers=2) == []
+
+
+def test_it_is_looked_once_for_a_plan_and_once_more_for_each_newer_window() -> None:
+    older, newer = (Held(key_of(v), (store("a"), store("gone"))) for v in (3, 4))
+    recopies = Recopies(PodUid("a"))
+    assert recopies.due(0) is None, "there is no plan"
+    assert recopies.look(0, [older]) == []
+
+    recopies.adopt(GRID, peers=1, domains=2)
+    assert recopies.due(0) is GRID
+    assert [r.key for r in recopies.look(0, [older])] == [older.key]
+    assert recopies.due(0) is None
+
+    assert recopies.due(4) is GRID
+    assert [r.key for r in recopies.look(4, [older, newer])] == [newer.key], "one is on its way"
+
+    recopies.adopt(GRID, peers=1, domains=2)
+    assert [r.key for r in recopies.look(4, [newer])] == [newer.key]
 
 
 def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_before() -> None:
