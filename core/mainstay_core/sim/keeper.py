@@ -236,10 +236,9 @@ class SegmentKeeper:
         keys = self._keys_of(logs)
         await Awaited(self._client.wait_answered(keys, wait.is_over))
         await self._owner.point("logged")
-        if not all(self._client.is_held(key) for key in keys) or wait.ended:
-            return False
-        if not keys:
-            return True
+        is_kept = all(self._client.is_held(key) for key in keys) and not wait.ended
+        if not keys or not is_kept:
+            return is_kept
         return await Awaited(self._client.vote_on(logs, wait.is_over)) and not wait.ended
 
     def _voted(
