@@ -92,6 +92,12 @@ class BoundaryReplay:
         """Return the first step that is computed again; the version where none is."""
         return self.window.first
 
+    @property
+    def known(self) -> tuple[CommitRecord, ...]:
+        """Return all commits that it names, by step."""
+        ends = () if self.next is None else (self.next,)
+        return (*(step.record for step in self.steps), *ends)
+
 
 def replaying_members(plan: Plan, position: int) -> tuple[Member, ...]:
     """Return the members of a position of a stretch that compute its steps again, by index.

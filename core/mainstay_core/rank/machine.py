@@ -29,6 +29,7 @@ from mainstay_core.rank.events import (
     DropPartials,
     Event,
     Finish,
+    KeepRecord,
     Leave,
     LoadFailed,
     LoadState,
@@ -174,15 +175,19 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         mark=None,
         kept_from=outcome.kept_from,
     )
+    replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
+    # Who is lost next may be the last to have them: all is copied again but the commits.
+    commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()
     restore = LoadState(
         mine,
         outcome.version,
         outcome.sources[state.index],
         outcome.expected[state.index],
-        outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None,
+        replay,
         _making(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
-    return Transition(restoring, (tell, *unsaved, *back, DropHeld(), restore), outcome.reason)
+    actions = (tell, *unsaved, *back, *commits, DropHeld(), restore)
+    return Transition(restoring, actions, outcome.reason)
 
 
 def _forked(state: RankState, outcome: Settlement) -> RankState:

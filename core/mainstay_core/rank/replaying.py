@@ -64,6 +64,12 @@ class Replay:
         """Return the first step that some unit applies again; the version where none does."""
         return min((unit.state.version for unit in self.units), default=self.version)
 
+    @property
+    def known(self) -> tuple[CommitRecord, ...]:
+        """Return all commits that it names, by step."""
+        ends = (end for end in (self.last, self.next) if end is not None)
+        return tuple({r.commit.step: r for r in (*self.records, *ends)}.values())
+
 
 class UnfinishedReplay(Generic[ReplayerT]):
     """A replay by gradients that the end of its quorum left unfinished, with what it has made.

@@ -310,6 +310,14 @@ class SegmentStore:
         # What this store keeps another one may have to send, once it has heard of the plan.
         stores = [kept.stores[address] for address in addresses.values()]
         is_open = any(store.is_sending or not store.has_adopted(plan) for store in stores)
+        # One whose trainer has still to settle hears then that the newest window is complete.
+        members = {addresses[m.slot.pod] for m in plan.members if m.slot.pod in addresses}
+        is_open |= any(
+            kept.stores[at].keeps(key) and kept.stores[at].from_version < key.version
+            for at in members
+            for key in lacking
+            if key.kind is SegmentKind.STATE
+        )
         if lacking and not is_open and times:
             raise Violation(f"I7: {self.address} leaves {lacking[0]} with too few holders")
         if lacking:

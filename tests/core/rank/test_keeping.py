@@ -128,6 +128,8 @@ def test_a_rank_of_a_lost_stage_makes_its_state_anew_and_has_the_history_of_the_
     assert (load.action, load.version) == (StateAction.REPLAY, 3)
     assert load.replay is not None
     assert (load.replay.position, load.replay.first_step) == (0, 1)
+    kept = [a.record.commit.step for a in outcome.actions if isinstance(a, KeepRecord)]
+    assert kept == [1, 2], "its own store may be the only one that is left at the next loss"
 
     after = machine.step(outcome.state, StateLoaded("made anew"))
     assert (after.state.version, after.state.digest) == (3, "made anew")

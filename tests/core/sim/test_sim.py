@@ -58,6 +58,11 @@ def test_a_store_whose_trainer_is_new_hears_late_which_window_is_complete() -> N
     assert not outcome.violation, outcome.violation
 
 
+def test_pods_that_are_lost_one_after_another_in_a_window_take_no_commit_with_them() -> None:
+    outcome = simulate(draw(702068))
+    assert not outcome.violation, outcome.violation
+
+
 def test_a_quorum_that_is_behind_writes_what_one_that_is_ahead_removes() -> None:
     outcome = simulate(draw(700396))
     assert not outcome.violation, outcome.violation
