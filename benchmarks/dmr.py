@@ -10,6 +10,7 @@ variants take turns within each round, and ratios are medians over the rounds.
 - *Piggyback*: recomputes are compared with their forwards (with recompute on alone)
 - *Full*: each kernel is executed twice, at once (the plan Naive)
 - *Dynamic*: the same, but checks wait for waits
+- *Auto*: as the static planner plans it from the stage's first steps (with ``--waits`` alone)
 
 With ``--waits`` the stage is the first of two, and its neighbour is played: each gradient comes a
 fixed time after the stage begins to wait for it, so that waiting is the given share of a step
@@ -29,7 +30,7 @@ from contextlib import nullcontext
 import torch
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.votes import Commit
@@ -39,6 +40,7 @@ from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.group import Message, Pending
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import digests, numerics
 from mainstay_train.model import workload as workloads
 
@@ -46,7 +48,8 @@ SEED, WARM_UP_ROUNDS = 1, 2
 LARGE = {"dim": 256, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 768, "sequence": 1024}
 SMALL = {"dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 160, "sequence": 256}
 NONE, OFF, PIGGYBACK, FULL = "none", "Off", "Piggyback", "Full"
-DYNAMIC = "Dynamic"
+DYNAMIC, AUTO = "Dynamic", "Auto"
+PROFILE_STEPS = 3
 
 
 class PlayedLink:
@@ -88,7 +91,7 @@ class Stage:
     Args:
         config: of the model.
         recompute: whether forwards run again in the backward.
-        variant: one of none, Off, Piggyback, Full and Dynamic.
+        variant: one of none, Off, Piggyback, Full, Dynamic and Auto.
         link: to the second stage; None: there is none.
         num_types: of a step.
     """
@@ -122,9 +125,10 @@ class Stage:
             recompute=recompute,
         )
         model = workloads.load("", config)
-        mode = {NONE: Mode.OFF, DYNAMIC: Mode.FULL}.get(variant) or Mode(variant)
-        waiting_bytes = 1 << 30 if variant == DYNAMIC else 0
-        self.checks = Checks(mode, tell=self._found, waiting_bytes=waiting_bytes)
+        mode = {NONE: Mode.OFF, DYNAMIC: Mode.FULL, AUTO: Mode.FULL}.get(variant) or Mode(variant)
+        waiting_bytes = 1 << 30 if variant in (DYNAMIC, AUTO) else 0
+        plan = PlanName.AUTO if variant == AUTO else PlanName.DYNAMIC
+        self.checks = Checks(mode, tell=self._found, waiting_bytes=waiting_bytes, plan=plan)
         self._engine = Engine.build(
             model,
             job,
@@ -141,6 +145,22 @@ class Stage:
         self._engine.state.initialize(SEED)
         self._number = 0
         self.num_findings = 0
+        self.shares = ""
+        """How checks are planned, once they are."""
+        if variant == AUTO:
+            planned = PlannedStage(
+                shape=shape,
+                stage=0,
+                fingerprint="bench",
+                profile_steps=PROFILE_STEPS,
+                memory_bytes=waiting_bytes,
+            )
+            self.checks.planner = RunPlanner(
+                planned, self._engine, ordered=None, clock=time.perf_counter, tell=self._plan
+            )
+
+    def _plan(self, told: Told) -> None:
+        self.shares = told.shares
 
     def _found(self, _: object) -> None:
         self.num_findings += 1
@@ -194,26 +214,35 @@ def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) 
 
 def measure_waits(config: dict[str, object], share: float, rounds: int) -> None:
     """Print one line: a stage that waits for its neighbour."""
-    names, num_types, link = [OFF, FULL, DYNAMIC], 4, PlayedLink()
+    names, num_types, link = [OFF, FULL, DYNAMIC, AUTO], 4, PlayedLink()
     stages = {name: Stage(config, True, name, link, num_types) for name in names}
     for stage in stages.values():
         stage.step()
     computes_s = statistics.median(seconds(stages[OFF].step) for _ in range(3))
     link.delay_s = computes_s * share / (1 - share) / num_types
+    for _ in range(PROFILE_STEPS + 1):
+        stages[AUTO].step()
     times: list[dict[str, float]] = []
     for turn in range(rounds):
-        order = names[turn % 3 :] + names[: turn % 3]
+        order = names[turn % len(names) :] + names[: turn % len(names)]
         times.append({name: seconds(stages[name].step) for name in order})
     ms = {name: statistics.median(row[name] for row in times) * 1e3 for name in names}
     ratios = [
         statistics.median(row[over] / row[under] for row in times)
-        for over, under in ((FULL, OFF), (DYNAMIC, OFF), (FULL, DYNAMIC))
+        for over, under in (
+            (FULL, OFF),
+            (DYNAMIC, OFF),
+            (AUTO, OFF),
+            (FULL, DYNAMIC),
+            (FULL, AUTO),
+        )
     ]
-    most = stages[DYNAMIC].checks.waiting.most_bytes
+    most = [stages[name].checks.waiting.most_bytes / 2**20 for name in (DYNAMIC, AUTO)]
     shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
     print(
-        f"| {share:.0%} | {ms[OFF]:.0f} | {ms[FULL]:.0f} | {ms[DYNAMIC]:.0f} | {shown} "
-        f"| {most / 2**20:.0f} | {sum(stage.num_findings for stage in stages.values())} |",
+        f"| {share:.0%} | {ms[OFF]:.0f} | {ms[FULL]:.0f} | {ms[DYNAMIC]:.0f} | {ms[AUTO]:.0f} "
+        f"| {shown} | {most[0]:.0f} | {most[1]:.0f} | {stages[AUTO].shares} "
+        f"| {sum(stage.num_findings for stage in stages.values())} |",
         flush=True,
     )
 
@@ -234,10 +263,11 @@ def main() -> None:
     print(f"load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     if args.waits:
         print(
-            "| waiting | Off ms | Naive ms | Dynamic ms | Naive/Off | Dynamic/Off "
-            "| Naive/Dynamic | most MiB | findings |"
+            "| waiting | Off ms | Naive ms | Dynamic ms | Auto ms | Naive/Off | Dynamic/Off "
+            "| Auto/Off | Naive/Dynamic | Naive/Auto | most MiB, Dynamic | most MiB, Auto "
+            "| plan of Auto | findings |"
         )
-        print("|" + " --- |" * 9)
+        print("|" + " --- |" * 14)
         for share in args.waits:
             measure_waits({**config, "dtype": "float32"}, share, rounds)
         return

@@ -14,9 +14,10 @@ pods allows (benchmarks/support/tenant.py: 24 connections that never wait)
 - at ours: at the first job's api.
 
 Meanwhile the first job's steps are timed by its ledger, calls about it by a person, and at the end
-of each turn a trainer is killed, ``--kills`` times: from that to the next commit is a recovery. What is wanted is that each of
-the three takes at most 1.2 times as long beside the tenant at ours as beside the same load spent
-elsewhere, at another. What one has to pay for the load itself is the ratio to nobody's.
+of each turn a trainer is killed, ``--kills`` times: from that to the next commit is a recovery.
+What is wanted is that each of the three takes at most 1.2 times as long beside the tenant at ours
+as beside the same load spent elsewhere, at another. What one has to pay for the load itself is the
+ratio to nobody's.
 """
 
 from __future__ import annotations

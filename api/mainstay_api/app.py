@@ -20,7 +20,7 @@ from mainstay_api.lines import Lines
 from mainstay_api.long_work import long_answers
 from mainstay_api.metrics import LatencyMiddleware, Metrics
 from mainstay_api.plan_texts import PlanTexts
-from mainstay_api.routes import agents, faults, health, jobs, operator, snapshots
+from mainstay_api.routes import agents, faults, health, jobs, lineage, operator, snapshots
 from mainstay_api.settings import Settings
 from mainstay_api.store_protocol import Store
 from mainstay_api.streams import Streams
@@ -73,7 +73,7 @@ def create_app(settings: Settings, store: Store) -> FastAPI:
     app.add_middleware(LatencyMiddleware, metrics=metrics)
     app.add_middleware(AdmissionMiddleware, connections=app.state.connections)
     problems.install(app)
-    for routes in (health, agents, jobs, snapshots, operator, faults):
+    for routes in (health, agents, jobs, lineage, snapshots, operator, faults):
         app.include_router(routes.router)
     if settings.metrics_port is None:
         app.include_router(health.guarded_metrics)

@@ -401,6 +401,58 @@ SUMMARY: Responses = {
         },
     )
 }
+LINEAGE: Responses = {
+    200: _example(
+        "The forks, and what each stage could be made anew from",
+        {
+            "exact": False,
+            "approximate_since": 20,
+            "course": "approximate since step 20",
+            "num_forks": 1,
+            "forks": [
+                {
+                    "version": 20,
+                    "chain": "00000000000000000000000000000003",
+                    "made": {
+                        "positions": [{"stage": 1, "blocks": []}],
+                        "reason": "stage 1 is made anew from 0.75 of stage 0, 0.25 of stage 2",
+                    },
+                    "lr_boost": 1.1,
+                    "boost_steps": None,
+                }
+            ],
+            "allowed": True,
+            "after_lost_steps": 100,
+            "permitted_by": "",
+            "stages": [
+                {
+                    "stage": 0,
+                    "possible": False,
+                    "reason": "stage 0 is an end of the pipeline: it has no two neighbours",
+                },
+                {
+                    "stage": 1,
+                    "possible": True,
+                    "reason": "stages 0 and 2, weighed by their squared gradient norms in the last "
+                    "step",
+                },
+            ],
+        },
+    )
+}
+APPROXIMATE: Responses = {
+    200: _example(
+        "What the permission would come to, with dry_run; else the job, and what was allowed",
+        {
+            "would": "stage 1 is made anew from stages 0 and 2, weighed by their squared gradient "
+            "norms in the last step, as soon as a trainer is free; the job is approximate since "
+            "step 20 then. Otherwise it goes back to the seed, and loses 20 steps",
+            "stages": [1],
+            "lost_steps": 20,
+            "why_not": ["row 0 (hand_over): 1 cell already lost"],
+        },
+    )
+}
 STREAM: Responses = {
     200: {
         "description": "Server-sent events",

@@ -87,6 +87,11 @@ class Metrics:
             registry=self.registry,
         )
         self._show_build()
+        self._make_gauges()
+        self.snapshots = SnapshotMetrics(self.registry)
+
+    def _make_gauges(self) -> None:
+        """Make those that show how a job is."""
         self.step = Gauge("mainstay_job_step", "Steps committed", _JOB, registry=self.registry)
         loss = "Loss of the last step"
         self.loss = Gauge("mainstay_job_loss", loss, _JOB, registry=self.registry)
@@ -99,8 +104,13 @@ class Metrics:
             _JOB,
             registry=self.registry,
         )
-
-        self.snapshots = SnapshotMetrics(self.registry)
+        self.approximate_since = Gauge(
+            "mainstay_job_approximate_since_step",
+            "First step of another course than without failures: a stage was made anew from others "
+            "there; there is no series of an exact job",
+            _JOB,
+            registry=self.registry,
+        )
 
     def _show_build(self) -> None:
         build = Gauge(
@@ -133,6 +143,13 @@ class Metrics:
         """Return one of a job's series."""
         self._series.setdefault(job.job, set()).add((metric, (*job, *labels)))
         return metric.labels(*job, *labels)
+
+    def _drop(self, metric: Gauge, job: JobLabels) -> None:
+        """Show one of a job's series no more."""
+        shown, one = self._series.get(job.job, set()), (metric, tuple(job))
+        if one in shown:
+            shown.discard(one)
+            metric.remove(*job)
 
     def count_heartbeats(self, job: JobLabels, number: int) -> None:
         """Count those that were accepted."""
@@ -177,6 +194,10 @@ class Metrics:
             for verdict in Verdict:
                 # From 0 on: the first finding is an increase, then.
                 self._of(self.findings, job, verdict.value)
+        if state.approximate_since is not None:
+            self._of(self.approximate_since, job).set(state.approximate_since)
+        else:
+            self._drop(self.approximate_since, job)
         ettr = find_ettr(state)
         if ettr is not None:
             self._of(self.ettr, job).set(ettr)

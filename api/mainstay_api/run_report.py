@@ -25,7 +25,8 @@ from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery, show_recovery
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
+"""Version 1 said ``approximate_since`` of the steps that the ledger still had, and no lineage."""
 
 
 def show_members(
@@ -111,8 +112,6 @@ class ReportedStep:
     masters: str
     loss: float
     step_s: float
-    history: str = ""
-    """Digest of the forks on which it depends; empty: it is exact."""
 
 
 def report_steps(
@@ -137,7 +136,6 @@ def _report_step(entries: Sequence[LedgerEntry | None]) -> ReportedStep | None:
         masters=_sum(e.masters for e in known),
         loss=known[-1].loss,
         step_s=max(e.step_s for e in known),
-        history=known[0].history,
     )
 
 
@@ -170,7 +168,9 @@ def make_report(
         "reason": state.outcome,
         "crash": show_crash(state),
         **show_protections(state),
-        **_exactness(known),
+        "exact": state.approximate_since is None,
+        "approximate_since": state.approximate_since,
+        "lineage": {"num_forks": state.num_forks, "forks": codec.encode(state.history)},
         "digests": {
             "final": _final(state),
             "steps": [step.masters if step else None for step in steps],
@@ -191,18 +191,10 @@ def make_report(
     }
 
 
-def _exactness(known: Sequence[ReportedStep]) -> dict[str, Any]:
-    """Return whether the job is what it would have been, and since which step it is not."""
-    since = None
-    for step in known:
-        since = (step.step if since is None else since) if step.history else None
-    return {"exact": since is None, "approximate_since": since}
-
-
-def _final(state: CoordinatorState) -> dict[str, str]:
+def _final(state: CoordinatorState) -> dict[str, Any]:
     """Sums over positions; the samples are those of the whole job, the same on each.
 
-    The history is there if the job is approximate.
+    The history, and since when, are there if the job is approximate.
     """
     finals: tuple[FinalDigests, ...] = state.finals
     if len(finals) < len(state.shape.positions):
@@ -212,8 +204,12 @@ def _final(state: CoordinatorState) -> dict[str, str]:
         "masters": _sum(f.masters for f in finals),
         "optimizer": _sum(f.optimizer for f in finals),
         "data": next((f.data for f in finals if f.data), ""),
-        **({"history": finals[0].history} if finals[0].history else {}),
+        **(_course(finals[0]) if finals[0].history else {}),
     }
+
+
+def _course(final: FinalDigests) -> dict[str, Any]:
+    return {"history": final.history, "approximate_since": final.approximate_since}
 
 
 def _sum(digests: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
@@ -43,6 +44,7 @@ from mainstay_core.wire.page import (
     Training,
 )
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.reinitialisation import describe_fork
 from mainstay_core.wire.stores import SnapshotSummary
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
@@ -65,6 +67,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "pods": sum(not p.gone for p in state.pods),
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
+        "approximate": state.config.approximate is not None,
         "approximate_since": state.approximate_since,
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "crash": show_crash(state),
@@ -118,9 +121,10 @@ def show_page(
         held_back=sum(s.held_until_s > now_s for s in state.slots),
         created_at_s=state.created_at_s,
         entry=entry or None,
+        made_anew=describe_fork(state.history[-1]) if state.history else "",
         snapshots=state.config.snapshots is not None,
         stores=stores,
-        dmr_coverage=describe_coverage(state.config.dmr, state.config.dmr_plan),
+        dmr_coverage=_coverage(state),
         findings=findings,
         protections=_protections(state, entry),
     )
@@ -170,9 +174,15 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
     """Return how the user's code comes in, and what the job is protected by, with reasons."""
     entry = entry_of(state.fingerprints)
     shown = [codec.encode(p) for p in _protections(state, entry)]
-    coverage = describe_coverage(state.config.dmr, state.config.dmr_plan)
-    checks = {"dmr_coverage": coverage} if coverage else {}
+    coverage = _coverage(state)
+    checks: dict[str, Any] = {"dmr_coverage": coverage} if coverage else {}
+    if state.checks:
+        checks["checks"] = [codec.encode(stage) for stage in state.checks]
     return {"entry": entry or None, "protections": shown, **checks}
+
+
+def _coverage(state: CoordinatorState) -> str:
+    return cut(describe_coverage(state.config.dmr, state.config.dmr_plan, state.checks))
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:
@@ -260,6 +270,7 @@ def _training(
         committed_at_s=max((e.committed_at_s for e in entries), default=None),
         goodput=state.step / (state.step + again) if state.step else None,
         ettr=find_ettr(state),
+        approximate_since=state.approximate_since,
     )
 
 
@@ -280,6 +291,7 @@ def _short(recovery: Recovery) -> RecoveryLine:
         quorum=str(recovery.quorum),
         method=recovery.method,
         exact=recovery.exact,
+        approximate_since=recovery.approximate_since,
         fault=recovery.fault,
         reason=recovery.reason,
         from_step=recovery.from_step,

@@ -10,7 +10,12 @@ from mainstay_core.base.words import count
 from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.size_summary import summarize_sizes
 from mainstay_core.job.spec import TrainingJob
-from mainstay_core.pool.conditions import INVALID_SPEC, ConditionType, State, code_of
+from mainstay_core.pool.conditions import (
+    INVALID_SPEC,
+    ConditionType,
+    State,
+    code_of,
+)
 from mainstay_core.pool.counts import NOT_AUTHORIZED, PODS_REFUSED
 from mainstay_core.pool.losses import Loss, LossCause
 from mainstay_core.pool.observed import ObservedPod
@@ -20,6 +25,7 @@ from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
+from mainstay_core.wire.reinitialisation import REINITIALISED, describe_course
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.kube import RIGHTS_REMEDY, KubeError
@@ -130,6 +136,16 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
                 warning=not recovery.exact or method in (Method.WAIT, Method.RESTART),
             )
         )
+        if recovery.approximate_since is not None:
+            course = describe_course(recovery.approximate_since)
+            notes.append(
+                Note(
+                    reason=REINITIALISED,
+                    message=f"{course}: {recovery.fault}: {recovery.reason}",
+                    key=quorum,
+                    warning=True,
+                )
+            )
         if recovery.done:
             after = recovery.first_commit_after_s
             times = recovery.times.by_stage.items()

@@ -107,6 +107,8 @@ def summary_of(page: JobPage) -> JobSummary:
         checkpoint_problem=page.checkpoint.problem,
         durable=page.checkpoint.step,
         snapshots=page.snapshots,
+        approximate_since=page.training.approximate_since,
+        made_anew=page.made_anew,
         coverage=page.stores.coverage if page.stores is not None else "",
     )
 
@@ -216,6 +218,7 @@ def _of_page(page: JobPage) -> dict[str, Any]:
             steps=training.steps,
             loss=_number(training.loss, 6),
             stepSeconds=_number(training.step_seconds, 3),
+            approximateSince=training.approximate_since,
             ettr=_number(training.ettr, 3),
         ),
         "recovery": _recovery(page.recovery),
@@ -272,6 +275,8 @@ def _recovery(recovery: RecoveryOverview) -> dict[str, Any]:
             "finishedAt": show_time(finished_s),
             "seconds": {name: text for name, text in seconds.items() if text is not None},
         }
+        if last.approximate_since is not None:
+            shown["last"]["approximateSince"] = last.approximate_since
     return shown
 
 

@@ -23,6 +23,7 @@ READ = (
     "/recoveries",
     "/ledger",
     "/findings",
+    "/lineage",
     "/events",
     "/report",
 )

@@ -196,7 +196,7 @@ def test_the_report_of_a_complete_job(job: Any) -> None:
         job.commit(step)
     job.finish()
     report = job.api.get(f"{job.path}/report")
-    assert (report["version"], report["job"], report["state"]) == (1, "demo", "complete")
+    assert (report["version"], report["job"], report["state"]) == (2, "demo", "complete")
     assert report["digests"]["final"] == {
         "params": f"{2:032x}",
         "masters": f"{4:032x}",

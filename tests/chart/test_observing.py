@@ -55,6 +55,8 @@ def expressions() -> Iterator[tuple[str, str]]:
         for panel in board["panels"]:
             for target in panel["targets"]:
                 yield f"{path.stem}: {panel['title']}", target["expr"]
+        for mark in board["annotations"]["list"]:
+            yield f"{path.stem}: {mark['name']}", mark["expr"]
         for variable in board["templating"]["list"]:
             if variable["type"] == "query":
                 yield f"{path.stem}: ${variable['name']}", variable["query"]["query"]
@@ -81,7 +83,12 @@ def test_only_metrics_and_labels_that_exist_are_asked_for(where: str, expression
 def shown() -> Iterator[tuple[str, str, set[str]]]:
     """What people see of a result: where, its expression, the labels that are named."""
     for path in DASHBOARDS:
-        for panel in json.loads(path.read_text())["panels"]:
+        board = json.loads(path.read_text())
+        for mark in board["annotations"]["list"]:
+            labels = set(re.findall(r"{{ *([a-z_]+) *}}", mark["titleFormat"])) - {"step"}
+            assert '("step",' in mark["expr"], "the value is a label of its own"
+            yield f"{path.stem}: {mark['name']}", mark["expr"], labels
+        for panel in board["panels"]:
             for target in panel["targets"]:
                 labels = set(re.findall(r"{{ *([a-z_]+) *}}", target.get("legendFormat", "")))
                 yield f"{path.stem}: {panel['title']}", target["expr"], labels
@@ -177,6 +184,7 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     was_short = series("mainstay_job_snapshot_refused", "7x60", **ours)
     wrong = series("mainstay_check_findings_total", "0x30 0+1x30", verdict="primary", **ours)
     right = series("mainstay_check_findings_total", "3x60", verdict="primary", **ours)
+    approximate = series("mainstay_job_approximate_since_step", "50x60", **ours)
     damaged = series("mainstay_damaged_copies_total", "0+1x60", **ours)
     cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
         ("MainstayJobStalled", [heard, stalled, idle], ours),
@@ -187,6 +195,8 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ("MainstayStoreUnavailable", [failing], {}),
         ("MainstayStoreUnavailable", [scraped], None),
         ("MainstayJobLosesSteps", [lost], ours),
+        ("MainstayJobApproximate", [approximate], ours),
+        ("MainstayJobApproximate", [running, often], None),
         ("MainstayJobRecoversOften", [often], ours),
         ("MainstayJobRecoversOften", [seldom], None),
         ("MainstayWrongResult", [wrong], ours),
@@ -243,4 +253,5 @@ def filled(words: str, labels: dict[str, str], value: str) -> str:
     for key, label in labels.items():
         words = words.replace(f"{{{{ $labels.{key} }}}}", label)
     words = words.replace("{{ $value | humanizeDuration }}", "50m 0s")
+    words = words.replace('{{ $value | printf "%.0f" }}', value)
     return words.replace("{{ $value | humanize }}", value)

@@ -146,14 +146,14 @@ REFUSED = [
         "cross",
         "spec.detection.dmr",
         {"mode": "Off", "plan": "Dynamic"},
-        "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        "is not Naive, but no check waits in this mode; use Naive, or mode Full",
     ),
     Refused(
         "spec.detection.dmr.memory",
         "cross",
         "spec.detection.dmr",
         {"mode": "Full", "memory": "1Gi"},
-        "is for checks that wait; use plan Dynamic, or leave it out",
+        "is for checks that wait; use another plan than Naive, or leave it out",
     ),
     Refused(
         "spec.snapshots.window",
@@ -198,6 +198,13 @@ REFUSED = [
         "pods cannot be kept together and apart by one label",
     ),
     Refused(
+        "spec.checkpoint.resumeVersion",
+        "cross",
+        "spec.checkpoint",
+        {"resumeVersion": 6},
+        "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
+    ),
+    Refused(
         "spec.checkpoint",
         "cross",
         "spec.checkpoint",
@@ -207,6 +214,13 @@ REFUSED = [
     Refused("spec.redundancy", "type", "spec.redundancy", "auto", AUTO),
     Refused("spec.snapshots.window", "type", "spec.snapshots.window", 0, AUTO),
     Refused("spec.snapshots.memory", "type", "spec.snapshots.memory", "much", AMOUNT),
+    Refused(
+        "spec.detection.dmr.plan",
+        "type",
+        "spec.detection.dmr.plan",
+        "plan.json",
+        "must be Naive, Dynamic, Auto, or the path of a plan",
+    ),
     Refused("spec.detection.dmr.memory", "type", "spec.detection.dmr.memory", "much", AMOUNT),
     Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),
     Refused(f"{RESOURCES}.requests.cpu", "type", f"{RESOURCES}.requests.cpu", "-1", AMOUNT),
@@ -300,23 +314,6 @@ REFUSED = [
     Refused(
         "spec.recovery.holdBackMaxSeconds", "change", "spec.recovery.holdBackMaxSeconds", 9, FIXED
     ),
-    Refused(
-        "spec.recovery.allowApproximate", "change", "spec.recovery.allowApproximate", True, FIXED
-    ),
-    Refused(
-        "spec.recovery.approximateAfterLostSteps",
-        "change",
-        "spec.recovery.approximateAfterLostSteps",
-        10,
-        FIXED,
-    ),
-    Refused(
-        "spec.recovery.approximate",
-        "change",
-        "spec.recovery.approximate.lrBoostPercent",
-        120,
-        FIXED,
-    ),
     Refused("spec.scheduling", "change", "spec.scheduling.spreadTopologyKey", "rack", FIXED),
     Refused("spec.template", "cross", "spec.template", None, NO_TRAINER),
     Refused(
@@ -384,6 +381,9 @@ FREE: list[tuple[str, Any]] = [
     ("spec.activeDeadlineSeconds", 60),
     ("spec.ttlSecondsAfterFinished", 60),
     ("spec.recovery.window.maxRepairs", 7),
+    ("spec.recovery.allowApproximate", True),
+    ("spec.recovery.approximateAfterLostSteps", 10),
+    ("spec.recovery.approximate.lrBoostPercent", 120),
     ("spec.recovery.quarantine.mode", "Taint"),
     ("spec.recovery.quarantine.trustedNodes", ["node1"]),
 ]
@@ -592,7 +592,7 @@ def test_the_status_is_written_apart_and_shown_in_columns(
             }
             for kind in ConditionType
         ],
-        "training": {"step": 17, "loss": "2.5", "ettr": "0.97"},
+        "training": {"step": 17, "loss": "2.5", "ettr": "0.97", "approximateSince": 8},
         "quorum": {"id": "3", "replicas": 4},
         "recovery": {"total": 2, "last": {"method": "mask", "exact": True}},
     }
@@ -606,7 +606,7 @@ def test_the_status_is_written_apart_and_shown_in_columns(
     assert header.split() == ["NAME", "STATE", "READY", "SPARES", "STEP", "RECOVERIES", "AGE"]
     assert row.split()[:6] == [name, "Running", "4/4", "1/1", "17", "2"]
     wide = control_plane.kubectl("get", "mainstay", "-o", "wide").splitlines()
-    assert wide[0].split()[-5:] == ["REPLICAS", "LOSS", "ETTR", "LAST", "REASON"]
+    assert wide[0].split()[-6:] == ["REPLICAS", "LOSS", "ETTR", "APPROXIMATE", "LAST", "REASON"]
     assert "trainingjob.mainstay.dev/" in control_plane.kubectl("get", "all", "-o", "name")
 
 

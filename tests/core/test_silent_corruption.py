@@ -49,9 +49,10 @@ def test_the_example_of_the_page_is_a_job_with_checks() -> None:
     ("name", "bad"),
     [
         ("detection.dmr.mode: Piggyback", job({"dmr": {"mode": "Piggyback"}})),
-        ("detection.dmr.plan", job({"dmr": {"mode": "Full", "plan": "Auto"}})),
-        ("detection.dmr.profileSteps", job({"dmr": {"profileSteps": 3}})),
-        ("detection.dmr.plan: Dynamic", job({"dmr": {"mode": "Off", "plan": "Dynamic"}})),
+        ("detection.dmr.plan", job({"dmr": {"mode": "Off", "plan": "Auto"}})),
+        ("detection.dmr.plan", job({"dmr": {"mode": "Piggyback", "plan": "Dynamic"}})),
+        ("detection.dmr.plan", job({"dmr": {"mode": "Full", "plan": "plan.json"}})),
+        ("detection.dmr.profileSteps", job({"dmr": {"profileSteps": 0}})),
         ("detection.dmr.memory", job({"dmr": {"mode": "Full", "memory": "1Gi"}})),
         ("detection.witness", job({"witness": {"everySteps": 2}})),
         ("recovery.onTaint", job({}, recovery={"onTaint": "Report"})),

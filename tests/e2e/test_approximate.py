@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.e2e import matrix
-from tests.e2e.harness import TINY_MODEL, Layout, local_job, make_job
+from tests.e2e.harness import MAINSTAY, TINY_MODEL, Layout, LocalJob, local_job, make_job
 
 from mainstay_cli.base.comparison import compare_reports
 
@@ -151,4 +151,39 @@ def test_replicas_make_the_same_stage_and_agree(tmp_path: Path, corpus: Path) ->
     assert not report["exact"]
     assert report["approximate_since"] == LOST_AT
     assert report["steps"]["lost"] == 0
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
+
+
+def answer(running: LocalJob, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*MAINSTAY, *arguments], capture_output=True, text=True, env=running.environment
+    )
+
+
+@pytest.mark.chaos
+def test_a_person_allows_one_recovery_of_a_job_that_waits(tmp_path: Path, corpus: Path) -> None:
+    """Nobody takes the lost place, as its slot is worn out and there is no spare."""
+    layout = Layout(stages=4, lanes=1, shards_per_lane=2, spares=0)
+    patient = {"startupDeadlineSeconds": 600}
+    job = make_job(layout, NUM_STEPS, corpus, recovery={"maxRestarts": 0}, scheduling=patient)
+    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+    with local_job(tmp_path, job, [kill(1)]) as running:
+        running.wait_until(lambda: running.fetch()["state"] == "waiting")
+        other = answer(running, "approximate", "tiny", "--stage", "2", "--yes")
+        assert "the permission is for stage 2, and lost is stage 1" in other.stderr
+        unasked = answer(running, "approximate", "tiny")
+        assert "--yes: is missing" in unasked.stderr
+        tried = answer(running, "approximate", "tiny", "--dry-run")
+        assert "stage 1 is made anew from stages 0 and 2" in tried.stdout
+        assert running.fetch("lineage")["permitted_by"] == ""
+        given = answer(running, "approximate", "tiny", "--stage", "1", "--yes")
+        assert given.returncode == 0, given.stderr
+        assert running.fetch("lineage")["permitted_by"] == "token"
+        (lost,) = (m["slot"] for m in running.fetch("members") if m["stage"] == 1)
+        # In the place of a pod that leaves another is made, whose trainer takes the stage.
+        answer(running, "drain", "tiny", lost.partition("/")[0])
+        report = running.report()
+
+    check_forked(report)
+    assert report["recoveries"][0]["allowed_by"] == "token"
     assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))

@@ -14,6 +14,10 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 7
 FULL = {"detection": {"dmr": {"mode": "Full", "plan": "Naive"}}}
 DYNAMIC = {"detection": {"dmr": {"mode": "Full", "plan": "Dynamic", "memory": "64Mi"}}}
+AUTO = {
+    "detection": {"dmr": {"mode": "Full", "plan": "Auto", "profileSteps": 1}},
+    "runtime": {"recompute": True},
+}
 PIGGYBACK = {"detection": {"dmr": {"mode": "Piggyback"}}, "runtime": {"recompute": True}}
 PLACES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("forward", {"replica": 0, "stage": 1}, {"operator": "aten.mm"}),
@@ -207,14 +211,21 @@ def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Pa
             "inter and naive",
             marks=pytest.mark.chaos,
         ),
+        pytest.param(
+            AUTO,
+            {"pass": "backward", "execution": "checker"},
+            "stage 0: ",
+            marks=pytest.mark.chaos,
+        ),
     ],
-    ids=["Piggyback", "Dynamic"],
+    ids=["Piggyback", "Dynamic", "Auto"],
 )
 def test_a_wrong_value_that_was_used_makes_its_type_void(
     tmp_path: Path, spec: dict[str, Any], second: dict[str, Any], coverage: str
 ) -> None:
     """What a wrong forward gave the next stage is found only afterwards."""
     follows = ("checker", "repair") if spec is PIGGYBACK else ("checker", "nothing")
+    first = 3 if spec is AUTO else 1  # behind the profile step and the one before it
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     (tmp_path / "corpus").mkdir()
     corpus = matrix.write_corpus(tmp_path / "corpus")
@@ -232,7 +243,7 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
             "action": "flip",
             "flip": {"element": 7, "bit": 30, "operator": "aten.mm", **flip},
         }
-        for step, (phase, target, flip, _) in enumerate(places, 1)
+        for step, (phase, target, flip, _) in enumerate(places, first)
     ]
     job = make_job(layout, NUM_STEPS, corpus, **spec)
 
@@ -244,7 +255,7 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
     told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
     told.sort(key=lambda finding: finding["step"])
     assert [(f["step"], (f["verdict"], f["remedy"])) for f in told] == [
-        (step, expect) for step, (_, _, _, expect) in enumerate(places, 1)
+        (step, expect) for step, (_, _, _, expect) in enumerate(places, first)
     ]
     assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
     assert report["dmr_coverage"].startswith(coverage)

@@ -421,3 +421,39 @@ def test_a_budget_of_repairs_that_is_used_up_is_told_of_once() -> None:
 
     assert told(used_up, None) == told(used_up, enough) == ["ReplacementsExhausted"]
     assert told(used_up, used_up) == told(enough, used_up) == []
+
+
+def test_an_approximate_job_says_so_in_status_condition_and_event() -> None:
+    last = RECOVERY | {"method": "approximate", "exact": False, "approximate_since": 7}
+    training = SUMMARY["training"] | {"approximate_since": 7}
+    made = "step 7: stage 1 is made anew from 0.5 of stage 0, 0.5 of stage 2"
+    recovery = {"active": [], "last": last, "counts": {"approximate": 1}}
+    told = SUMMARY | {"training": training, "recovery": recovery, "made_anew": made}
+    page = codec.decode(JobPage, told)
+    seen = ObservedJob(initialized=True, summary=summary_of(page))
+
+    status = build_status(view(), seen, page, PodRecord(), 2000.0)
+
+    TrainingJobStatus.model_validate_json(json.dumps(status))
+    assert status["training"]["approximateSince"] == 7
+    assert status["recovery"]["last"]["approximateSince"] == 7
+    (exact,) = (c for c in status["conditions"] if c["type"] == "Exact")
+    assert (exact["status"], exact["reason"]) == ("False", "StageReinitialised")
+    assert exact["message"] == f"approximate since step 7: {made}"
+    quorum = {"quorum": {"id": 2, "nonce": "ab"}}
+    record = read_recovery(last | quorum | {"reason": made})
+    begun, anew, over = narrator.of_recoveries([record], 0.0)
+    assert (begun.reason, anew.reason, over.reason) == (
+        "RecoveryApproximate",
+        "StageReinitialised",
+        "Recovered",
+    )
+    assert anew.warning
+    assert anew.message == f"approximate since step 7: {RECOVERY['fault']}: {made}"
+
+
+def test_an_exact_job_has_no_word_of_an_approximate_one() -> None:
+    page = codec.decode(JobPage, SUMMARY)
+    seen = ObservedJob(initialized=True, summary=summary_of(page))
+    status = build_status(view(), seen, page, PodRecord(), 2000.0)
+    assert "approximate" not in json.dumps(status).lower()

@@ -32,6 +32,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.reinitialisation import ToldHistory
 
 
 class PlayedPods:
@@ -165,14 +166,16 @@ class PlayedPods:
             fields["quorum"] = quorum
         return self.tell(self.about(FactKind.PARKED, member, **fields))
 
-    def settle(self, step: int | None = None) -> None:
-        """Every member of the current plan adopts it and goes on."""
+    def settle(self, step: int | None = None, history: ToldHistory | None = None) -> None:
+        """Every member of the current plan adopts it and goes on; the first tells a history."""
         at = self.state.step if step is None else step
         quorum = self.plan.quorum
         for kind in (FactKind.ADOPTED, FactKind.SETTLED):
             for member in self.plan.members:
+                first = kind is FactKind.SETTLED and member.index == 0
+                told = {"history": history} if first and history is not None else {}
                 if self.plan.quorum == quorum:
-                    self.tell(self.about(kind, member, step=at))
+                    self.tell(self.about(kind, member, step=at, **told))
 
     def commit(self, step: int | None = None, quorum: QuorumId | None = None) -> Transition:
         return self.send(

@@ -10,8 +10,10 @@
 - ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
 - ``imprints``: what is left of a forward's tensors until its recompute
 - ``recomputes``: compares the recompute of a block with its forward
+- ``planned``: which checks wait as a plan says, and who records what a plan is made from
 - ``waiting``: checks that wait until their trainer waits for others
 - ``late``: checks kernels after their values were used
 - ``scopes``: what may be asked of a part of the work that is checked
-- ``checker``: executes each kernel a second time, and a third one where two differ
+- ``executions``: executes each kernel a second time, and a third one where two differ
+- ``checker``: the checks of one trainer, and what they have found
 """

@@ -9,40 +9,29 @@ modular redundancy (section 3) with a third execution in place of its rollback.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.bounds import MAX_NAME, cut
-from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip, Where
+from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.settings import Mode
-from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
+from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
-from mainstay_train.checks import bits, collectives, kernels, late
-from mainstay_train.checks.calls import (
-    Call,
-    UnreliableDeviceError,
-    await_copies,
-    first_differing,
-    put,
-    repaired,
-)
+from mainstay_train.checks import bits, late
+from mainstay_train.checks.calls import Call, UnreliableDeviceError
+from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.kernels import Effects, kernel_of, key_of
+from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.recomputes import FIELD, ForwardRecord
-from mainstay_train.checks.scopes import UNCHECKED, Pushed, Scope
-from mainstay_train.checks.twins import Overwritten
+from mainstay_train.checks.planned import Flow, Orders, Planner, Spot, Window
+from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.model import compilation
 
@@ -50,16 +39,13 @@ logger = logging.getLogger(__name__)
 
 EXCHANGE = "exchange"
 """Stands for a kernel: what comes from other cells in a reduction."""
-HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
-SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
+WHENEVER = Later(window=None, expected_s=0.0)
+"""Until when a check waits of which no plan was made beforehand."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
 """The slot of a checker that belongs to no trainer."""
-
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
-_PLAIN = torch._C._disabled_torch_dispatch_impl
 
 
 class Checks:
@@ -71,6 +57,7 @@ class Checks:
         tell: called with each finding as soon as it is judged, by the thread that computes.
         can_flip: whether flips can be put in: compiled code shows no kernels.
         waiting_bytes: what checks that wait may retain; 0: none waits.
+        plan: which checks wait, where some may.
     """
 
     def __init__(
@@ -81,6 +68,7 @@ class Checks:
         *,
         can_flip: bool = True,
         waiting_bytes: int = 0,
+        plan: PlanName = PlanName.DYNAMIC,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip = can_flip
@@ -94,6 +82,9 @@ class Checks:
         found wrong afterwards. Until their partials are dropped."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
+        self._plan, self._planned = plan, Orders()
+        self.planner: Planner | None = None
+        """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
 
@@ -101,7 +92,14 @@ class Checks:
     def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
         """Return the checks of a job's trainer."""
         can_flip, memory = config.compile == compilation.OFF, config.dmr_memory_bytes
-        return cls(config.dmr, slot, tell, can_flip=can_flip, waiting_bytes=memory)
+        return cls(
+            config.dmr,
+            slot,
+            tell,
+            can_flip=can_flip,
+            waiting_bytes=memory,
+            plan=config.dmr_plan,
+        )
 
     @property
     def compares(self) -> bool:
@@ -112,6 +110,66 @@ class Checks:
     def piggybacks(self) -> bool:
         """Whether recomputes are compared with their forwards."""
         return self._mode is Mode.PIGGYBACK
+
+    @property
+    def as_recomputed(self) -> bool:
+        """Whether a forward that is recomputed later calls all that its recompute calls."""
+        return self.piggybacks or (self.compares and self._plan in PLANNED)
+
+    def notes(self, block: int) -> bool:
+        """Return whether the recompute of a block of the stage is compared with its forward."""
+        return self.piggybacks or block in self._planned.piggyback
+
+    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
+        """Return until when the check of a call waits; None: it does not."""
+        if not self.waiting.is_used or not late.can_wait(place, call, effects):
+            return None
+        if self._plan not in PLANNED:
+            return WHENEVER
+        return self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+
+    def begin_program(self, first: Flow | None) -> None:
+        """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
+
+        Raises:
+            InvalidSpecError: the plan that the job names cannot be used.
+        """
+        if self.planner is not None:
+            self._planned = self.planner.begin_program(first) or Orders()
+
+    def end_program(self, *, completed: bool) -> None:
+        """Say that the stage's program has ended."""
+        if self.planner is not None:
+            self.planner.end_program(completed=completed)
+
+    @contextmanager
+    def window(self, window: Window, tensor: torch.Tensor) -> Iterator[None]:
+        """Wait meanwhile for what comes from another stage.
+
+        Args:
+            window: the wait.
+            tensor: is there after it.
+        """
+        began_s = self.planner.now_s() if self.planner is not None else 0.0
+        yield
+        if self.planner is not None:
+            self.planner.received(window, tensor, self.planner.now_s() - began_s)
+
+    def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
+        """Say what goes to another stage."""
+        if self.planner is not None:
+            self.planner.sent(flow, tensor)
+
+    def passed(self, flow: Flow, results: Sequence[object]) -> None:
+        """Say that a micro-batch's passage is over: waits that begin now are for it as well.
+
+        Args:
+            flow: the micro-batch.
+            results: what it has left beside gradients, if those are tensors.
+        """
+        self.waiting.passed(flow)
+        if self.planner is not None:
+            self.planner.passed(flow, results)
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.
@@ -134,6 +192,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
+        self.planner, self._planned = None, Orders()
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:
@@ -169,8 +228,17 @@ class Checks:
             raise self._broken
         step = self.step if step is None else step
         place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
-        return _Checker(
-            self, self._orders, place, self._mode, compares=self.compares, is_whole=is_whole
+        seen = None
+        if self.planner is not None and shard_type is not None and micro_batch is not None:
+            seen = self.planner.seen((shard_type, micro_batch))
+        return CheckedKernels(
+            self,
+            self._orders,
+            place,
+            self._mode,
+            compares=self.compares,
+            is_whole=is_whole,
+            seen=seen,
         )
 
     def arrive(self, received: torch.Tensor) -> None:
@@ -246,255 +314,3 @@ class Checks:
                 "device computes wrongly again and again"
             )
             raise self._broken
-
-
-class _Checker(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
-    """A scope in which kernels are counted, and executed twice if that is wanted.
-
-    Args:
-        checks: hears of what was found.
-        orders: flips that wait for a kernel.
-        place: of the first kernel.
-        mode: of the job, for people.
-        compares: whether kernels are executed twice.
-        is_whole: whether all kernels are counted; else those alone that are executed twice, noted
-            or compared with what was noted, and the others cost nothing.
-    """
-
-    def __init__(
-        self,
-        checks: Checks,
-        orders: FlipOrders,
-        place: Place,
-        mode: Mode,
-        *,
-        compares: bool,
-        is_whole: bool,
-    ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
-        self._compares, self._is_whole = compares, is_whole
-        self._notes: ForwardRecord | None = None
-        """Where what is made is noted; None: it is not."""
-        self._noted: ForwardRecord | None = None
-        """With what it is compared; None: with nothing."""
-        self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
-        self._num_collectives = 0
-
-    def __enter__(self) -> Self:
-        if self._is_whole:
-            super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._is_whole:
-            super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def twice(self) -> AbstractContextManager[None]:
-        """Have each kernel executed twice meanwhile."""
-        return self._checking(compares=True)
-
-    def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
-        """Note meanwhile what kernels make."""
-        return self._checking(notes=record)
-
-    @contextmanager
-    def compare(self, record: ForwardRecord) -> Iterator[None]:
-        """Compare meanwhile what kernels make with what was noted, unless it counts no more."""
-        if self._place.shard_type in self._checks.void:
-            yield
-            return
-        with self._checking(noted=record):
-            yield
-            if self._noted is record:
-                record.end()
-
-    @contextmanager
-    def _checking(
-        self,
-        *,
-        compares: bool = False,
-        notes: ForwardRecord | None = None,
-        noted: ForwardRecord | None = None,
-    ) -> Iterator[None]:
-        before = self._compares, self._notes, self._noted
-        self._compares, self._notes, self._noted = compares, notes, noted
-        try:
-            with nullcontext() if self._is_whole else Pushed(self):
-                yield
-        finally:
-            self._compares, self._notes, self._noted = before
-
-    supports_higher_order_operators = True  # so that they are refused by name
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: nothing compiles this mode, and to say so would import torch's compiler."""
-        return False
-
-    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
-        """Say which pass comes next."""
-        self._place = replace(self._place, in_pass=in_pass, block=block, name=name)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and check it if it computes something."""
-        kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE) is not None:
-            return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
-        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
-            return NotImplemented  # a tensor of parts: what is done to the parts comes next
-        if not isinstance(func, torch._ops.OpOverload):
-            return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
-        kernel = kernel_of(func)
-        if kernel.name in collectives.REPEATED:
-            return self._communicate(func, args, kwargs, kernel.name)
-        if kernel.is_view or kernel.allocates or kernel.communicates:
-            return func(*args, **kwargs)
-        operands = kernel.operands(args, kwargs)
-        if kernels.has_sparse(tensor for tensor, _ in operands):
-            return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
-        writes = any(is_written for _, is_written in operands)
-        if writes and self._checks.waiting:
-            self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
-        overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
-        compares = self._compares
-        repeats = compares or self._noted is not None
-        generator = self._generator_of(func, args, kwargs, repeats) if kernel.is_seeded else None
-        drawn_from = generator.get_state() if generator is not None and repeats else None
-        # What the call overwrites is kept: once for the checker, once for a third execution.
-        twins = overwritten.copy() if overwritten is not None and compares else None
-        kept = None
-        if overwritten is not None and repeats and overwritten.has_contents:
-            kept = overwritten.copy()
-        result = func(*args, **kwargs)
-        if kernels.has_sparse(kernels.tensors_in(result)):
-            return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
-        effects = Effects.of(kernel, operands, result)
-        outputs = [*effects.new, *effects.written]
-        if not outputs:
-            return result
-        await_copies(operands, outputs)
-        call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
-        flips = self._orders.take(self._place, call.ordinal, kernel.name)
-        put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
-        if flips and kernel.tells:
-            result = outputs[0].item()
-        if self._notes is not None:
-            self._notes.note(kernel.name, outputs)
-        if self._noted is not None:
-            noted, self._noted = self._noted, None
-            result, goes_on = late.compare(
-                self._checks, self._place, noted, call, (result, outputs), kept
-            )
-            self._noted = noted if goes_on else None
-            return result
-        if not compares:
-            return result
-        if self._checks.waiting.is_used and late.can_wait(self._place, call, outputs):
-            late.let_wait(self._checks, self._place, call, outputs, flips)
-            return result
-        second, found = call.again(twins)
-        put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        differing = first_differing(outputs, found)
-        if differing is None:
-            return result
-        _, third = call.again(call.given_again(kept))
-        put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
-        return self._settle(call, differing, (result, outputs), (second, found), third)
-
-    def _communicate(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
-    ) -> torch.Tensor:
-        """Run a collective of the inner ranks, and check its result.
-
-        Raises:
-            UnreliableDeviceError: three executions had three results here.
-        """
-        at, number = self._place, self._num_collectives
-        self._num_collectives += 1
-        flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
-        tell = partial(self._checks.tell, at, ordinal=number, operator=name)
-        result = call.check(flips, tell) if self._compares else call.run(flips)
-        records = self._notes, self._noted
-        self._noted = late.take_shared(self._checks, at, records, name, number, result)
-        return result
-
-    def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
-        """Call what cannot be checked.
-
-        Raises:
-            InvalidSpecError: kernels are to be executed twice.
-        """
-        if not self._compares and self._notes is None and self._noted is None:
-            return func(*args, **kwargs)
-        raise InvalidSpecError(
-            FIELD, f"is {self._mode.value}, but {self._who()} calls {why}, or use Off"
-        )
-
-    def _who(self) -> str:
-        """Return who calls, for people."""
-        return f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
-
-    def _count(self) -> int:
-        """Return the number of the next kernel of this place."""
-        key = self._place.in_pass, self._place.block
-        self._ordinals[key] += 1
-        return self._ordinals[key] - 1
-
-    def _generator_of(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], repeats: bool
-    ) -> torch.Generator | None:
-        """Return the generator from which a call draws; None: it does not draw.
-
-        Raises:
-            InvalidSpecError: it draws from a running generator, and may be repeated.
-        """
-        if not kernels.draws(func, args, kwargs):
-            return None
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator):
-                return value
-        if not repeats:
-            return None
-        raise InvalidSpecError(
-            FIELD,
-            f"is {self._mode.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
-            "from a running generator: executed again it would draw other numbers; use "
-            "address.uniform(shape, site)",
-        )
-
-    def _settle(
-        self,
-        call: Call,
-        differing: int,
-        primary: tuple[Any, list[torch.Tensor]],
-        checker: tuple[Any, list[torch.Tensor]],
-        third: list[torch.Tensor],
-    ) -> Any:
-        """Judge three executions of a call, tell of it, and return the result that counts.
-
-        Args:
-            call: was executed three times.
-            differing: the first output in which the first two differ.
-            primary: result of the first execution, with what it made and wrote.
-            checker: the same of the second one.
-            third: what the third one made and wrote.
-
-        Raises:
-            UnreliableDeviceError: all three differ.
-        """
-        (result, outputs), (_, found) = primary, checker
-        judgement = judge(
-            *(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False
-        )
-        self._checks.tell(
-            self._place,
-            ordinal=call.ordinal,
-            operator=call.kernel.name,
-            output=differing,
-            num_elements=bits.count_differing(outputs[differing], found[differing]),
-            judgement=judgement,
-        )
-        if judgement.remedy is not Remedy.REPAIR:
-            return result
-        return repaired(call, primary, checker)

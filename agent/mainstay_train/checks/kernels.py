@@ -163,6 +163,29 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
+def may_wait(kernel: Kernel, args: Any, kwargs: Any, effects: Effects) -> bool:
+    """Return whether a call can be executed again later: it overwrites nothing, and draws nothing.
+
+    Whole numbers do not wait: as an index a wrong one would end the step before it is found. Nor
+    does what is no work of the processor that computes in waits.
+    """
+    return (
+        not effects.written
+        and not kernel.tells
+        and not (kernel.is_seeded and _is_given_a_generator(args, kwargs))
+        and all(t.device.type == "cpu" and _is_real(t) for t in effects.new)
+    )
+
+
+def _is_given_a_generator(args: Any, kwargs: Any) -> bool:
+    """Return whether a call is given a generator to draw from."""
+    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors of an argument or a result: one, several in lists, or none."""
     if isinstance(value, torch.Tensor):

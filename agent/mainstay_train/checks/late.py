@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, first_differing, put, repaired
 from mainstay_train.checks.collectives import waited
+from mainstay_train.checks.kernels import Effects, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.twins import Twins
@@ -136,28 +138,24 @@ def take_shared(
     return None
 
 
-def can_wait(place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
-    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing.
-
-    Whole numbers do not wait: as an index a wrong one would end the step before it is found.
-    """
+def can_wait(place: Place, call: Call, effects: Effects) -> bool:
+    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing."""
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
         and place.shard_type is not None
-        and call.overwritten is None
         and call.generator is None
-        and not call.kernel.tells
-        and all(t.device.type == "cpu" and _is_real(t) for t in outputs)
+        and may_wait(call.kernel, call.args, call.kwargs, effects)
     )
 
 
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
 def let_wait(
-    checks: Judged, place: Place, call: Call, outputs: list[torch.Tensor], flips: Sequence[Flip]
+    checks: Judged,
+    place: Place,
+    call: Call,
+    outputs: list[torch.Tensor],
+    flips: Sequence[Flip],
+    later: Later,
 ) -> None:
     """Have the check of a call wait.
 
@@ -167,6 +165,7 @@ def let_wait(
         call: see :func:`can_wait`.
         outputs: what it made.
         flips: of the call.
+        later: until when it waits.
     """
     assert place.shard_type is not None
     call = replace(
@@ -178,7 +177,17 @@ def let_wait(
     inputs = [tensor for tensor, _ in call.kernel.operands(call.args, call.kwargs)]
     keys, size_bytes = kept_by([*inputs, *outputs], checks.given)
     execute = partial(_check, checks, place, call, outputs, flips)
-    checks.waiting.add(Waiting(place.shard_type, keys, size_bytes, execute))
+    checks.waiting.add(
+        Waiting(
+            place.shard_type,
+            keys,
+            size_bytes,
+            execute,
+            micro_batch=place.micro_batch or 0,
+            window=later.window,
+            expected_s=later.expected_s,
+        )
+    )
 
 
 def _check(

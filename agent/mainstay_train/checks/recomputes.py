@@ -60,6 +60,7 @@ class ForwardRecord:
         # All that both had made before was equal, so no wrong bit led to it.
         return InvalidSpecError(
             FIELD,
-            f"is Piggyback, but the recompute of block {self._block!r} calls {what}; a forward "
-            "must call the same each time after its first; mend it, or use Full",
+            f"has the recompute of block {self._block!r} compared with its forward, but that "
+            f"calls {what}; a forward must call the same each time after its first; mend it, or "
+            "use Full with plan Naive",
         )

@@ -1,4 +1,4 @@
-"""Checks that wait: SpareTrain's deferred DMR (section 3.2), as the dynamic planner decides.
+"""Checks that wait: SpareTrain's deferred DMR (section 3.2), as a planner decides.
 
 A check that waits keeps the inputs and outputs of its kernel. It is executed while the trainer
 waits for another stage, or at once when the budget is reached, when its memory is about to be
@@ -8,7 +8,7 @@ wrong one makes its type void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr import dynamic
 from mainstay_core.dmr.dynamic import CheckQueue
 from mainstay_core.dmr.profiles import WindowKind
+from mainstay_core.dmr.schedule import NEXT_RECV_B
+from mainstay_core.planning.program import Op
 from mainstay_train.checks.kernels import key_of
+from mainstay_train.checks.planned import Flow, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,24 @@ class Waiting:
     """The memories that it keeps: see :func:`~mainstay_train.checks.kernels.key_of`."""
     size_bytes: int
     execute: Callable[[], None]
+    micro_batch: int = 0
+    window: str | None = None
+    """The wait in which a plan has it executed at the latest; None: no plan says so."""
+    expected_s: float = 0.0
+    """Of its execution, as far as a plan knows it."""
+
+    def is_due(self, window: Window, passed: Collection[Flow]) -> bool:
+        """Return whether a plan has it executed in a wait that begins.
+
+        Args:
+            window: the wait.
+            passed: micro-batches whose passage is over.
+        """
+        flow = self.shard_type, self.micro_batch
+        if window.op is Op.RECV_B and self.window == "RECV_B":
+            return window.flow == flow
+        behind = NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F"
+        return self.window == behind and flow in passed
 
 
 class WaitingChecks:
@@ -47,6 +68,7 @@ class WaitingChecks:
         self._waiting: dict[str, Waiting] = {}
         self._by_key: dict[int, set[str]] = {}
         self._number = 0
+        self._passed: set[Flow] = set()
         self.most_bytes = 0
         """The most that was ever retained."""
 
@@ -66,7 +88,10 @@ class WaitingChecks:
         self._waiting[name] = check
         for key in check.keys:
             self._by_key.setdefault(key, set()).add(name)
-        self._take(dynamic.Executed(operator=name, expected_s=0.0, size_bytes=check.size_bytes))
+        executed = dynamic.Executed(
+            operator=name, expected_s=check.expected_s, size_bytes=check.size_bytes
+        )
+        self._take(executed)
         self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
 
     def overwrite(self, keys: Iterable[int]) -> None:
@@ -103,8 +128,32 @@ class WaitingChecks:
         if errors:
             raise errors[0]
 
-    def use(self, is_open: Callable[[], bool]) -> None:
-        """Execute one check after the other, in their order, while a window is open."""
+    def passed(self, flow: Flow) -> None:
+        """Note that a micro-batch's passage is over."""
+        self._passed.add(flow)
+
+    def use(
+        self,
+        is_open: Callable[[], bool],
+        window: Window | None = None,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Execute what a plan says of a window; then one after the other, in order, while it lasts.
+
+        Args:
+            is_open: whether it lasts.
+            window: None: no plan says anything of it.
+            goes_on: whether the program goes on behind it, so that what is due is executed.
+        """
+        due = [
+            name
+            for name, check in self._waiting.items()
+            if window is not None and check.is_due(window, self._passed)
+        ]
+        for name in due:
+            if not goes_on():
+                return
+            self._take(dynamic.Needed(operators=(name,)))
         if not self._waiting or not is_open():
             return
         try:
@@ -119,6 +168,7 @@ class WaitingChecks:
         self._queue = CheckQueue(budget_bytes=self._queue.budget_bytes)
         self._waiting.clear()
         self._by_key.clear()
+        self._passed.clear()
 
     def _take(self, event: dynamic.Event) -> None:
         """Execute what follows from an event; what raises, and what comes behind it, still waits.

@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import threading
 
+from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.comm.group import Group, Pending
 
 
-def finish(group: Group, pending: Pending, waiting: WaitingChecks) -> None:
+def finish(
+    group: Group, pending: Pending, waiting: WaitingChecks, window: Window | None = None
+) -> None:
     """Wait for a message as :meth:`Group.finish` does.
 
     Args:
         group: of the message.
         pending: the message.
-        waiting: checks that are executed until it has come.
+        waiting: checks that are executed until it has come, and those that a plan has executed here
+            even if it comes before.
+        window: for the plan; None: there is none.
 
     Raises:
         GroupEnded: the peer is gone or the group was shut.
@@ -41,7 +46,7 @@ def finish(group: Group, pending: Pending, waiting: WaitingChecks) -> None:
             has_come.set()
 
     threading.Thread(target=wait, name="arrival", daemon=True).start()
-    waiting.use(lambda: not has_come.is_set())
+    waiting.use(lambda: not has_come.is_set(), window, lambda: not errors)
     has_come.wait()
     if errors:
         raise errors[0]

@@ -56,6 +56,8 @@ class Engine:
     micro_batches: int
     num_types: int = 1
     """Shard types of a step."""
+    first_block: int = 0
+    """Of the stage, in the model."""
     state: StageState
     store: PartialStore
     reducer: Reducer
@@ -70,10 +72,8 @@ class Engine:
     """What this cell sent into the last reduction; with its ballot."""
     inner: InnerMesh = SINGLE
     checks: Checks = field(default_factory=Checks)
-    """Of all that the engine computes in a step."""
     types: HeldTypes = field(init=False)
-    _chain: ChainGroups | None = None
-    """Over which was computed last."""
+    _chain: ChainGroups | None = None  # over which was computed last
     _begun: BegunReduction | None = None
     """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
     _worker: Background = field(default_factory=lambda: Background("early reduction"))
@@ -154,6 +154,7 @@ class Engine:
             num_stages=num_stages,
             micro_batches=config.shape.micro_batches,
             num_types=config.shape.num_types,
+            first_block=mine[0],
             state=state,
             store=store,
             reducer=Reducer(

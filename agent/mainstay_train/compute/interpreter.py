@@ -23,6 +23,7 @@ from mainstay_core.planning.program import ANSWER, Action, Flow, Op, closing
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.planned import Window
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group, Message, Pending
@@ -93,7 +94,6 @@ class Interpreter:
         self._checks.begin_stage(block.compute for block in blocks)
         self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
-        """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
@@ -106,7 +106,6 @@ class Interpreter:
         self._upcoming: deque[Wanted] = deque()
         """Batches of the program in their order, and what probably comes behind it."""
         self._computed = False
-        """Whether a micro-batch has gone through the blocks."""
         self._step = 0
         self._flows: dict[tuple[int, int], MicroBatch] = {}
         self._sums: dict[int, TypeSums] = {}
@@ -118,9 +117,7 @@ class Interpreter:
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
         self._closing: frozenset[Action] = frozenset()
-        """The actions in which blocks are delivered."""
         self._undelivered = 0
-        """Blocks that were not delivered yet: the first ones."""
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -166,6 +163,9 @@ class Interpreter:
         self._expect(program)
         self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
+        flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
+        self._checks.begin_program(next(flows, None) if again is None else None)
+        is_done = False
         try:
             for action in program:
                 self._hook(action)
@@ -173,7 +173,9 @@ class Interpreter:
                 self._let_go()
             while self._sends:
                 self._pipeline.finish(self._sends.popleft())
+            is_done = True
         finally:
+            self._checks.end_program(completed=is_done)
             self._upcoming.clear()
             self._flows.clear()
             self._sums.clear()
@@ -183,7 +185,6 @@ class Interpreter:
             self._checks.waiting.settle_all(self._results, self._checks.void)
 
     def _expect(self, program: Sequence[Action]) -> None:
-        """Have batches loaded in the program's order."""
         if not self._loads:
             return
         flows = [(self._step, a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
@@ -228,11 +229,9 @@ class Interpreter:
 
     @property
     def _lowest(self) -> int:
-        """The lowest block through which the backward goes."""
         return 0 if self._again is None else self._again.lowest
 
     def _let_go(self) -> None:
-        """Drop what the neighbours have taken."""
         while self._sends and self._sends[0].is_over:
             self._pipeline.finish(self._sends.popleft())
 
@@ -263,8 +262,7 @@ class Interpreter:
         self._flow(action).gradient = self._read(action)
 
     def _write_f(self, action: Action) -> None:
-        flow = self._flow(action)
-        self._note_sent(action, flow.output)
+        self._note_sent(action, (flow := self._flow(action)).output)
         flow.output = None
 
     def _write_b(self, action: Action) -> None:
@@ -290,7 +288,9 @@ class Interpreter:
             message = self._incoming(action.op, flow)
             posted = message.tensor, self._pipeline.receive(message)
         tensor, pending = posted
-        arrivals.finish(self._pipeline, pending, self._checks.waiting)
+        window = Window(action.op, flow)
+        with self._checks.window(window, tensor):
+            arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
         return tensor
 
     def _incoming(self, op: Op, flow: Flow) -> Message:
@@ -319,6 +319,7 @@ class Interpreter:
         tag = self._tag((action.type, action.micro_batch), direction)
         message = Message(tensor.contiguous(), peer, tag)
         self._note_sent(action, message.tensor)
+        self._checks.sent((action.type, action.micro_batch), message.tensor)
         if action.posts is None:
             self._sends.append(self._pipeline.send(message))
             return
@@ -349,7 +350,6 @@ class Interpreter:
 
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
-        """Have what an action computes checked."""
         phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
         self._scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
         try:
@@ -377,24 +377,22 @@ class Interpreter:
         return x
 
     def _twice(self) -> AbstractContextManager[None]:
-        """Where recomputes are checks: of what nothing recomputes, all kernels run twice."""
         return self._scope.twice() if self._checks.piggybacks else nullcontext()
 
     def _recomputable(
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
-        """The output of a block that is recomputed later; one that raises is executed once more."""
-        notes = self._checks.piggybacks
+        notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
-            return flow.forward(block, x, self._scope, notes=notes)
+            return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
         inputs, records = [*flow.inputs], [*flow.records]
         try:
-            return flow.forward(block, x, self._scope, notes=True)
+            return flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         except (*USER_ERRORS, RuntimeError) as error:  # a wrong index raises, for instance
             raised = error
         flow.inputs, flow.records = inputs, records
         self._scope.enter(Pass.FORWARD, number, block.name)
-        output = flow.forward(block, x, self._scope, notes=True)
+        output = flow.forward(block, x, self._scope, as_recomputed=True, notes=True)
         of = flow.address.type, flow.address.micro_batch, number, block.name
         self._checks.tell(
             Place(self._step, Phase.FORWARD, Pass.FORWARD, *of),
@@ -407,7 +405,6 @@ class Interpreter:
         return output
 
     def _enter_loss(self, flow: MicroBatch, block: Block, x: torch.Tensor) -> torch.Tensor:
-        """The last block: its backward comes next, so its tape is always kept."""
         assert flow.loaded is not None
         targets = devices.sent(flow.loaded.batch.targets, self._device)
         with self._twice():
@@ -460,6 +457,9 @@ class Interpreter:
             if flow.is_void and action in self._closing:
                 for number in reversed(range(self._undelivered)):
                     self._deliver_block(number)
+            sums = self._sums.get(action.type, TypeSums())
+            of = action.type, action.micro_batch
+            self._checks.passed(of, (sums.loss_sum, *sums.counted.values()))
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)

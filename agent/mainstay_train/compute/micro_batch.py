@@ -43,20 +43,29 @@ class MicroBatch:
         self.output = self.gradient = None
         self.is_void = True
 
-    def forward(self, block: Block, x: torch.Tensor, scope: Scope, *, notes: bool) -> torch.Tensor:
+    def forward(
+        self,
+        block: Block,
+        x: torch.Tensor,
+        scope: Scope,
+        *,
+        as_recomputed: bool,
+        notes: bool,
+    ) -> torch.Tensor:
         """Return the output of a block that is recomputed later.
 
         Args:
             block: the next one.
             x: its input.
             scope: in which it runs.
-            notes: whether its recompute is compared with it.
+            as_recomputed: whether it calls all that its recompute will call.
+            notes: whether its recompute is compared with it; only with ``as_recomputed``.
         """
         self.inputs.append(x)
-        if not notes:
+        if not as_recomputed:
             return block.forward(x, self.address)
         # What a block computes once and keeps, as tables of rotations, its recompute has no more.
-        record = None if block.is_new else ForwardRecord(block.name)
+        record = ForwardRecord(block.name) if notes and not block.is_new else None
         self.records.append(record)
         with scope.twice() if record is None else scope.note(record):
             return block.forward_as_recomputed(x, self.address)

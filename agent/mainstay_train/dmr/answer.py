@@ -22,7 +22,7 @@ from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_backend, choose_device
 from mainstay_train.comm.mesh import SINGLE
 from mainstay_train.dmr.passage import StagePasses
-from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage
 from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.exact import fingerprint, numerics
@@ -81,7 +81,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         num_stages=shape.stages,
         num_passages=num_passages,
         replicas=shape.replicas,
-        window_s=question.window_s,
+        lengths=dict.fromkeys(WAITS, (question.window_s, question.window_s)),
         headroom_bytes=budget_bytes,
     )
     return make_profile(

@@ -8,7 +8,7 @@ values. The gradient that comes back is drawn: kernels and sizes do not depend o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -21,7 +21,7 @@ from mainstay_train.comm.chains import Mark
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
-from mainstay_train.dmr.recorder import Passage, Recorder
+from mainstay_train.dmr.recorder import Passage, PassageRecord, Recorder
 from mainstay_train.dmr.timers import Timer
 from mainstay_train.exact.draws import Address, generator_of
 from mainstay_train.exact.optimizer import StageState
@@ -97,7 +97,7 @@ class StagePasses:
             interpreter = self._interpreter(store, results, recorder)
             program = compile_replay((0,), 1, self._stage, self._num_stages)
             if recorder is not None:
-                self._declare(recorder, store)
+                declare_stage(recorder, self._blocks, store)
             with recorder or contextlib.nullcontext():
                 interpreter.run(program, step, None, log=boundary, again=boundary)
         outcome = Outcome(gradients=store.scratch, sent=tuple(boundary.sent_on), result=results[0])
@@ -125,15 +125,6 @@ class StagePasses:
             hook=_do_nothing,
         )
 
-    def _declare(self, recorder: Recorder, store: PartialStore) -> None:
-        """Name what is there before the passage."""
-        for block in self._blocks:
-            masters = block.layout.views(block.masters)
-            for name, view in block.layout.views(block.compute).items():
-                value = masters[name] if name in block.committed else view
-                recorder.declare(value, name, Origin.ADDRESSED)
-        recorder.allocate(store.scratch)
-
     def _make_input(self, step: int) -> torch.Tensor | None:
         """Return what the stage before would send; one block is in memory at a time."""
         if self._stage == 0:
@@ -154,6 +145,16 @@ class StagePasses:
             self._workload.activation_shape, generator=generator_of(self._seed, step, "gradient")
         )
         return drawn.to(self._workload.dtype).to(self._device)
+
+
+def declare_stage(record: PassageRecord, blocks: Sequence[Block], store: PartialStore) -> None:
+    """Name what is there before a passage: parameters, and memory for gradients."""
+    for block in blocks:
+        masters = block.layout.views(block.masters)
+        for name, view in block.layout.views(block.compute).items():
+            value = masters[name] if name in block.committed else view
+            record.declare(value, name, Origin.ADDRESSED)
+    record.allocate(store.scratch)
 
 
 class _Boundary:
@@ -210,7 +211,8 @@ class _ObservedBlock:
     def forward(self, x: torch.Tensor, address: Address) -> torch.Tensor:
         self._enter(Pass.FORWARD)
         self._recorder.declare_unknown(x, "tokens")
-        return self._block.forward(x, address)
+        # As trainers with a plan call it, so that its recompute is its second execution.
+        return self._block.forward_as_recomputed(x, address)
 
     def recompute(self, x: torch.Tensor, address: Address) -> Tape:
         again = self._recorder.has_forward(self._number)

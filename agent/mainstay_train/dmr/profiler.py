@@ -6,14 +6,17 @@ operator is, and what it reads, is told by the fullest passage.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from statistics import median
 
 from mainstay_core.dmr.operators import Operator, Pass, Tensor
 from mainstay_core.dmr.profiles import AcSegment, Profile, Window, WindowKind
+from mainstay_core.dmr.schedule import NEXT_RECV_B
 from mainstay_train.dmr.recorder import Call, Passage
 
+WAITS = ("RECV_B", "RECV_F", NEXT_RECV_B, "REDUCE")
+"""The waits of a stage, by the actions of its program."""
 Group = tuple[int, Pass]
 """A block and one of its passes."""
 
@@ -48,6 +51,7 @@ def make_profile(
             median_s=median(seconds[place]),
             static=statics[place],
             overwrites=call.overwrites,
+            waits=call.waits,
         )
         for place, call in enumerate(fullest.calls)
     )
@@ -64,7 +68,7 @@ def make_profile(
         ),
         operators=operators,
         results=tuple(fullest.results),
-        ac_segments=_find_segments(fullest),
+        ac_segments=_find_segments(fullest, passages),
         windows=tuple(windows),
     )
 
@@ -76,15 +80,17 @@ def plan_windows(
     num_stages: int,
     num_passages: int,
     replicas: int,
-    window_s: float,
+    lengths: Mapping[str, tuple[float, float]],
     headroom_bytes: int,
 ) -> tuple[Window, ...]:
-    """Return the waits of a stage in one passage, all of a length that is given.
+    """Return the waits of a stage in one passage, of lengths that are given.
 
     In the order of 1F1B: RECV_B behind the forward, where a stage follows. Behind the backward
-    comes RECV_F of the next micro-batch, where a stage comes before and a step has several; or
-    the reduction, where a step has one. Of a step with several the reduction is left out: it comes
-    once, and what all passages leave to it would have to be retained until then.
+    comes RECV_F of the next micro-batch, or its RECV_B in the first stage, where a step has
+    several; or the reduction, where a step has one. The first stage's waits serve two passages
+    each, and are planned as if they served one: an overrun costs no more than checks at once. Of a
+    step with several the reduction is left out: it comes once, and what all passages leave to it
+    would have to be retained until then.
 
     Args:
         passage: of the stage.
@@ -92,7 +98,7 @@ def plan_windows(
         num_stages: of a chain.
         num_passages: micro-batches that a chain computes in a step.
         replicas: cells that reduce together.
-        window_s: seconds of each wait.
+        lengths: median and least seconds of each wait; one that is not named is left out.
         headroom_bytes: memory that checks may retain in each.
     """
     forward = [n for n, c in enumerate(passage.calls, 1) if c.in_pass is Pass.FORWARD]
@@ -101,18 +107,19 @@ def plan_windows(
         places.append(("RECV_B", max(forward, default=0)))
     if num_passages == 1 and replicas > 1:
         places.append(("REDUCE", len(passage.calls)))
-    elif num_passages > 1 and stage > 0:
-        places.append(("RECV_F", len(passage.calls)))
+    elif num_passages > 1 and num_stages > 1:
+        places.append(("RECV_F" if stage > 0 else NEXT_RECV_B, len(passage.calls)))
     return tuple(
         Window(
             name=name,
             after=after,
             kind=WindowKind.INTER,
-            median_s=window_s,
-            least_s=window_s,
+            median_s=lengths[name][0],
+            least_s=lengths[name][1],
             headroom_bytes=headroom_bytes,
         )
         for name, after in places
+        if name in lengths
     )
 
 
@@ -125,16 +132,28 @@ def _made_bytes(passage: Passage) -> int:
     return sum(passage.tensors[name][0] for call in passage.calls for name in call.outputs)
 
 
-def _find_segments(passage: Passage) -> tuple[AcSegment, ...]:
-    """Return what is recomputed of each block: all of it runs again, its last operator included."""
+def _find_segments(fullest: Passage, passages: Sequence[Passage]) -> tuple[AcSegment, ...]:
+    """Return what is recomputed of each block: all of it runs again, its last operator included.
+
+    A block whose recompute is not its forward, call by call, has none.
+    """
     found: dict[int, list[str]] = {}
-    for call in passage.calls:
-        if call.id in passage.recomputed:
+    for call in fullest.calls:
+        if call.id in fullest.recomputed:
             found.setdefault(call.block, []).append(call.id)
     return tuple(
         AcSegment(name=f"{block}/recompute", operators=tuple(operators), kept=())
         for block, operators in found.items()
+        if all(_repeats(passage, block) for passage in passages)
     )
+
+
+def _repeats(passage: Passage, block: int) -> bool:
+    """Return whether a block's recompute begins with all that its forward has called, in order."""
+    forward = [
+        call.id for call in passage.calls if (call.block, call.in_pass) == (block, Pass.FORWARD)
+    ]
+    return passage.again.get(block, [])[: len(forward)] == forward
 
 
 def _compare(

@@ -52,6 +52,8 @@ class Call:
     """Of the tensors that it is given and returns."""
     timed: int
     """Its number among the timed calls."""
+    waits: bool = True
+    """Whether it can be executed again later: :func:`~mainstay_train.checks.kernels.may_wait`."""
 
     @property
     def id(self) -> str:
@@ -73,6 +75,9 @@ class Passage:
     """Bytes and origin of each tensor."""
     recomputed: set[str] = field(default_factory=set)
     """Calls of a forward that was executed again for the backward."""
+    again: dict[int, list[str]] = field(default_factory=dict)
+    """By block: calls that were made where its forward ran again, in order. Empty strings: calls
+    that its forward has not made."""
     results: dict[str, None] = field(default_factory=dict)
     """Tensors that are a gradient, leave the stage, or are read by the host; an ordered set."""
 
@@ -87,8 +92,8 @@ class _Place:
     """Whether a forward is executed again."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
-    """Records the operators of one passage while it is on.
+class PassageRecord:
+    """Records the operators of one passage, as it is told of each call.
 
     Nothing is recorded before :meth:`enter`.
 
@@ -97,7 +102,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
     """
 
     def __init__(self, timer: Timer) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.passage = Passage()
         self._timer = timer
         self._num_timed = 0
@@ -106,15 +110,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self._ordinals: Counter[tuple[int, Pass]] = Counter()
         self._first: dict[tuple[int, str], list[Call]] = {}
         """Calls of each block's forward that were not yet executed again, by what they compute."""
-        self._host = _HostReads(self)
-
-    def __enter__(self) -> Any:
-        self._host.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._host.__exit__(*error)  # type: ignore[no-untyped-call]
+        self.host_reads = _HostReads(self)
+        """Sees what the host reads, while it is on."""
 
     def enter(self, block: int, name: str, in_pass: Pass, *, again: bool = False) -> None:
         """Say what comes next.
@@ -143,9 +140,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self._note(name, self._contents.put(tensor, name), origin)
 
     def declare_unknown(self, tensor: torch.Tensor, name: str) -> None:
-        """:meth:`declare` an addressed tensor, unless something is known of it."""
+        """Say what all memory of an addressed tensor is, unless something is known of it."""
         if not self._contents.knows(tensor):
-            self.declare(tensor, name, Origin.ADDRESSED)
+            self._note(name, self._contents.put_all(tensor, name), Origin.ADDRESSED)
 
     def allocate(self, tensor: torch.Tensor) -> None:
         """Say that a tensor's memory holds nothing yet."""
@@ -162,44 +159,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self.passage.seconds = [taken_s[call.timed] for call in self.passage.calls]
         return self.passage
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call and record it, if it is an operator."""
-        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a tensor of parts: what is done to the parts comes next
-        kwargs = kwargs or {}
-        if self._place is None:
-            return func(*args, **kwargs)
-        self._refuse(func, args, kwargs)
-        result = self._run(func, args, kwargs)
-        self._see(func, args, kwargs, result)
-        return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def begin(self) -> None:
+        """A call begins."""
         self._timer.begin()
-        result = func(*args, **kwargs)
+
+    def end(self) -> None:
+        """It has been given to the device."""
         self._timer.end()
         self._num_timed += 1
-        return result
-
-    def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
-        if kernel_of(func).is_seeded and kernels.draws(func, args, kwargs):
-            self._fail(
-                f"calls {name_of(func)}, which draws random numbers: executed again it would draw "
-                "others. A block that draws cannot be profiled; leave out what draws (dropout: 0)"
-            )
-        if kernel_of(func).communicates:
-            self._fail(
-                f"calls the collective {name_of(func)}, and a single process waits for nobody; "
-                "such a block cannot be profiled"
-            )
 
     def _fail(self, problem: str) -> None:
         assert self._place is not None
         name = self.passage.blocks[self._place.block]
         raise InvalidSpecError(FIELD, f"block {name!r} {problem}")
 
-    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Record a call that was just made, if it made something."""
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> str | None:
+        """Record a call that was just made, and timed, if it is an operator.
+
+        Returns:
+            Its identity; None: it is none, or a second execution of another one.
+
+        Raises:
+            InvalidSpecError: it reads what nobody has written.
+        """
+        if self._place is None:
+            return None
         kernel = kernel_of(func)
         operands = kernel.operands(args, kwargs)
         effects = Effects.of(kernel, operands, result)
@@ -207,10 +191,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             for tensor in effects.made:
                 self._contents.allocate(tensor)
         elif effects.made or effects.written:
-            self._add(func, args, kwargs, operands, effects)
+            return self._add(func, args, kwargs, operands, effects)
         elif not effects.returned:
             for tensor, _ in operands:
                 self.add_result(tensor)
+        return None
 
     def _add(
         self,
@@ -219,12 +204,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         kwargs: Any,
         operands: list[tuple[torch.Tensor, bool]],
         effects: Effects,
-    ) -> None:
+    ) -> str | None:
         place = self._place
         assert place is not None
         inputs, overwrites = self._read(func, operands)
         what = repr((name_of(func, full=True), self._describe((args, kwargs))))
         call = self._find_first(place.block, what) if place.again else None
+        if place.again:
+            self.passage.again.setdefault(place.block, []).append(call.id if call else "")
         if call is None:
             # What a recompute computes beyond the forward is done once, in the backward.
             in_pass = Pass.BACKWARD if place.again else place.in_pass
@@ -238,11 +225,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         rest = names[len(made) :]
         sizes += [self._contents.put(t, n) for t, n in zip(written, rest, strict=True)]
         if not is_new:
-            return
+            return None
         for name, size in zip(names, sizes, strict=True):
             self._note(name, size, Origin.MADE)
         shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *effects.returned])
-        self._keep(call, names, shapes, what)
+        waits = kernels.may_wait(kernel_of(func), args, kwargs, effects)
+        self._keep(replace(call, outputs=names, shapes=shapes, waits=waits), what)
+        return call.id
 
     def _new_call(
         self, func: Any, block: int, in_pass: Pass, inputs: list[str], overwrites: list[str]
@@ -262,11 +251,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
             timed=self._num_timed - 1,
         )
 
-    def _keep(self, call: Call, names: tuple[str, ...], shapes: Shapes, what: str) -> None:
-        whole = replace(call, outputs=names, shapes=shapes)
-        self.passage.calls.append(whole)
+    def _keep(self, call: Call, what: str) -> None:
+        self.passage.calls.append(call)
         if call.in_pass is Pass.FORWARD:
-            self._first.setdefault((call.block, what), []).append(whole)
+            self._first.setdefault((call.block, what), []).append(call)
 
     def _find_first(self, block: int, what: str) -> Call | None:
         """Return the call of the forward that computes the same from the same inputs."""
@@ -315,10 +303,60 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has 
         self.passage.tensors[name] = (size, origin)
 
 
+class Recorder(PassageRecord, TorchDispatchMode):
+    """Records the operators of one passage while it is on.
+
+    Args:
+        timer: of the device that computes.
+    """
+
+    def __init__(self, timer: Timer) -> None:
+        PassageRecord.__init__(self, timer)
+        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call] # torch has no types here
+
+    def __enter__(self) -> Any:
+        self.host_reads.__enter__()  # type: ignore[no-untyped-call]
+        return TorchDispatchMode.__enter__(self)  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        TorchDispatchMode.__exit__(self, *error)  # type: ignore[no-untyped-call]
+        self.host_reads.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call and record it, if it is an operator."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor of parts: what is done to the parts comes next
+        kwargs = kwargs or {}
+        if self._place is None:
+            return func(*args, **kwargs)
+        self._refuse(func, args, kwargs)
+        result = self._run(func, args, kwargs)
+        self.see(func, args, kwargs, result)
+        return result
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.begin()
+        result = func(*args, **kwargs)
+        self.end()
+        return result
+
+    def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
+        if kernel_of(func).is_seeded and kernels.draws(func, args, kwargs):
+            self._fail(
+                f"calls {name_of(func)}, which draws random numbers: executed again it would draw "
+                "others. A block that draws cannot be profiled; leave out what draws (dropout: 0)"
+            )
+        if kernel_of(func).communicates:
+            self._fail(
+                f"calls the collective {name_of(func)}, and a single process waits for nobody; "
+                "such a block cannot be profiled"
+            )
+
+
 class _HostReads(TorchFunctionMode):
     """Sees where Python reads tensors of the host's memory, which the dispatcher does not show."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: PassageRecord) -> None:
         super().__init__()
         self._recorder = recorder
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
@@ -224,6 +224,12 @@ def check_job(config: JobConfig) -> None:
             f"is {config.dmr.value}, but the passes of an own loop are not known; use Full, which "
             "computes each work twice, or Off, or bring the model as blocks "
             "(mainstay_train.workload)",
+        )
+    if config.dmr_plan is not PlanName.NAIVE:
+        raise InvalidSpecError(
+            "spec.detection.dmr.plan",
+            f"is {config.dmr_plan_file or config.dmr_plan.value}, but an own loop waits for no "
+            "other stage; use Naive, or bring the model as blocks (mainstay_train.workload)",
         )
     if config.witness_every_steps:
         raise InvalidSpecError(

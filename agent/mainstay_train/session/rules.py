@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
+from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.reinitialisation.sources import Policy
@@ -10,6 +10,9 @@ from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_train.compute.training import Training
+
+MIN_STAGES = 3
+"""Stages of a pipeline from which one has two neighbours."""
 
 
 def snapshot_rules(
@@ -34,14 +37,19 @@ def snapshot_rules(
     )
 
 
-def fork_rules(config: ApproximateConfig | None, training: Training) -> ForkRules | None:
-    """Return by which rules lost stages are made anew; None where none may be."""
-    if config is None:
+def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
+    """Return by which rules lost stages are made anew of others; None where none ever is.
+
+    They are there also where the job's policy is off: it may change, and a person may allow one
+    recovery. An order says by what rules it is carried out.
+    """
+    allowed, how = config.approximate is not None, config.approximate or ApproximateConfig()
+    if not allowed and (config.shape.stages < MIN_STAGES or config.snapshots is not None):
         return None
     return ForkRules(
         outline=training.outline(),
-        policy=Policy(weighting=Weighting(config.weights)),
-        after_lost_steps=config.after_lost_steps,
-        lr_boost=config.lr_boost,
-        boost_steps=config.boost_steps,
+        policy=Policy(weighting=Weighting(how.weights)),
+        after_lost_steps=how.after_lost_steps,
+        lr_boost=how.lr_boost,
+        boost_steps=how.boost_steps,
     )

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mainstay_core.base import codec
@@ -35,6 +36,7 @@ from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.crashes import Crash
+from mainstay_core.wire.facts import Checks as ChecksFact
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
@@ -50,6 +52,8 @@ from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.compute.watched import WatchedType
+from mainstay_train.dmr.run_planner import Told, plan_stage
+from mainstay_train.exact import fingerprint
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.rules import fork_rules, snapshot_rules
@@ -88,7 +92,7 @@ class Session(RankSession[Connections]):
             heal_address=heal_server.address,
             checkpoint_every_steps=self._checkpoints.every_steps,
             snapshots=snapshot_rules(config.snapshots, training),
-            fork_rules=fork_rules(config.approximate, training),
+            fork_rules=fork_rules(config, training),
             witness_every_steps=config.witness_every_steps,
             tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
         )
@@ -108,6 +112,8 @@ class Session(RankSession[Connections]):
         self._checks = Checks.of(config, state.slot, self._tell_finding)
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
+        self._fingerprint = ""
+        """Digest of what this trainer's bits depend on, once it has said hello."""
         self._engine: Engine | None = None
         self._beside = BesideStates(training)
         self._seen: WatchedType | None = None
@@ -155,6 +161,7 @@ class Session(RankSession[Connections]):
         """Say hello; what to do first is to wait for a plan."""
         rules = self.state.fork_rules
         self._uplink.start(hello | ({"outline": codec.encode(rules.outline)} if rules else {}))
+        self._fingerprint = fingerprint.digest_of(hello["fingerprint"])
         durable = self._checkpoints.start(hello["fingerprint"])
         if self._segments is not None:
             self._segments.start(hello["fingerprint"])
@@ -319,8 +326,15 @@ class Session(RankSession[Connections]):
                 self._engine.close()
             if self._segments is not None:
                 self._segments.forget_state()
-            self._engine = None
+            self._engine, config = None, self._settings.config
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
+            tell = partial(self._tell_checks, self._engine.stage)
+            self._checks.planner = plan_stage(config, self._engine, self._fingerprint, tell)
+
+    def _tell_checks(self, stage: int, told: Told) -> None:
+        """Tell which checks a stage's plan has executed."""
+        about = {"stage": stage, "plan": told.plan, "shares": told.shares}
+        self.tell(fact_of(self.state, ChecksFact, **about, evidence=told.reason))
 
     def _begin_computing(self, action: Action) -> None:
         run_blocking(self.begin(action))

@@ -96,7 +96,11 @@ class Checkpointing:
                 raise InvalidSpecError(field, f"step {older.version} in {where} {FORMAT_1}")
         if newest is None and self._config.resume_from:
             why = "".join(f"; step {s.version}: {s.why}" for s in skipped)
-            raise InvalidSpecError(field, f"{where} has no checkpoint that can be read{why}")
+            wanted = self._config.resume_version
+            of_step = f" of step {wanted}" if wanted else ""
+            raise InvalidSpecError(
+                field, f"{where} has no checkpoint{of_step} that can be read{why}"
+            )
         if newest is not None:
             wrong = differences(newest.identity, identity_of(self._config))
             wrong = wrong or differences(newest.fingerprint, fingerprint)
@@ -133,6 +137,7 @@ class Checkpointing:
             config.checkpoint_keep,
             Path(config.resume_from) if config.resume_from else None,
             keys,
+            config.resume_version,
         )
 
     def _claim(self, directory: CheckpointDirectory) -> None:

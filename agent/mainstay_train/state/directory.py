@@ -130,14 +130,21 @@ class CheckpointDirectory:
         whose: the job.
         keep: complete versions that are kept; at least two.
         base: another directory of versions to go on from; only read.
+        base_version: the only one there that counts; 0: all do.
         keys: of keyed digests; empty: nothing is signed.
     """
 
     def __init__(
-        self, root: Path, whose: Whose, keep: int = 2, base: Path | None = None, keys: Keys = ()
+        self,
+        root: Path,
+        whose: Whose,
+        keep: int = 2,
+        base: Path | None = None,
+        keys: Keys = (),
+        base_version: int = 0,
     ) -> None:
         self._root, self._whose, self._keep = root, whose, max(2, keep)
-        self._base, self._keys = base, keys
+        self._base, self._base_version, self._keys = base, base_version, keys
         self._unreadable: set[int] = set()
         """Versions found damaged here that could not be put aside."""
 
@@ -465,7 +472,8 @@ class CheckpointDirectory:
         if self._base is None:
             return sorted(own, reverse=True)
         refused = {v for _, (v, kind) in self._entries(self._root) if kind in ("refused", "bad")}
-        base = {version for _, (version, kind) in self._entries(self._base) if kind == ""}
+        only = self._base_version
+        base = {v for _, (v, kind) in self._entries(self._base) if not kind and only in (0, v)}
         return sorted(own | (base - refused), reverse=True)
 
     def _retain(self) -> None:
@@ -473,8 +481,7 @@ class CheckpointDirectory:
 
         A torn version does not count as kept.
         """
-        # An earlier run's versions stand in until there are enough of our own.
-        good = self._good()
+        good = self._good()  # an earlier run's stand in until there are enough of our own
         outdated, stays = find_outdated([s.version for s in good], self._keep), find_way_back(good)
         for path, (version, kind) in self._entries(self._root):
             limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete

@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from mainstay_cli.base.exits import UsageError
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MalformedError
+from mainstay_core.wire.reinitialisation import Fork, describe_course, describe_fork
+
+HISTORY = "history"
+"""Of two reports: whether their jobs are exact, or approximate in the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,8 @@ class Difference:
     right: object
 
     def __str__(self) -> str:
+        if self.what == HISTORY:
+            return f"{HISTORY}: {self.left} != {self.right}"
         where = "final state" if self.step is None else f"step {self.step}"
         return f"{where}: {self.what}: {self.left} != {self.right}"
 
@@ -38,17 +46,22 @@ def load_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: not JSON: {error}") from error
     if not isinstance(report, dict) or "digests" not in report:
         raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
+    try:
+        _history_of(report)
+    except (MalformedError, AttributeError, TypeError) as error:
+        raise UsageError(f"{path}: its lineage is not understood: {error}") from error
     return report
 
 
 def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
-    """Return all differences, the first differing step first; none means equal bits.
+    """Return all differences, histories first, then the first differing step; none: equal bits.
 
-    Only what must be equal is compared: the digests. How many recoveries and
+    Only what must be equal is compared: histories of forks, and digests. How many recoveries and
     seconds it took may differ.
     """
     first = max(_first(left), _first(right))
-    differences = _compare_steps(_steps_from(left, first), _steps_from(right, first), first)
+    differences = _compare_histories(left, right)
+    differences += _compare_steps(_steps_from(left, first), _steps_from(right, first), first)
     final_left = left["digests"].get("final") or {}
     final_right = right["digests"].get("final") or {}
     if not final_left or not final_right:
@@ -64,6 +77,21 @@ def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Differe
         for name in sorted(final_left.keys() | final_right.keys())
         if final_left.get(name) != final_right.get(name)
     ]
+
+
+def _compare_histories(left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
+    told_left, told_right = _history_of(left), _history_of(right)
+    if told_left == told_right:
+        return []
+    return [Difference(step=None, what=HISTORY, left=told_left, right=told_right)]
+
+
+def _history_of(report: dict[str, Any]) -> str:
+    """Return since when a job is approximate and by which forks, as one line."""
+    forks = (report.get("lineage") or {}).get("forks", [])
+    course = describe_course(report.get("approximate_since"))
+    told = "; ".join(describe_fork(codec.decode(Fork, fork)) for fork in forks)
+    return f"{course} ({told})" if told else course
 
 
 def _first(report: dict[str, Any]) -> int:

@@ -14,6 +14,7 @@
 - ``snapshot_copies``: ``mainstay snapshots ls`` and ``verify``
 - ``snapshots``: ``mainstay snapshots``
 - ``findings``: ``mainstay findings``
+- ``lineage``: ``mainstay lineage`` and ``approximate``
 - ``dmr``: ``mainstay dmr``
 - ``chaos``: ``mainstay chaos``
 - ``simulate``: ``mainstay sim``

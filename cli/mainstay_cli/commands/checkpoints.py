@@ -15,8 +15,10 @@ import typer
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError, UsageError
 from mainstay_cli.local import checkpoint_files
 from mainstay_cli.local.checkpoint_files import Found
+from mainstay_core.base import codec
 from mainstay_core.base.words import show_bytes
 from mainstay_core.wire.checkpoint_manifest import shown, version_name
+from mainstay_core.wire.reinitialisation import describe_course, describe_fork, since_of
 
 app = typer.Typer(
     help="List, verify, convert and export durable checkpoints.", no_args_is_help=True
@@ -55,6 +57,7 @@ def ls(
     print(f"  {'step':>8}  {'state':<10} {'age':>8} {'size':>10} {'parts':>5}  job")
     for item in found:
         print(f"  {_line(item)}")
+        print_history(item, "            ")
 
 
 @app.command(
@@ -194,7 +197,10 @@ def _verify(item: Found) -> bool:
         return False
     verdict = _digests_of(item.path)
     if not verdict.problems:
-        print(f"step {item.version}: good, {verdict.num_tensors} tensors have their digests")
+        course = describe_course(since_of(item.manifest.history)) if item.manifest else "exact"
+        tensors = f"{verdict.num_tensors} tensors have their digests"
+        print(f"step {item.version}: good, {tensors}; {course}")
+        print_history(item, "  ")
         return True
     print(f"step {item.version}: DAMAGED")
     for problem in verdict.problems[:SHOWN_PROBLEMS]:
@@ -216,6 +222,12 @@ def _digests_of(directory: Path) -> _Verdict:
     return _Verdict(num_tensors=sum(p["tensors"] for p in parts), problems=problems)
 
 
+def print_history(item: Found, indent: str) -> None:
+    """Print a line for each fork that a version contains; nothing of an exact one."""
+    for fork in item.manifest.history if item.manifest else ():
+        print(f"{indent}{shown(describe_fork(fork))}")
+
+
 def _line(item: Found) -> str:
     manifest = item.manifest
     age = _age(time.time() - manifest.created_at_s) if manifest else ""
@@ -226,6 +238,9 @@ def _line(item: Found) -> str:
         lanes = manifest.identity.get("training.lanes", "?")
         seed = manifest.identity.get("training.seed", "?")
         job += f" (seed {shown(seed)}, {shown(lanes)} lanes)"
+    since = since_of(manifest.history) if manifest else None
+    if since is not None:
+        job += f"; {describe_course(since)}"
     problem = f": {item.problem}" if item.problem else ""
     return f"{item.version:>8}  {item.state:<10} {age:>8} {size:>10} {parts:>5}  {job}{problem}"
 
@@ -243,6 +258,8 @@ def _as_json(item: Found) -> dict[str, Any]:
         "parts": [part.name for part in manifest.parts] if manifest else [],
         "identity": manifest.identity if manifest else {},
         "fingerprint": manifest.fingerprint if manifest else {},
+        "approximate_since": since_of(manifest.history) if manifest else None,
+        "history": codec.encode(manifest.history) if manifest else [],
     }
 
 

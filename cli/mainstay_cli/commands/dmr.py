@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.base.files import read_text, write_whole
-from mainstay_cli.commands.arguments import AS_JSON
-from mainstay_cli.local import manifests, profiling
+from mainstay_cli.commands.arguments import AS_JSON, JOB
+from mainstay_cli.local import manifests, profiling, runs
 from mainstay_cli.views.dmr_plan import (
     describe_choice,
     describe_plan,
     describe_profile,
+    describe_stages,
     describe_sweep,
 )
 from mainstay_core.base import codec
@@ -34,7 +37,7 @@ MAX_WINDOW_S = 86_400.0
 
 app = typer.Typer(
     help="Profile a stage of a job, plan checks by re-execution (dual modular redundancy) from "
-    "that, and explain a plan (docs/dmr.md). Nothing executes these plans yet.",
+    "that, explain a plan, and show which checks a job executes (docs/dmr.md).",
     no_args_is_help=True,
 )
 PROFILE = Annotated[Path, typer.Argument(help="Profile of a stage, JSON; docs/dmr.md.")]
@@ -86,6 +89,7 @@ def profile(
     "Examples:\n\n"
     "  mainstay dmr plan examples/dmr-profile.json\n\n"
     "  mainstay dmr plan profile.json --policy paper --budget 2Gi --out plan.json\n\n"
+    "  mainstay dmr plan profile.json --no-replays --out stage-0.json\n\n"
     "  mainstay dmr plan all.json --sweep half.json --sweep none.json",
 )
 def plan(
@@ -102,6 +106,13 @@ def plan(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the plan into this file, too.")] = None,
+    replays: Annotated[
+        bool,
+        typer.Option(
+            help="Whether parts of blocks are replayed together; trainers execute plans without "
+            "that alone (detection.dmr.plan)."
+        ),
+    ] = True,
     sweep: Annotated[
         list[Path] | None,
         typer.Option(
@@ -115,10 +126,10 @@ def plan(
     if sweep:
         if as_json or out is not None:
             raise UsageError("--sweep compares plans: leave --json and --out away")
-        print("\n".join(_compare([profile, *sweep], policy, budget)))
+        print("\n".join(_compare([profile, *sweep], policy, budget, replays=replays)))
         return
     most_bytes = None if budget is None else _read_budget(budget, stage)
-    planned = plan_checks(stage, policy, most_bytes)
+    planned = plan_checks(stage, policy, most_bytes, replays=replays)
     text = codec.dumps(planned) + "\n"
     if out is not None:
         write_whole(out, text)
@@ -152,7 +163,44 @@ def explain(
     print("\n".join(describe_choice(stage, planned, choice)))
 
 
-def _compare(paths: Sequence[Path], policy: Policy, budget: str | None) -> list[str]:
+@app.command(
+    "show",
+    help="Show how the checks of a job's stages are planned and executed, running or ended.\n\n"
+    "Example: mainstay dmr show demo",
+)
+def show(job: JOB = None, as_json: AS_JSON = False) -> None:
+    told = _fetch(runs.find(job))
+    if as_json:
+        shown = {"coverage": told.get("dmr_coverage"), "stages": told.get("checks", [])}
+        print(json.dumps(shown, indent=1))
+        return
+    print("\n".join(describe_stages(told.get("dmr_coverage") or "", told.get("checks", []))))
+
+
+def _fetch(run: runs.Run) -> dict[str, Any]:
+    """Return a job as the api or its report shows it.
+
+    Raises:
+        UsageError: it has ended without a report.
+    """
+    if run.is_running():
+        return asyncio.run(_fetch_live(run))
+    report = run.load_report()
+    if not report:
+        place = run.describe_place().get("state_dir", "")
+        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    return report
+
+
+async def _fetch_live(run: runs.Run) -> dict[str, Any]:
+    async with run.connect() as api:
+        found: dict[str, Any] = await api.fetch(run.job)
+        return found
+
+
+def _compare(
+    paths: Sequence[Path], policy: Policy, budget: str | None, *, replays: bool
+) -> list[str]:
     """Return a table of the plans of several profiles.
 
     Raises:
@@ -169,7 +217,8 @@ def _compare(paths: Sequence[Path], policy: Policy, budget: str | None) -> list[
     planned = []
     for path, profile in zip(paths, profiles, strict=True):
         most_bytes = None if budget is None else _read_budget(budget, profile)
-        planned.append((str(path), profile, plan_checks(profile, policy, most_bytes)))
+        plan = plan_checks(profile, policy, most_bytes, replays=replays)
+        planned.append((str(path), profile, plan))
     return describe_sweep(planned)
 
 

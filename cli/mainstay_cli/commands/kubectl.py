@@ -22,6 +22,7 @@ from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import (
     faults,
     findings,
+    lineage,
     operations,
     run_report,
     snapshot_copies,
@@ -72,6 +73,8 @@ app.add_typer(stores, name="snapshots")
 app.command("findings", help=findings.HELP)(findings.show)
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("report", help=run_report.HELP)(run_report.show)
+app.command("lineage", help=lineage.LINEAGE_HELP)(lineage.show)
+app.command("approximate", help=lineage.APPROXIMATE_HELP)(lineage.approximate)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 
 
@@ -207,7 +210,8 @@ def is_worth_a_look(condition: dict[str, Any]) -> bool:
         return False
     if condition["type"] == "Ready":
         return bool(condition["status"] != "True")
-    wrong_if = "False" if condition["type"] in ("Protected", "SparesAvailable") else "True"
+    good = ("Protected", "SparesAvailable", "Exact")
+    wrong_if = "False" if condition["type"] in good else "True"
     return bool(condition["status"] == wrong_if)
 
 

@@ -18,6 +18,7 @@ from mainstay_cli.commands import demo
 from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
+from mainstay_cli.views.lineage import describe_report
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
 from mainstay_cli.views.sizes import describe_sizes
@@ -25,6 +26,16 @@ from mainstay_core.base.words import count, show_bytes
 from mainstay_core.faults.points import FaultPoint
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
+
+
+VERSION = Annotated[
+    int | None,
+    typer.Option(
+        help="With --resume: the step of the checkpoint to go on from, as the newest exact one of "
+        "a run that is approximate since then. mainstay checkpoints ls DIR names them.",
+        min=1,
+    ),
+]
 
 
 class Ui(enum.StrEnum):
@@ -79,6 +90,7 @@ def run(
             metavar="DIR",
         ),
     ] = None,
+    version: VERSION = None,
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
@@ -98,7 +110,7 @@ def run(
         bool, typer.Option("--json", help="With --dry-run: print JSON, all in bytes.")
     ] = False,
 ) -> None:
-    _check_dry_run(dry_run, as_json=as_json, report=report, resume=resume)
+    _check_options(dry_run, as_json=as_json, report=report, resume=resume, version=version)
     job_file = manifests.load_job(file, name)
     if dry_run:
         _load_faults(job_file, faults)
@@ -106,7 +118,7 @@ def run(
         return
     directory = state or state_dir.home() / "jobs" / job_file.job.metadata.name
     if resume is not None:
-        job_file = checkpoint_files.resume_job(job_file, resume, directory, _warn)
+        job_file = checkpoint_files.resume_job(job_file, resume, directory, _warn, version)
     points = _load_faults(job_file, faults)
     options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
     with _progress(ui) as progress:
@@ -129,10 +141,17 @@ def run_demo() -> None:
     demo.run(progress)
 
 
-def _check_dry_run(
-    dry_run: bool, *, as_json: bool, report: Path | None, resume: Path | None
+def _check_options(
+    dry_run: bool,
+    *,
+    as_json: bool,
+    report: Path | None,
+    resume: Path | None,
+    version: int | None,
 ) -> None:
     """Refuse options that would have no effect."""
+    if version is not None and resume is None:
+        raise UsageError("--version: is for --resume DIR, whose checkpoint it chooses")
     if as_json and not dry_run:
         raise UsageError("--json: is for --dry-run; a run writes its report with --report")
     if dry_run and report:
@@ -200,6 +219,8 @@ def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgr
         f"{steps.get('redone', 0)} redone, {steps.get('lost', 0)} lost, "
         + count(len(result.recoveries), "recovery", "recoveries")
     )
+    for line in describe_report(result.report):
+        progress.say(f"  {line}")
     for recovery in result.recoveries:
         progress.say(f"  {describe_recovery(recovery)}")
     for line in describe_checks(result.report, result.report.get("findings")):

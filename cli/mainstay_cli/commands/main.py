@@ -17,6 +17,7 @@ from mainstay_cli.commands import (
     dmr,
     faults,
     findings,
+    lineage,
     local,
     operations,
     snapshots,
@@ -24,6 +25,7 @@ from mainstay_cli.commands import (
     timeline,
 )
 from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
+from mainstay_core.wire.reinitialisation import describe_course
 
 EXIT_CODES = """
 Exit codes:
@@ -56,6 +58,8 @@ app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(dmr.app, name="dmr")
 app.command("findings", help=findings.HELP)(findings.show)
 app.command("timeline", help=timeline.HELP)(timeline.show)
+app.command("lineage", help=lineage.LINEAGE_HELP)(lineage.show)
+app.command("approximate", help=lineage.APPROXIMATE_HELP)(lineage.approximate)
 app.command("drain", help=operations.DRAIN_HELP)(operations.drain)
 app.command("chaos", help=chaos.HELP)(chaos.run)
 report_app = typer.Typer(help="Compare the reports of two runs.", no_args_is_help=True)
@@ -144,7 +148,10 @@ def diff_reports(
     one, other = comparison.load_report(left), comparison.load_report(right)
     differences = comparison.compare_reports(one, other)
     if not differences:
-        print(f"equal: {len(one['digests']['steps'])} steps and the final state, bit for bit")
+        since = one.get("approximate_since")
+        alike = "" if since is None else f"; both {describe_course(since)}"
+        steps = len(one["digests"]["steps"])
+        print(f"equal: {steps} steps and the final state, bit for bit{alike}")
         return
     print(f"first difference: {differences[0]}")
     for difference in differences[1:20]:

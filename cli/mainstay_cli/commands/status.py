@@ -10,9 +10,11 @@ from typing import Any
 from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.commands.operations import describe_leaving
 from mainstay_cli.local import runs
+from mainstay_cli.views.lineage import describe_prospects, read_lineage
 from mainstay_cli.views.progress import describe_crash, describe_recovery, one_line
 from mainstay_cli.views.snapshots import describe_summary
 from mainstay_core.base.words import count
+from mainstay_core.wire.reinitialisation import describe_course
 
 
 def show(job: str | None, *, as_json: bool) -> None:
@@ -35,7 +37,7 @@ def render(status: dict[str, Any]) -> str:
     committed = f", {count(step, 'step')} committed" if step is not None else ""
     lines = [f"{job['name']}: {job['state']}{committed}{where}"]
     if job.get("approximate_since") is not None:
-        lines.append(f"  approximate since step {job['approximate_since']}")
+        lines.append(f"  {describe_course(job['approximate_since'])}")
     checkpoint = job.get("checkpoint") or {}
     if checkpoint.get("step"):
         lines.append(f"  newest checkpoint: step {checkpoint['step']}")
@@ -48,6 +50,8 @@ def render(status: dict[str, Any]) -> str:
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
     lines += [f"  {describe_held_back(held)}" for held in job.get("held_back", [])]
     lines += describe_protections(job)
+    if status.get("lineage"):
+        lines += describe_prospects(read_lineage(status["lineage"]))
     if status.get("snapshots"):
         lines += [f"  {line}" for line in describe_summary(status["snapshots"])]
     lines += [f"  {line}" for line in describe_checks(job, status.get("findings"))]
@@ -93,9 +97,13 @@ async def fetch(run: runs.Run) -> dict[str, Any]:
     """
     async with run.connect() as api:
         summary = await api.fetch(run.job, "summary")
+        job = await api.fetch(run.job)
+        # Of every stage: only where the job may make one anew, or one did.
+        tells = job.get("approximate") or job.get("approximate_since") is not None
         return {
             "running": True,
-            "job": await api.fetch(run.job),
+            "job": job,
+            "lineage": await api.fetch(run.job, "lineage") if tells else None,
             "members": await api.fetch(run.job, "members"),
             "recoveries": await api.fetch(run.job, "recoveries"),
             "snapshots": summary.get("stores"),
@@ -115,6 +123,7 @@ def _ended(run: runs.Run) -> dict[str, Any]:
             "state": report.get("state", "ended without a report"),
             "reason": report.get("reason", ""),
             "step": report.get("steps", {}).get("committed"),
+            "approximate_since": report.get("approximate_since"),
             "crash": report.get("crash"),
             "entry": report.get("entry"),
             "protections": report.get("protections", []),

@@ -10,6 +10,7 @@ from typing import Any
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
+from mainstay_cli.views.lineage import describe_exactness
 from mainstay_cli.views.progress import one_line
 from mainstay_core.base.words import count
 from mainstay_core.wire.recoveries import STAGES, name_log
@@ -51,7 +52,7 @@ def render(recoveries: list[dict[str, Any]]) -> str:
         return "no recoveries"
     lines = []
     for number, recovery in enumerate(recoveries, 1):
-        exact = "exact" if recovery.get("exact") else "APPROXIMATE"
+        exact = describe_exactness(recovery)
         times = recovery.get("times") or recovery
         stages = "  ".join(f"{name} {_seconds(times.get(f'{name}_s'))}" for name in STAGES)
         later = _seconds(recovery.get("first_commit_after_s"))

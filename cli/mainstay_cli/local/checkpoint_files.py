@@ -157,7 +157,11 @@ def _read_small(path: Path) -> bytes:
 
 
 def resume_job(
-    file: JobFile, resume: Path, run_directory: Path, tell: Callable[[str], None]
+    file: JobFile,
+    resume: Path,
+    run_directory: Path,
+    tell: Callable[[str], None],
+    version: int | None = None,
 ) -> JobFile:
     """Return the job made to go on from the newest good checkpoint of an earlier run.
 
@@ -166,12 +170,13 @@ def resume_job(
         resume: what the user names: see :func:`find_root`.
         run_directory: state directory of the new run; an earlier run in it moves aside.
         tell: told why a version newer than the chosen one is skipped.
+        version: the only one to go on from; None: the newest good one.
 
     Raises:
         UsageError: there is none, it has format 1, or it is another job's.
     """
     root = find_root(str(resume.absolute()))
-    found = list_versions(root)
+    found = [f for f in list_versions(root) if version in (None, f.version)]
     good = [f for f in found if f.state == "complete" and f.manifest]
     newest = good[0].version if good else 0
     for item in found:
@@ -180,8 +185,10 @@ def resume_job(
         if item.state == "torn" and item.version > newest:
             tell(f"--resume: step {item.version} is skipped: {item.problem}")
     if not good:
+        of_step = "" if version is None else f" of step {version}"
         raise UsageError(
-            f"--resume: {root} has no complete checkpoint; see: mainstay checkpoints ls {root}"
+            f"--resume: {root} has no complete checkpoint{of_step}; see: mainstay checkpoints ls "
+            f"{root}"
         )
     manifest = good[0].manifest
     assert manifest is not None
@@ -198,10 +205,17 @@ def resume_job(
             f"--resume: {good[0].path} has all {steps} steps of this job already; raise "
             "spec.training.steps to train on"
         )
+    storage = file.job.spec.checkpoint.storage
+    if version is not None and storage is not None and Path(storage).resolve() == root.resolve():
+        raise UsageError(
+            f"--version: {root} is the job's own spec.checkpoint.storage, whose newest version it "
+            "takes up; name another storage to go back"
+        )
     directory = run_directory.absolute()
     if root.is_relative_to(directory):
         root = state_dir.aside_name(directory) / root.relative_to(directory)
     body = file.manifest["spec"]
-    checkpoint = (body.get("checkpoint") or {}) | {"resumeFrom": str(root)}
+    chosen = {"resumeFrom": str(root)} | ({"resumeVersion": version} if version else {})
+    checkpoint = (body.get("checkpoint") or {}) | chosen
     changed = file.manifest | {"spec": body | {"checkpoint": checkpoint}}
     return replace(file, manifest=changed, job=spec.parse_training_job(changed))

@@ -2,6 +2,7 @@
 
 - ``monitor``: follows a job through the api
 - ``progress``: prints steps, recoveries and warnings, line by line
+- ``lineage``: the stages that were made anew from others, and since when the job is approximate
 - ``live``: a live table
 - ``sizes``: a table of what ranks hold and send
 - ``snapshots``: what the stores of a running job hold, and what a check of them has found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.dmr.operators import Pass
@@ -118,6 +119,26 @@ def describe_sweep(planned: Sequence[tuple[str, Profile, Plan]]) -> list[str]:
         )
     best = planned[passages_s.index(min(passages_s))][0]
     return [*_align(rows), f"shortest with its checks: {best}"]
+
+
+def describe_stages(coverage: str, stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the lines about the checks of a job: of each stage that was planned, and why.
+
+    Args:
+        coverage: of the job, in short; empty: nothing is executed twice.
+        stages: what trainers have told, as JSON.
+    """
+    if not coverage:
+        return ["nothing is checked: spec.detection.dmr.mode is Off"]
+    if not stages:
+        return [f"checks: {coverage}"]
+    lines = []
+    for stage in stages:
+        lines += [
+            f"stage {stage['stage']}: plan {stage['plan']}, {stage['shares']}",
+            f"  {stage['reason']}",
+        ]
+    return lines
 
 
 def describe_choice(profile: Profile, plan: Plan, choice: Choice) -> list[str]:

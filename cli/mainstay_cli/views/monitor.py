@@ -115,5 +115,6 @@ class Monitor:
                 tokens_per_s=entry["tokens"] / seconds if seconds else 0.0,
                 quorum=f"q{quorum['id']}",
                 replicas=int(entry["replicas"]),
+                approximate_since=entry.get("approximate_since"),
             )
         )

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from mainstay_cli.views.lineage import describe_exactness
 from mainstay_core.base.words import count
+from mainstay_core.wire.reinitialisation import describe_course
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,13 +23,17 @@ class StepLine:
     tokens_per_s: float
     quorum: str
     replicas: int
+    approximate_since: int | None = None
+    """First step of another course than without failures; None: the step is exact."""
 
     def text(self) -> str:
         """Return the line as it is printed."""
-        width = len(str(self.num_steps))
+        width, since = len(str(self.num_steps)), self.approximate_since
+        course = "" if since is None else f"  {describe_course(since)}"
         return (
             f"step {self.step + 1:>{width}}/{self.num_steps}  loss {self.loss:8.4f}  "
-            f"{self.tokens_per_s:9,.0f} tok/s  {self.quorum}  " + count(self.replicas, "replica")
+            f"{self.tokens_per_s:9,.0f} tok/s  {self.quorum}  {count(self.replicas, 'replica')}"
+            f"{course}"
         )
 
 
@@ -112,11 +118,10 @@ def describe_crash(crash: dict[str, Any] | None) -> str:
 
 def describe_recovery(recovery: dict[str, Any]) -> str:
     """Return a recovery in one line: what happened, what was done, why, how long."""
-    exact = "exact" if recovery["exact"] else "APPROXIMATE"
     seconds = recovery.get("first_commit_after_s")
     how_long = f", next commit {seconds:.2f} s later than normal" if seconds is not None else ""
     return (
-        f"{recovery['method']} ({exact}): {one_line(recovery['fault'])}: "
+        f"{recovery['method']} ({describe_exactness(recovery)}): {one_line(recovery['fault'])}: "
         f"{one_line(recovery['reason'])}"
         f"{how_long}, steps lost {recovery['lost_steps']}"
     )

@@ -6,6 +6,7 @@
 - ``shape``: the shape of a job: stages, lanes and ranks, which never change while it lives
 - ``codec``: values to JSON and back
 - ``field_texts``: the JSON of a large value of which little has changed
+- ``lookup``: values of a tuple by their keys
 - ``frames``: length-prefixed frames on a socket
 - ``digest``: the one digest of tensors
 - ``release``: the version

@@ -8,6 +8,7 @@
 - ``reports``: takes in what pods, supervisors and the store report
 - ``ends``: notes that a trainer or a pod has ended
 - ``intake``: takes facts into the state, before anything is decided
+- ``check_plans``: how the checks of each stage are planned
 - ``checkpoints``: what is known of durable checkpoints
 - ``crashes``: when the same exception has come back too often
 - ``fingerprints``: whose arithmetic differs from the job's
@@ -18,6 +19,9 @@
 - ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
+- ``situation``: what the ladder is asked, and by what rules row 5 applies
+- ``lineage``: which forks the job's states contain, and from what each stage could be made anew
+- ``permission``: whether a person may allow one approximate recovery, and what it would come to
 - ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``siting``: which free slots there are, and which serve together

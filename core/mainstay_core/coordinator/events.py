@@ -48,8 +48,8 @@ class StepsCommitted:
     """Wall clock of the reporters, in seconds."""
     step_s: float = 0.0
     loss: float | None = None
-    exact: bool = True
-    """Whether its state contains no fork."""
+    approximate_since: int | None = None
+    """Version of the first fork that its state contains; None: it is exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,15 @@ class DrainRequested:
     who: str = "a user"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApproximationAllowed:
+    """A person allows that stages which nobody holds are made anew from others, this once."""
+
+    who: str
+    stages: tuple[int, ...] | None = None
+    """None: those that are lost."""
+
+
 Event = (
     PodRegistered
     | FactsReported
@@ -178,6 +187,7 @@ Event = (
     | JobSubmitted
     | SuspendRequested
     | TopologyReported
+    | ApproximationAllowed
 )
 
 

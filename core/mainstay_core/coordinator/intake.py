@@ -14,6 +14,7 @@ from typing import Any
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.coordinator.causes import Suspicion, ToldCause
+from mainstay_core.coordinator.check_plans import note_checks
 from mainstay_core.coordinator.checkpoints import (
     note_checkpoint,
     note_how,
@@ -26,6 +27,7 @@ from mainstay_core.coordinator.ends import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, outgoing
+from mainstay_core.coordinator.lineage import apply_told
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
@@ -44,6 +46,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
     Checkpoint,
+    Checks,
     Fact,
     Failed,
     Finished,
@@ -332,6 +335,8 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)
     state = replace(state, settled_at_s=settled, settled_step=step)
+    if member.index == 0:
+        state = replace(state, told_history=fact.history, is_history_told=True)
     if not all_settled(state):
         return Transition(state=state, reason=f"{member.rank} goes on in {fact.quorum}")
     return _all_settled(state)
@@ -347,7 +352,8 @@ def settle_all(state: CoordinatorState, at_s: float) -> Transition:
 def _all_settled(state: CoordinatorState) -> Transition:
     plan = state.plan
     assert plan is not None
-    state = plan_settled(state)
+    course = apply_told(plan_settled(state))
+    state = replace(course.state, permission=None)
     if state.commits == 0 and state.settled_step is not None:
         # A restart goes back; so does a step that only the dead had applied: it is done again.
         # A job that goes on from an earlier run's checkpoint begins with the steps of that.
@@ -363,7 +369,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)
-    return Transition(state=state, actions=(*actions, settled), reason=message)
+    return course.then(Transition(state=state, actions=(*actions, settled), reason=message))
 
 
 def _finished(state: CoordinatorState, fact: Finished, now_s: float) -> Transition:
@@ -416,5 +422,6 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Finished: _finished,
     Failed: _failed,
     Checkpoint: note_checkpoint,
+    Checks: note_checks,
     Paused: note_paused,
 }

@@ -268,7 +268,8 @@ def _origin(source: int) -> str:
     return f"step {source}" if source else "the seed's initial state"
 
 
-def _approximate(situation: Situation) -> tuple[bool, str]:
+def judge_approximate(situation: Situation) -> tuple[bool, str]:
+    """Return whether row 5 applies, and the sentence why, or why not."""
     without = _without_state(situation)
     if not without:
         return False, "every stage has a living cell"
@@ -346,5 +347,5 @@ _TESTS: dict[Row, Callable[[Situation], tuple[bool, str]]] = {
     Row.MASK: _mask,
     Row.REPLAY: _replay,
     Row.RESTART: _restart,
-    Row.APPROXIMATE: _approximate,
+    Row.APPROXIMATE: judge_approximate,
 }

@@ -17,6 +17,7 @@ from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.events import (
+    ApproximationAllowed,
     DrainRequested,
     Event,
     FactsReported,
@@ -38,6 +39,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.forming import decide_forming
 from mainstay_core.coordinator.injection import inject_into_spares, record_fired, request_faults
 from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
+from mainstay_core.coordinator.permission import note_permission
 from mainstay_core.coordinator.publishing import end_job
 from mainstay_core.coordinator.recovery import decide_running, decide_suspended, decide_waiting
 from mainstay_core.coordinator.reports import (
@@ -136,6 +138,7 @@ _ALWAYS: dict[type, _Handler] = {
     DrainRequested: note_drain,
     PlanReported: note_plan,
     StoreReopened: reopen,
+    ApproximationAllowed: note_permission,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,
@@ -160,6 +163,7 @@ _ENDED: dict[type, _Handler] = {
     ),
     StoreReopened: reopen,
     StepsCommitted: take_late_commit,
+    ApproximationAllowed: note_permission,
 }
 
 _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {

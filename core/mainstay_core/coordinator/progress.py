@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.coordinator.events import StepsCommitted
+from mainstay_core.coordinator.lineage import note_course
 from mainstay_core.coordinator.state import (
     MAX_STEP_SECONDS,
     CoordinatorState,
@@ -57,8 +58,7 @@ def note_commit(state: CoordinatorState, event: StepsCommitted) -> CoordinatorSt
         at_s=event.committed_at_s,
         loss=event.loss,
     )
-    since = event.step if state.approximate_since is None else state.approximate_since
-    return replace(state, last_commit=newest, approximate_since=None if event.exact else since)
+    return note_course(replace(state, last_commit=newest), event)
 
 
 def _counted_before(state: CoordinatorState, event: StepsCommitted) -> int:

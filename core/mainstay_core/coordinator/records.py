@@ -41,9 +41,21 @@ _TO_JOINERS = (Method.JOIN, Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
 
 
 def open_loss(
-    state: CoordinatorState, lost: Sequence[Member], plan: Plan, reason: str
+    state: CoordinatorState,
+    lost: Sequence[Member],
+    plan: Plan,
+    reason: str,
+    allowed_by: str = "",
 ) -> CoordinatorState:
-    """Return the state with a recovery of lost members begun. Call it before the plan is set."""
+    """Return the state with a recovery of lost members begun. Call it before the plan is set.
+
+    Args:
+        state: of the job.
+        lost: members.
+        plan: that answers their loss.
+        reason: why by this method.
+        allowed_by: who has allowed it for this once; empty: it is the job's policy.
+    """
     deaths, learnt, fired = [], [plan.created_at_s], list(state.fired)
     waited = state.waiting.reason if state.waiting else "no detail"
     if state.suspicion:
@@ -66,6 +78,7 @@ def open_loss(
         members=lost,
         died_at_s=min(deaths, default=plan.created_at_s),
         first_fact_s=min(learnt),
+        allowed_by=allowed_by,
     )
 
 
@@ -149,18 +162,21 @@ def _open(
     died_at_s: float,
     first_fact_s: float,
     differing: tuple[Slot, ...] = (),
+    allowed_by: str = "",
 ) -> CoordinatorState:
+    allowed = f"; {allowed_by} allowed it" if allowed_by else ""
     opened = OpenRecovery(
         recovery=Recovery(
             fault=fault,
             method=plan.method,
             exact=plan.fork is None,
-            reason=reason,
+            reason=f"{reason}{allowed}",
             quorum=plan.quorum,
             from_step=state.step,
             slots=tuple(m.slot for m in members),
             started_at_s=died_at_s,
             differing=differing,
+            allowed_by=allowed_by,
         ),
         died_at_s=died_at_s,
         first_fact_s=first_fact_s,
@@ -242,9 +258,32 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
         if recovery.replays:
             how = describe_replays(recovery.replays)
             recovery = replace(recovery, reason=f"{recovery.reason}; {how}")
+        if not recovery.exact and state.is_history_told:
+            recovery = _judge_fork(state, recovery)
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 
     return _update(state, settle)
+
+
+def _judge_fork(state: CoordinatorState, recovery: Recovery) -> Recovery:
+    """Return the record of a recovery that was ordered to make stages anew, as it came out.
+
+    Where they went on from what somebody held after all, or from a checkpoint, nothing of the job's
+    course was lost.
+    """
+    assert state.plan is not None
+    told = state.told_history
+    if told is not None and told.made:
+        reason = f"{recovery.reason}; {told.newest[-1].made.reason}"
+        return replace(recovery, approximate_since=told.since, reason=reason)
+    recovery = replace(recovery, exact=True)
+    if recovery.method is not Method.APPROXIMATE:
+        return recovery
+    if recovery.quorum != state.plan.quorum:
+        reason = f"{recovery.reason}; {state.plan.quorum} ended it"
+        return replace(recovery, reason=reason)
+    reason = f"{recovery.reason}; in the end nothing was made anew, as somebody held it"
+    return replace(recovery, method=Method.MASK, reason=reason)
 
 
 def how_replayed(state: CoordinatorState) -> str:
@@ -299,7 +338,11 @@ def step_committed(
     def commit(opened: OpenRecovery) -> OpenRecovery:
         if opened.commit_at_s is not None or event.quorum.id < opened.recovery.quorum.id:
             return opened
-        return replace(opened, commit_at_s=event.committed_at_s, late_s=late_s)
+        recovery = opened.recovery
+        if not recovery.exact and recovery.approximate_since is None:
+            # Of members that are only known to have settled as they commit.
+            recovery = replace(recovery, approximate_since=event.approximate_since)
+        return replace(opened, recovery=recovery, commit_at_s=event.committed_at_s, late_s=late_s)
 
     return _update(state, commit)
 

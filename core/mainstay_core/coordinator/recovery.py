@@ -16,20 +16,21 @@ from mainstay_core.coordinator import ladder, repeats, seating
 from mainstay_core.coordinator.causes import Repetition
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
 from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
-from mainstay_core.coordinator.siting import surplus_slots, usable_slots
+from mainstay_core.coordinator.siting import usable_slots
+from mainstay_core.coordinator.situation import find_situation, rules_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     Waiting,
     all_settled,
     holds_state,
     is_living,
-    keeps_segments,
     lost_members,
     slot_name,
     still_joining,
@@ -136,11 +137,12 @@ def _recover(
     state: CoordinatorState, lost: tuple[Member, ...], now_s: float, nonce: str
 ) -> Transition:
     """Enter the ladder with everything that is known to be lost."""
-    answer = ladder.decide(situation(state, len(lost), now_s))
+    rules = rules_of(state)
+    answer = ladder.decide(find_situation(state, len(lost), now_s, rules))
     takers = usable_slots(state, now_s)
     if answer.row is ladder.Row.WAIT:
         # A trainer that is held back disturbs nobody in a job that stands still.
-        answer = ladder.decide(situation(state, len(lost), math.inf))
+        answer = ladder.decide(find_situation(state, len(lost), math.inf, rules))
         takers = usable_slots(state, math.inf)
     if answer.row is ladder.Row.MASK:
         draft = Draft(
@@ -162,38 +164,11 @@ def _recover(
         plan = None
     if plan is None:
         return _wait(state, answer, now_s)
-    recovered = open_loss(state, lost, plan, answer.reason)
+    allowed_by = allowed_by_whom(state, plan)
+    recovered = open_loss(state, lost, plan, answer.reason, allowed_by)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
     return publish(recovered, plan, JobPhase.RECOVERING)
-
-
-def situation(state: CoordinatorState, num_lost: int, now_s: float) -> ladder.Situation:
-    """Return the ladder's input for this state."""
-    assert state.plan is not None
-    stages = []
-    replayable, approximate = keeps_segments(state), state.config.approximate
-    for position in state.plan.positions:
-        members = [m for m in position if is_living(state, m)]
-        stages.append(
-            ladder.StageHolders(
-                stage=position[0].rank.stage,
-                inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
-                holders=sum(holds_state(state, m) for m in members),
-                living=len(members),
-                replayable=replayable,
-            )
-        )
-    return ladder.Situation(
-        stages=tuple(stages),
-        step=state.step,
-        free_slots=len(usable_slots(state, now_s)) + len(surplus_slots(state)),
-        lost=num_lost,
-        durable_step=state.durable,
-        allow_approximate=approximate is not None,
-        approximate_after_lost_steps=approximate.after_lost_steps if approximate else None,
-        outline=state.outline,
-    )
 
 
 def _wait(state: CoordinatorState, answer: ladder.Decision, now_s: float) -> Transition:

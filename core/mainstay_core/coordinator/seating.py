@@ -29,6 +29,7 @@ from mainstay_core.coordinator.siting import (
     take_cell,
     usable_slots,
 )
+from mainstay_core.coordinator.situation import rules_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
@@ -132,6 +133,9 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
         return None
     plan = compose(state, grown, draft)
     forked = state.approximate_since is not None or (state.plan and state.plan.fork is not None)
+    # What a store has lost, it hears again with the next commit.
+    unheard = state.last_commit is None and state.plan is not None and state.plan.lineage > 0
+    forked = forked or unheard
     if draft.method is Method.RESTART and forked:
         # What is loaded may be from before the fork. Then the job comes to the same versions on
         # another course, and a trainer that was cut off must not bring its state of this one.
@@ -182,13 +186,16 @@ def _forked(state: CoordinatorState, plan: Plan, positions: Sequence[int]) -> Pl
     """Return a plan with an order.
 
     What counts as well are states of the lineages since the last one in which all have settled: a
-    rank may have missed the plans in between.
+    rank may have missed the plans in between. Its rules are those of now, and stay those of then
+    until it has come to an end.
     """
     before = state.plan
     assert before is not None
     is_open = before.fork is not None and not all_settled(state)
-    since = before.fork.since if before.fork is not None and is_open else before.lineage
-    order = ForkOrder(positions=tuple(positions), since=since)
+    since, how = before.lineage, rules_of(state)
+    if before.fork is not None and is_open:
+        since, how = before.fork.since, before.fork.how
+    order = ForkOrder(positions=tuple(positions), since=since, how=how)
     return replace(plan, lineage=before.lineage + 1, fork=order)
 
 

@@ -8,14 +8,17 @@ not live. So a repeated or late fact cannot cause a second recovery.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.lookup import Lookup
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
 from mainstay_core.coordinator.ladder import Lack
+from mainstay_core.dmr.settings import StageChecks
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.crashes import ToldCrash
@@ -23,7 +26,7 @@ from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import Outline
+from mainstay_core.wire.reinitialisation import History, Outline, ToldHistory
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot. A late report of one of them must not revive it."""
@@ -32,28 +35,6 @@ COMMITS_THAT_SETTLE = 3
 member's vote; but only the members' own reports carry the times, so these get that long to come."""
 MAX_STEP_SECONDS = 33
 """Recent step durations kept for the median that a recovery is compared with."""
-
-
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-class Lookup(Generic[_Key, _Value]):
-    """Finds values of a tuple by key, in constant time for the tuple asked for last.
-
-    It is a memo, not a state: tuples never change, so the same tuple has the same answer.
-    """
-
-    def __init__(self, key: Callable[[_Value], _Key]) -> None:
-        self._key = key
-        self._last: tuple[tuple[_Value, ...], dict[_Key, _Value]] = ((), {})
-
-    def __call__(self, values: tuple[_Value, ...]) -> dict[_Key, _Value]:
-        last, found = self._last
-        if last is not values:
-            found = {self._key(value): value for value in values}
-            self._last = (values, found)
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +118,16 @@ class Waiting:
     deadline_s: float
     lack: Lack | None = None
     """The same as values; None where an api of the version before has stored it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permission:
+    """A person's permission to make stages anew from others in one recovery."""
+
+    who: str
+    at_s: float
+    stages: tuple[int, ...]
+    """Those that may be made anew, ascending. It counts for no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +218,20 @@ class CoordinatorState:
     last_commit: LastCommit | None = None
     """None before the first one since then."""
     approximate_since: int | None = None
-    """First step of another course than the job would have had without failures, as the ledger says
-    of the newest step; None: that one is exact."""
+    """First step of another course than the job would have had without failures; None: the newest
+    state is exact."""
+    num_forks: int = 0
+    """Forks that the newest state contains."""
+    history: History = ()
+    """Those of them that are known in full, in order: the newest ones, after the store was lost or
+    the job was taken over from an earlier run."""
+    told_history: ToldHistory | None = None
+    """What the first member of the plan has told of it; None: that all is exact, if it has told."""
+    is_history_told: bool = False
+    """Whether it has: of a member that pauses, or commits, it is known without its word that it has
+    settled."""
+    permission: Permission | None = None
+    """A person's permission for the recovery that the job waits for."""
     furthest: int = 0
     """Largest number of steps that were ever committed. A restart does not lower it."""
     last_id: int = 0
@@ -270,6 +273,8 @@ class CoordinatorState:
     """Number of committed steps."""
     durable: int = 0
     """Newest version that any pod reported as durable."""
+    checks: tuple[StageChecks, ...] = field(default=(), metadata=OMITTED)
+    """The checks of each stage that was planned, as its trainers told last; by stage."""
     checkpoint_problem: str = ""
     """Why the last checkpoint is late or failed; empty since one became durable."""
     checkpoint_teller: CheckpointTeller | None = None

@@ -32,8 +32,10 @@ MUTABLE = (
     "restart_grace_s",
     "hold_back_s",
     "hold_back_max_s",
+    "approximate",
 )
-"""Fields on which only decisions depend. Running trainers and supervisors hold no copy of them."""
+"""Fields on which only decisions depend. Running trainers and supervisors hold no copy of them, or
+are told of it with each decision."""
 _NOT_SUBMITTED = ("job", "faults")
 
 _PATHS = {
@@ -56,6 +58,8 @@ _PATHS = {
     "compile": "spec.runtime.compile",
     "dmr": "spec.detection.dmr.mode",
     "dmr_plan": "spec.detection.dmr.plan",
+    "dmr_plan_file": "spec.detection.dmr.plan",
+    "dmr_profile_steps": "spec.detection.dmr.profileSteps",
     "dmr_memory_bytes": "spec.detection.dmr.memory",
     "recompute": "spec.runtime.recompute",
     "recompute_share": "spec.runtime.recomputeShare",
@@ -66,12 +70,12 @@ _PATHS = {
     "checkpoint_copy_bytes": "spec.checkpoint.copyMebibytes",
     "checkpoint_signed": "spec.checkpoint.keySecret",
     "resume_from": "spec.checkpoint.resumeFrom",
+    "resume_version": "spec.checkpoint.resumeVersion",
     "heartbeat_s": "spec.detection.heartbeatSeconds",
     "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",
     "hang_s": "spec.detection.hangSeconds",
     "operation_timeout_s": "spec.detection.hangSeconds",
     "handover_s": "spec.recovery.handoverSeconds",
-    "approximate": "spec.recovery.allowApproximate",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",
     "snapshots.enabled": "spec.snapshots.enabled",
@@ -109,6 +113,8 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
             ("replicas", state.wanted, wanted),
             ("minReplicas", old.shape.min_replicas, new.shape.min_replicas),
             ("spares", old.spares, new.spares),
+            ("recovery.allowApproximate", *_allowed(old, new)),
+            ("recovery.approximateAfterLostSteps", *_bounds(old, new)),
         )
         if before != after
     ]
@@ -122,6 +128,14 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
     announce = Announce(code="Submitted", message=message)
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
+
+
+def _allowed(*configs: JobConfig) -> tuple[str, ...]:
+    return tuple("false" if config.approximate is None else "true" for config in configs)
+
+
+def _bounds(*configs: JobConfig) -> tuple[int | None, ...]:
+    return tuple(c.approximate.after_lost_steps if c.approximate else None for c in configs)
 
 
 def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float) -> Transition:

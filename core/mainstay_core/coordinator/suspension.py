@@ -104,6 +104,7 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         paused=(),
         suspicion=None,
         waiting=None,
+        permission=None,
         unheard=(),
         rivals=(),
         pods=tuple(

@@ -115,7 +115,7 @@ def _committed(entries: Sequence[LedgerEntry]) -> StepsCommitted:
         committed_at_s=max(e.committed_at_s for e in entries),
         step_s=max(e.step_s for e in entries),
         loss=newest.loss,
-        exact=not newest.history,
+        approximate_since=newest.approximate_since,
     )
 
 

@@ -10,6 +10,7 @@
 - ``fits``: the checks that fill a window best
 - ``queue``: phase 3, single operators
 - ``static``: the three phases together
+- ``schedule``: what a trainer does of a plan
 - ``dynamic``: the same decisions while a step runs, for operators without fixed shapes
 - ``witness``: where chains that computed the same type differ, and which device was wrong
 - ``verdicts``: which of three executions was wrong, and what is done about it
@@ -17,5 +18,5 @@
 - ``flips``: wrong bits that faults put into what operators compute
 
 It is dual modular redundancy (DMR) as SpareTrain plans it, with a stricter rule of what is
-compared. Nothing executes these plans yet. The standard library is enough: trainers will plan.
+compared. The standard library is enough, as trainers plan.
 """

@@ -203,17 +203,30 @@ def _with_copies(profile: Profile, piece: Piece, comparisons: tuple[Comparison, 
 
 
 def verify_plan(profile: Profile, plan: Plan) -> None:
-    """Check a plan against the rule of coverage, and that it can be carried out.
+    """Check a plan against the rule of coverage, that it can be carried out, and its totals.
 
     It is the postcondition of every planner, and stands before every plan that comes from a file.
     O(operators and their operands).
 
     Raises:
+        UncoveredError: see :func:`verify_rule`; or the totals are wrong.
+    """
+    verify_rule(profile, plan)
+    if sum_totals(profile, plan.pieces, plan.choices) != plan.totals:
+        raise UncoveredError("", "", "the plan's totals are not the sums of its pieces")
+
+
+def verify_rule(profile: Profile, plan: Plan) -> None:
+    """Check a plan as :func:`verify_plan` does, its totals aside.
+
+    They are sums of times, which no two profiles of one stage have in common.
+
+    Raises:
         UncoveredError: the plan belongs to another job; an operator whose result counts has no
             check, or two; a tensor that leaves its piece is not compared; a piece runs before it
-            can or reads what is overwritten by then; the plan's budget exceeds the profile's, or
-            the retained bytes exceed the budget or a window's headroom; or the totals are wrong.
-            Operator and tensor are named.
+            can or reads what is overwritten by then; the plan's budget exceeds the profile's; or
+            the retained bytes exceed the budget or a window's headroom. Operator and tensor are
+            named.
     """
     if plan.fingerprint != profile.fingerprint:
         raise UncoveredError(
@@ -237,8 +250,6 @@ def verify_plan(profile: Profile, plan: Plan) -> None:
     for piece in plan.pieces:
         _check_time(profile, piece)
     _check_memory(profile, plan)
-    if sum_totals(profile, plan.pieces, plan.choices) != plan.totals:
-        raise UncoveredError("", "", "the plan's totals are not the sums of its pieces")
 
 
 def _check_form(profile: Profile, piece: Piece) -> None:
@@ -254,6 +265,9 @@ def _check_form(profile: Profile, piece: Piece) -> None:
         raise UncoveredError(name, "", "its helpers must be some of its operators, and not all")
     known = [operator for operator in piece.operators if operator in graph.places]
     for operator in known:
+        may_wait = graph.operators[graph.places[operator]].waits
+        if not may_wait and piece.method in (*DEFERRED, Method.DYNAMIC):
+            raise UncoveredError(operator, "", "waits, but cannot be executed again later")
         if operator in piece.helpers or piece.method in (Method.PIGGYBACK, Method.NAIVE):
             continue
         if graph.places[operator] in profile.recomputed_at:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
 from mainstay_core.base.bounds import Count, Index, Longest, Name, Seconds
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
 
@@ -90,6 +91,9 @@ class Operator:
     """Inputs whose memory it writes, so that nobody can read them afterwards."""
     compared: bool = False
     """Whether its outputs are compared anyway: by the vote, or by another cell."""
+    waits: bool = field(default=True, metadata=OMITTED)
+    """Whether trainers can execute it again later: not what draws, writes to its operands, or makes
+    numbers that the host reads."""
 
     @property
     def id(self) -> str:

@@ -74,7 +74,7 @@ class BlockGraph:
         self.movable = [
             number
             for number, operator in enumerate(operators)
-            if operator.static and (gathers or not operator.communication_s)
+            if operator.static and operator.waits and (gathers or not operator.communication_s)
         ]
         """Operators that can be replayed: not those of unknown time."""
         self.replay_s = [operator.replay_s for operator in operators]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class Mode(enum.StrEnum):
@@ -24,6 +26,18 @@ class PlanName(enum.StrEnum):
     """At once."""
     DYNAMIC = "Dynamic"
     """In waits for other stages, as the dynamic planner decides while the step runs."""
+    AUTO = "Auto"
+    """As the static planner decides from a profile of the run's first steps."""
+    FILE = "File"
+    """As a plan in a file says."""
+
+
+PLANNED = (PlanName.AUTO, PlanName.FILE)
+"""Plans that are made beforehand, from a profile."""
+PROFILE_STEPS = 3
+"""Steps that a profile is made from, unless the job says it: a median of fewer is one of them."""
+MAX_PROFILE_STEPS = 100
+"""More of them only delay the plan."""
 
 
 WAITING_BYTES = 256 << 20
@@ -37,8 +51,38 @@ _COVERAGE = {
 }
 
 
-def describe_coverage(mode: Mode, plan: PlanName = PlanName.NAIVE) -> str:
-    """Return the share of operator time that is executed twice, by method; empty: none is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageChecks:
+    """The checks of a stage that was planned, as a trainer of it told last."""
+
+    stage: int
+    plan: str
+    """The plan that is carried out: Auto, File, or Naive where none is."""
+    shares: str
+    """How operator time is checked, by method."""
+    reason: str
+    """Why, for people."""
+
+    def describe(self) -> str:
+        """Return it in short: a plan that could not be made is told with the reason."""
+        why = f" ({self.reason})" if self.plan == PlanName.NAIVE else ""
+        return f"stage {self.stage}: {self.shares}{why}"
+
+
+def describe_coverage(
+    mode: Mode, plan: PlanName = PlanName.NAIVE, planned: Sequence[StageChecks] = ()
+) -> str:
+    """Return the share of operator time that is executed twice, by method; empty: none is.
+
+    Args:
+        mode: of the job.
+        plan: of the job.
+        planned: what trainers have told of their stages, in order.
+    """
+    if mode is Mode.FULL and plan in PLANNED and planned:
+        return "; ".join(checks.describe() for checks in planned)
     if mode is Mode.FULL and plan is PlanName.DYNAMIC:
         return "inter and naive together 100 %"
+    if mode is Mode.FULL and plan in PLANNED:
+        return "naive 100 % until the first steps are profiled, then by plan"
     return _COVERAGE[mode]

@@ -27,7 +27,11 @@ Planned = tuple[list[Piece], dict[str, str]]
 
 
 def plan_checks(
-    profile: Profile, policy: Policy = Policy.OWN, budget_bytes: int | None = None
+    profile: Profile,
+    policy: Policy = Policy.OWN,
+    budget_bytes: int | None = None,
+    *,
+    replays: bool = True,
 ) -> Plan:
     """Return how and when each operator of a stage is executed again.
 
@@ -38,6 +42,7 @@ def plan_checks(
         policy: the paper's rules, or ours.
         budget_bytes: the most that checks retain at any time; the profile's if left out. With 0
             nothing waits for a window.
+        replays: whether AGC segments are replayed (phase 2); trainers execute none.
 
     Raises:
         InvalidSpecError: the budget is more than the profile's.
@@ -48,7 +53,7 @@ def plan_checks(
             "budget", f"is {budget} bytes, must be at most the profile's, {profile.budget_bytes}"
         )
     pieces, reasons = plan_piggyback(profile)
-    for phase in (_plan_segments, _plan_rest):
+    for phase in (_plan_segments, _plan_rest) if replays else (_plan_rest,):
         more, why = phase(profile, pieces, policy, budget)
         pieces += more
         reasons |= why
@@ -92,7 +97,11 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
     """Put each operator that is left into a window, or check it at once (phase 3)."""
     graph = profile.graph
     places = sorted(_find_unchecked(profile, pieces))
-    items = [_item(profile, place) for place in places if profile.operators[place].static]
+    items = [
+        _item(profile, place)
+        for place in places
+        if profile.operators[place].static and profile.operators[place].waits
+    ]
     assignment = plan_queue(items, _waits(profile, pieces, budget), policy)
     window_of = {
         item.place: profile.windows[number]
@@ -107,6 +116,8 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
         if window is not None:
             method = Method(window.kind.value)
             reason = f"waits for {window.name}, {window.usable_s:.6g} s long"
+        elif not operator.waits:
+            method, reason = Method.NAIVE, "it cannot be executed again later"
         elif operator.static:
             method, reason = Method.NAIVE, _why_naive(profile, item_of[place], budget)
         else:

@@ -149,6 +149,10 @@ class JobConfig:
     """Which operators are executed twice and compared."""
     dmr_plan: PlanName = field(default=PlanName.NAIVE, metadata=OMITTED)
     """When the second executions run in mode Full."""
+    dmr_plan_file: Text = field(default="", metadata=OMITTED)
+    """Path of the plan; empty unless the plan is File."""
+    dmr_profile_steps: Count = field(default=0, metadata=OMITTED)
+    """Steps from which a plan is made, or verified."""
     dmr_memory_bytes: Count = field(default=0, metadata=OMITTED)
     """What checks that wait may retain in a rank."""
     recompute: bool = False
@@ -169,6 +173,8 @@ class JobConfig:
     """Whether checkpoints must carry a keyed digest: pods are given the key."""
     resume_from: Text = ""
     """Directory of an earlier run's checkpoints, only read; empty starts from the seed."""
+    resume_version: Count = field(default=0, metadata=OMITTED)
+    """The only version there that counts; 0: all do."""
     heartbeat_s: Seconds = 1.0
     """Interval of a supervisor's heartbeat. It is kept near 1 s: detection does not depend on
     it."""

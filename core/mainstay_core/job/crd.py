@@ -27,6 +27,7 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Replicas", "integer", ".status.quorum.replicas", 1),
     ("Loss", "string", ".status.training.loss", 1),
     ("ETTR", "string", ".status.training.ettr", 1),
+    ("Approximate", "integer", ".status.training.approximateSince", 1),
     ("Last", "string", ".status.recovery.last.method", 1),
     ("Reason", "string", ".status.reason", 1),
 )

@@ -143,14 +143,14 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section="spec.detection.dmr",
         field=".plan",
-        rule="self.plan != 'Dynamic' || self.mode == 'Full'",
-        message="is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+        rule="self.plan == 'Naive' || self.mode == 'Full'",
+        message="is not Naive, but no check waits in this mode; use Naive, or mode Full",
     ),
     Rule(
         section="spec.detection.dmr",
         field=".memory",
-        rule="self.memory == 'Auto' || self.plan == 'Dynamic'",
-        message="is for checks that wait; use plan Dynamic, or leave it out",
+        rule="self.memory == 'Auto' || self.plan != 'Naive'",
+        message="is for checks that wait; use another plan than Naive, or leave it out",
     ),
     Rule(
         section="spec.snapshots",
@@ -195,6 +195,12 @@ CROSS_FIELD: tuple[Rule, ...] = (
         message="is the same label as replicaTopologyKey, and pods cannot be kept together and "
         "apart by one label; use another one",
     ),
+    Rule(
+        section="spec.checkpoint",
+        field=".resumeVersion",
+        rule="!has(self.resumeVersion) || has(self.resumeFrom)",
+        message="is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
+    ),
 )
 """Rules that hold at any moment. :mod:`mainstay_core.job.spec` checks the same."""
 
@@ -230,9 +236,6 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".checkpoint"),
     _constant("spec", ".snapshots"),
     _constant("spec", ".protection"),
-    _constant("spec.recovery", ".allowApproximate"),
-    _constant("spec.recovery", ".approximateAfterLostSteps", optional=True),
-    _constant("spec.recovery", ".approximate"),
     _constant("spec.recovery", ".maxRestarts"),
     _constant("spec.recovery", ".escalateAfter"),
     _constant("spec.recovery", ".restartGraceSeconds"),

@@ -13,7 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.detection.dmr.profileSteps": "checks are not planned from profiles in this version",
     "spec.recovery.onTaint": "no device is named as wrong since an earlier step in this version",
     "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
     "spec.recovery.approximate.staleSteps": "no stage goes back alone to an older copy in this "
@@ -26,7 +25,6 @@ NOT_YET = {
 """Fields of the design that this version cannot execute, and why."""
 
 NOT_YET_VALUES = {
-    "spec.detection.dmr.plan": "this plan is not in this version; use Naive, or Dynamic",
     "spec.pipeline.order": "out-of-order pipelines are not in this version; use InOrder",
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",

@@ -12,7 +12,12 @@ import pydantic
 import pydantic.alias_generators
 
 from mainstay_core.base.bounds import MAX_BUCKET_BYTES, MAX_COPY_BYTES, MIN_COPY_BYTES
-from mainstay_core.dmr.settings import WAITING_BYTES
+from mainstay_core.dmr.settings import (
+    MAX_PROFILE_STEPS,
+    PROFILE_STEPS,
+    WAITING_BYTES,
+    PlanName,
+)
 from mainstay_core.job.config import (
     BUCKET_BYTES,
     COPY_BYTES,
@@ -24,6 +29,7 @@ from mainstay_core.job.config import (
 from mainstay_core.job.types import (
     AbsolutePath,
     Amounts,
+    CheckPlan,
     Config,
     Degree,
     Entrypoint,
@@ -218,17 +224,29 @@ class Dmr(Section):
     operator whose result can reach a gradient or the state is executed twice. A wrong value is
     repaired before anybody reads it; in Piggyback a shard type in which a wrong forward was used
     is computed again. Needs runtime.compile Off, and a model that comes as blocks."""
-    plan: Literal["Naive", "Dynamic"] = "Naive"
+    plan: CheckPlan = "Naive"
     """When the second execution runs in mode Full. Naive: at once, after the first one; it doubles
     the computation. Dynamic: while the rank waits for another stage, as far as memory allows, on a
-    CPU; a shard type in which a value was used that is found wrong then is computed again."""
+    CPU; a shard type in which a value was used that is found wrong then is computed again. Auto:
+    likewise, by a plan that each trainer makes of its first steps; recomputes
+    (runtime.recompute) count as second executions of forwards. A path: by a plan that mainstay dmr
+    plan has written, a file that all pods see; {stage} in it stands for the stage's number."""
+    profile_steps: Annotated[int, pydantic.Field(ge=1, le=MAX_PROFILE_STEPS)] = PROFILE_STEPS
+    """Steps of a trainer's stage from which it makes its plan, or verifies that of a file. All is
+    checked at once in them, and in the one before, in which constants are made."""
     memory: QuantityOrAuto = "Auto"
-    """What checks that wait retain at most in a rank, with plan Dynamic. Auto is 256Mi."""
+    """What checks that wait retain at most in a rank, with another plan than Naive. Auto is
+    256Mi."""
+
+    @property
+    def plan_name(self) -> PlanName:
+        """``plan``, with File in place of a path."""
+        return PlanName.FILE if self.plan.startswith("/") else PlanName(self.plan)
 
     @property
     def waiting_bytes(self) -> int:
         """``memory`` in bytes; 0 where no check waits."""
-        if self.plan != "Dynamic":
+        if self.plan == "Naive":
             return 0
         if self.memory == "Auto":
             return WAITING_BYTES
@@ -286,6 +304,9 @@ class Checkpoint(Section):
     resume_from: AbsolutePath | None = None
     """Directory of an earlier run's checkpoints: go on from the newest good one. Replicas, stages
     and slots per pod may differ. Only read, never changed."""
+    resume_version: Positive | None = None
+    """With resumeFrom: go on from this step's checkpoint alone, though there are newer ones; as
+    from the newest exact one of a job that is approximate since then."""
     key_secret: ObjectName | None = None
     """A Secret of the job's namespace, whose entry ``key`` signs checkpoints: one that is not
     signed by it is not read. Further lines of the entry are older keys, which only check. Local
@@ -406,7 +427,8 @@ class RecoveryPolicy(Section):
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, whose first and last stage it does not help, and not together with
-    snapshots in this version."""
+    snapshots in this version. It holds from the next loss on; where it is off, a person may allow
+    one recovery of a job that waits (kubectl mainstay approximate)."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

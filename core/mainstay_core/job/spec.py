@@ -21,7 +21,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count
-from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
@@ -189,7 +189,7 @@ class TrainingJob(Section):
         spec = self.spec
         storage = spec.checkpoint.storage or checkpoint_dir
         resume_from = spec.checkpoint.resume_from or ""
-        redundancy = spec.redundancy
+        redundancy, dmr = spec.redundancy, spec.detection.dmr
         return JobConfig(
             job=job_uid,
             name=self.metadata.name,
@@ -202,9 +202,11 @@ class TrainingJob(Section):
             compile=spec.runtime.compile.lower(),
             recompute=spec.runtime.recompute,
             recompute_share=spec.runtime.recompute_share,
-            dmr=Mode(spec.detection.dmr.mode),
-            dmr_plan=PlanName(spec.detection.dmr.plan),
-            dmr_memory_bytes=spec.detection.dmr.waiting_bytes,
+            dmr=Mode(dmr.mode),
+            dmr_plan=dmr.plan_name,
+            dmr_plan_file=dmr.plan if dmr.plan_name is PlanName.FILE else "",
+            dmr_profile_steps=dmr.profile_steps if dmr.plan_name in PLANNED else 0,
+            dmr_memory_bytes=dmr.waiting_bytes,
             witness_every_steps=spec.detection.witness.every_steps,
             bucket_bytes=spec.runtime.bucket_bytes,
             redundancy=None if redundancy == "Auto" else redundancy,
@@ -213,6 +215,7 @@ class TrainingJob(Section):
             checkpoint_copy_bytes=spec.checkpoint.copy_bytes,
             checkpoint_signed=spec.checkpoint.key_secret is not None,
             resume_from=resume_from,
+            resume_version=spec.checkpoint.resume_version or 0,
             heartbeat_s=float(spec.detection.heartbeat_seconds),
             heartbeat_timeout_s=float(spec.detection.heartbeat_timeout_seconds),
             hang_s=float(spec.detection.hang_seconds),
@@ -404,6 +407,11 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "heartbeatSeconds, so that one late heartbeat is no fault",
         )
     recovery = spec.recovery
+    if spec.checkpoint.resume_version is not None and not spec.checkpoint.resume_from:
+        raise InvalidSpecError(
+            "spec.checkpoint.resumeVersion",
+            "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
+        )
     _check_approximate(spec)
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(
@@ -443,13 +451,13 @@ def _check_dmr(spec: TrainingJobSpec) -> None:
             "is Piggyback, but without runtime.recompute no forward is executed again; set "
             "runtime.recompute, or use Full",
         )
-    if dmr.plan == "Dynamic" and dmr.mode != "Full":
+    if dmr.plan != "Naive" and dmr.mode != "Full":
         raise InvalidSpecError(
             "spec.detection.dmr.plan",
-            "is Dynamic, but no check waits in this mode; use Naive, or mode Full",
+            f"is {dmr.plan}, but no check waits in this mode; use Naive, or mode Full",
         )
-    if dmr.memory != "Auto" and dmr.plan != "Dynamic":
+    if dmr.memory != "Auto" and dmr.plan == "Naive":
         raise InvalidSpecError(
             "spec.detection.dmr.memory",
-            "is for checks that wait; use plan Dynamic, or leave it out",
+            "is for checks that wait; use another plan than Naive, or leave it out",
         )

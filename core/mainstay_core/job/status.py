@@ -28,8 +28,8 @@ class Condition(Section):
     """One observation of the job's state."""
 
     type: Annotated[str, pydantic.Field(max_length=316)]
-    """What is observed: Initialized, Ready, Degraded, Recovering, Protected, SparesAvailable,
-    Suspended, Complete or Failed."""
+    """What is observed: Initialized, Ready, Degraded, Recovering, Protected, Exact,
+    SparesAvailable, Suspended, Complete or Failed."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, pydantic.Field(max_length=1024)]
@@ -68,6 +68,9 @@ class TrainingStatus(Section):
     """Loss of the newest committed step."""
     step_seconds: Short | None = None
     """Median duration of a step."""
+    approximate_since: Int | None = None
+    """First step of another course than the job would have had without failures, as a stage was
+    made anew from others there. Absent: the job is exact."""
     ettr: Short | None = None
     """Effective training time ratio, as of the newest commit: steps committed for the first time x
     median step / time since the first plan."""
@@ -127,6 +130,8 @@ class LastRecovery(Section):
     """What was done about it: the ladder's row."""
     exact: bool | None = None
     """Whether the bits are those of the undisturbed job."""
+    approximate_since: Int | None = None
+    """First step of another course, if it made a stage anew from others."""
     reason: Sentence | None = None
     """Why this and not something else."""
     quorum: Short | None = None
@@ -246,8 +251,9 @@ class ProtectionStatus(Section):
     snapshot_lag_steps: Int | None = None
     """Steps since the newest complete snapshot."""
     snapshots: SnapshotsStatus | None = None
-    dmr_coverage: Short | None = None
-    """Share of operator time that is executed twice, by method, e.g. naive 100 %. Absent: none."""
+    dmr_coverage: Sentence | None = None
+    """Share of operator time that is executed twice, by method, e.g. naive 100 %; of each stage
+    where its trainers plan. Absent: none."""
     items: Annotated[
         tuple[ProtectionItem, ...], pydantic.Field(max_length=32, json_schema_extra=_map_by("name"))
     ] = ()

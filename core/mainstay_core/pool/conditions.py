@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from mainstay_core.job.phase import TERMINAL
 from mainstay_core.pool.counts import PodCounts
 from mainstay_core.wire.plan import Method
+from mainstay_core.wire.reinitialisation import REINITIALISED, describe_course
 
 INVALID_SPEC = "InvalidSpec"
 """For programs: the job has never begun, since its specification cannot be used."""
@@ -32,6 +33,8 @@ class ConditionType(enum.StrEnum):
     RECOVERING = "Recovering"
     PROTECTED = "Protected"
     """The next fault costs no step: every stage has another living cell."""
+    EXACT = "Exact"
+    """It is what it would have been without failures: no stage was made anew from others."""
     SPARES_AVAILABLE = "SparesAvailable"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
@@ -79,6 +82,10 @@ class JobSummary:
     durable: int = 0
     snapshots: bool = False
     """Whether its state is kept in the memory of pods."""
+    approximate_since: int | None = None
+    """First step of another course than without failures; None: it is exact."""
+    made_anew: str = ""
+    """How the newest stage was made anew from others."""
     coverage: str = ""
     """Which losses that memory survives, in one sentence; empty while nobody has told."""
 
@@ -157,6 +164,7 @@ def derive_conditions(seen: ObservedJob) -> tuple[Condition, ...]:
         _degraded(seen),
         _recovering(seen),
         _protected(seen),
+        _exact(seen),
         _spares(seen),
         _suspended(seen),
         *_ends(seen),
@@ -329,6 +337,27 @@ def _protected(seen: ObservedJob) -> Condition:
         return Condition(type=kind, status=False, reason="NotStarted", message=message)
     message = "a stage's state is held once, and there is no checkpoint"
     return Condition(type=kind, status=False, reason="Unprotected", message=message)
+
+
+def _exact(seen: ObservedJob) -> Condition:
+    kind = ConditionType.EXACT
+    if seen.invalid:
+        message = "nothing of the job runs: its specification is refused"
+        return Condition(type=kind, status=None, reason="NotStarted", message=message)
+    unknown = _unknown(seen, kind)
+    if unknown is not None:
+        return unknown
+    assert seen.summary is not None
+    since = seen.summary.approximate_since
+    if since is None and seen.summary.state == "forming":
+        message = "there is no state yet"
+        return Condition(type=kind, status=None, reason="NotStarted", message=message)
+    course = describe_course(since)
+    if since is None:
+        message = f"{course}: no stage was made anew from others"
+        return Condition(type=kind, status=True, reason="AsUndisturbed", message=message)
+    how = f": {seen.summary.made_anew}" if seen.summary.made_anew else ""
+    return Condition(type=kind, status=False, reason=REINITIALISED, message=f"{course}{how}")
 
 
 def _spares(seen: ObservedJob) -> Condition:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mainstay_core.base import codec
@@ -21,8 +21,17 @@ from mainstay_core.reinitialisation.sources import (
     Policy,
     plan_reinitialisation,
 )
+from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.reinitialisation import Fork, History, MadePosition, Outline
+from mainstay_core.wire.reinitialisation import (
+    MAX_TOLD_FORKS,
+    Fork,
+    History,
+    MadePosition,
+    Outline,
+    ToldHistory,
+    since_of,
+)
 from mainstay_core.wire.votes import Commit, SettleReport, Vote
 
 
@@ -75,6 +84,44 @@ class Forked(NamedTuple):
     def reason(self) -> str:
         """What is made of what, as the end of a sentence; empty without a fork."""
         return f"; {self.fork.made.reason}" if self.fork is not None else ""
+
+
+def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
+    """Return the rules of the fork that a plan orders: those of the order, if it names them.
+
+    Args:
+        plan: which may order one.
+        rules: with which this rank was started.
+
+    Raises:
+        LocalProtocolError: the order names a way of weighing that there is not.
+    """
+    how = plan.fork.how if plan.fork is not None else None
+    if rules is None or how is None:
+        return rules
+    if how.weights not in set(Weighting):
+        raise LocalProtocolError(f"{plan.quorum} orders a fork by weights {how.weights!r}")
+    return replace(
+        rules,
+        policy=replace(rules.policy, weighting=Weighting(how.weights)),
+        after_lost_steps=how.after_lost_steps,
+        lr_boost=how.lr_boost,
+        boost_steps=how.boost_steps,
+    )
+
+
+def tell_history(history: History, *, made: bool) -> ToldHistory | None:
+    """Return what is told of a state's history; None of an exact one.
+
+    Args:
+        history: of the state.
+        made: whether the last fork was made as its quorum settled.
+    """
+    since = since_of(history)
+    if since is None:
+        return None
+    newest = history[-MAX_TOLD_FORKS:]
+    return ToldHistory(since=since, num_forks=len(history), newest=newest, made=made)
 
 
 def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:

@@ -168,12 +168,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(
-        settled,
-        phase=Phase.HEALING,
-        valid=False,
-        held=(),
-        mark=None,
-        kept_from=outcome.kept_from,
+        settled, phase=Phase.HEALING, valid=False, held=(), mark=None, kept_from=outcome.kept_from
     )
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
@@ -249,7 +244,9 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
     """
     assert state.plan is not None
     settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
-    told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed)
+    made = state.settlement is not None and state.settlement.fork is not None
+    history = forks.tell_history(state.history, made=made) if state.index == 0 else None
+    told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
     return _compute(settled, *prefix, SendFact(told))
 
 

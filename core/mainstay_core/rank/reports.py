@@ -18,6 +18,7 @@ from mainstay_core.wire.facts import Phase, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Replayed
+from mainstay_core.wire.reinitialisation import since_of
 from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
 
 WAITING_OPS = frozenset(
@@ -194,6 +195,7 @@ def entry_of(
         copy_wait_s: seconds for which the step waited for the copy of a checkpoint.
     """
     assert state.plan is not None
+    history = forks.history_at(state.history, commit.step)
     return LedgerEntry(
         step=commit.step,
         stage=state.member_stage,
@@ -211,7 +213,8 @@ def entry_of(
         partials=partials,
         committed_at_s=now_s,
         copy_wait_s=copy_wait_s,
-        history=forks.digest_of(forks.history_at(state.history, commit.step)),
+        history=forks.digest_of(history),
+        approximate_since=since_of(history),
     )
 
 

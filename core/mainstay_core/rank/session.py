@@ -44,6 +44,7 @@ from mainstay_core.rank.witness import account_of
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import since_of
 from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
@@ -418,7 +419,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     def _finish(self) -> None:
         final = self.final_digests(self.state.commit.data_total if self.state.commit else "")
-        final = replace(final, history=forks.digest_of(self.state.history))
+        history = self.state.history
+        final = replace(
+            final, history=forks.digest_of(history), approximate_since=since_of(history)
+        )
         self._repeat_entries()
         self.tell(fact_of(self.state, Finished, final=final))
 

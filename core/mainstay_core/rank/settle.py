@@ -186,7 +186,7 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    ordered = _in_order(plan, reports)
+    ordered, fork_rules = _in_order(plan, reports), forks.rules_of(plan, fork_rules)
     by_gradients = log is LogKind.GRADIENTS
     stores = (
         Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)

@@ -83,7 +83,7 @@ def plan_recopies(
 
 
 class Recopies:
-    """What a store has looked at under the plan that is held, to look at nothing twice.
+    """Remembers what a store has looked at under the plan that is held, to look at nothing twice.
 
     Args:
         pod: whose store it is.

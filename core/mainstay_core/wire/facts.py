@@ -18,6 +18,7 @@ from mainstay_core.base.bounds import (
     MAX_SLOTS_PER_POD,
     Address,
     Count,
+    Index,
     Instant,
     Labels,
     Longest,
@@ -36,7 +37,7 @@ from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.formats import fact_of_format_1, format_of
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.reinitialisation import Outline
+from mainstay_core.wire.reinitialisation import Outline, ToldHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +90,7 @@ class FactKind(enum.StrEnum):
     FAILED = "failed"
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
+    CHECKS = "checks"
 
 
 MAX_SOURCES = 64
@@ -255,6 +257,8 @@ class Settled(_RankFact):
     """Newest durable version that it knows."""
     replayed: Replayed | None = field(default=None, metadata=OMITTED)
     """How it made its state anew, if it did so from snapshots and logs."""
+    history: ToldHistory | None = field(default=None, metadata=OMITTED)
+    """Of the quorum's first member: the forks that all states contain; None: they are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +270,22 @@ class Paused(_RankFact):
     """Newest durable version that it knows."""
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks(_RankFact):
+    """A trainer has a plan of checks for its stage, or goes on without; ``evidence`` says why."""
+
+    kind: Literal[FactKind.CHECKS] = FactKind.CHECKS
+    stage: Index
+    plan: Name
+    """The plan that is carried out: Auto, File, or Naive where none is."""
+    shares: Sentence
+    """How operator time is checked, by method."""
+
+    def __post_init__(self) -> None:
+        cut_fields(self, "evidence", "shares")
+
+
+RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Checks
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

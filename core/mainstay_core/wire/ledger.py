@@ -65,6 +65,8 @@ class LedgerEntry:
     history: Digest = field(default="", metadata=OMITTED)
     """Of the forks that the state contains; empty: it is exact. Entries of one step are equal only
     if their histories are."""
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
+    """Version of the first of these forks."""
 
     @property
     def key(self) -> LedgerKey:
@@ -93,3 +95,5 @@ class FinalDigests:
     inner: Index = 0
     history: Digest = field(default="", metadata=OMITTED)
     """Of the forks that the state contains; empty: it is exact."""
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
+    """Version of the first of these forks."""

@@ -67,6 +67,9 @@ class Training:
     committed_at_s: Finite | None = None
     goodput: Finite | None = None
     ettr: Finite | None = None
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
+    """First step of another course than the job would have had without failures; None: the newest
+    step is exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ class RecoveryLine:
     method: Name
     """A ``Method``, as text: it is only shown, and a newer api may know more of them."""
     exact: bool
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
     fault: Sentence
     reason: Sentence
     from_step: Count
@@ -143,6 +147,8 @@ class JobPage:
     created_at_s: Finite = 0.0
     entry: Name | None = None
     """How the user's code comes in; None while no trainer has said it."""
+    made_anew: Sentence = field(default="", metadata=OMITTED)
+    """How the newest stage was made anew from others; empty in an exact job."""
     snapshots: bool = field(default=False, metadata=OMITTED)
     """Whether its state is kept in the memory of pods."""
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)

@@ -109,6 +109,11 @@ class Recovery:
         default=(), metadata=OMITTED
     )
     """Positions whose state was made anew, in order."""
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
+    """First step of another course than the job's own, once the fork that the recovery is has been
+    made."""
+    allowed_by: Name = field(default="", metadata=OMITTED)
+    """Who has allowed it to be approximate, though the job's definition does not."""
     format: Count = RECOVERY_FORMAT
 
     def __post_init__(self) -> None:

@@ -23,12 +23,19 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
-from mainstay_core.job.config import MAX_LR_BOOST
+from mainstay_core.base.words import count
+from mainstay_core.job.config import MAX_LR_BOOST, ApproximateConfig
 
+REINITIALISED = "StageReinitialised"
+"""What a condition, an Event and the job's history call it, for programs, that a stage was made
+anew from others: the job is another one from there on."""
 MAX_SOURCES_OF_A_BLOCK = 3
 """Two neighbours, and an inner rank of the same stage."""
 MAX_FORKS = 1024
 """Re-initialisations of one job."""
+MAX_TOLD_FORKS = 8
+"""Forks that a history has in full where it is told: the newest. Each may name hundreds of
+blocks."""
 MAX_COPIED = 1024
 """Parameters of one block that all inner ranks hold."""
 
@@ -147,6 +154,9 @@ class ForkOrder:
     since: Count
     """States of this lineage, and of later ones, count as well if their rank stayed a member: only
     such a rank is sure to have what the others settle on."""
+    how: ApproximateConfig | None = field(default=None, metadata=OMITTED)
+    """By what rules, as they were when the fork was ordered; None: by those that the ranks were
+    started with. They may change in a running job, and a fork that is repeated keeps its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,3 +179,68 @@ class Fork:
 
 History = Annotated[tuple[Fork, ...], Longest(MAX_FORKS)]
 """The forks that a state contains, in order. Empty: it is exact."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldHistory:
+    """The history of the states of a quorum, as its first member tells it once it goes on."""
+
+    since: Count
+    """Version of the first fork."""
+    num_forks: Annotated[int, Range(1, MAX_FORKS)]
+    newest: Annotated[tuple[Fork, ...], Longest(MAX_TOLD_FORKS)]
+    """In order."""
+    made: bool = False
+    """Whether the last of them was made as the quorum settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """The answer to what a stage could be made anew from if every copy of it were lost now."""
+
+    stage: Index
+    possible: bool
+    reason: Sentence
+    """From what; or why from nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineagePage:
+    """The api's page of what a job's states were made of, and could be made of now."""
+
+    exact: bool
+    approximate_since: Count | None = None
+    course: Sentence
+    """The same in words (:func:`describe_course`)."""
+    num_forks: Count = 0
+    forks: History = ()
+    """Those that the api knows in full, in order: at least the newest ones, unless the store has
+    lost them since the last plan."""
+    allowed: bool = False
+    """Whether ``recovery.allowApproximate`` is on."""
+    after_lost_steps: Count | None = None
+    """``recovery.approximateAfterLostSteps``."""
+    permitted_by: Name = ""
+    """Who has allowed the next recovery to be approximate; empty: nobody."""
+    stages: Annotated[tuple[Prospect, ...], Longest(MAX_MEMBERS)] = ()
+
+
+def since_of(history: History) -> int | None:
+    """Return the first step of another course than the undisturbed one; None: there is none."""
+    return history[0].version if history else None
+
+
+def describe_course(since: int | None) -> str:
+    """Return whether a job is what it would have been, in the words that every surface has.
+
+    Args:
+        since: the first step of another course; None if there is none.
+    """
+    return "exact" if since is None else f"approximate since step {since}"
+
+
+def describe_fork(fork: Fork) -> str:
+    """Return a fork in one line: where, from what, and at which learning rate."""
+    lasts = "" if fork.boost_steps is None else f" for {count(fork.boost_steps, 'step')}"
+    boost = "" if fork.lr_boost == 1 else f"; learning rate x {fork.lr_boost:g}{lasts}"
+    return f"step {fork.version}: {fork.made.reason}{boost}"

@@ -104,8 +104,8 @@ class JobApi(ABC):
 
         Args:
             job: uid or name.
-            what: plan, members, pods, summary, snapshots, recoveries, ledger, findings,
-                events, faults or report.
+            what: plan, members, pods, summary, snapshots, lineage, recoveries, ledger,
+                findings, events, faults or report.
         """
         path = f"/v1/jobs/{job}/{what}" if what else f"/v1/jobs/{job}"
         return await self.send(Request(method="GET", path=path))
@@ -158,6 +158,21 @@ class JobApi(ABC):
     async def drain_pod(self, job: str, pod: str) -> dict[str, Any]:
         """Have a pod's work handed over; return the job as it is then shown."""
         return dict(await self._post(f"/{job}/drain", {"pod": pod}))
+
+    async def allow_approximation(
+        self, job: str, stages: Sequence[int] | None, *, dry_run: bool
+    ) -> dict[str, Any]:
+        """Allow that lost stages are made anew from others, this once; return what was answered.
+
+        Args:
+            job: uid or name.
+            stages: that may be made anew; None: those that are lost.
+            dry_run: whether only to ask what it would come to.
+        """
+        body: dict[str, Any] = {"dry_run": dry_run}
+        if stages:
+            body["stages"] = list(stages)
+        return dict(await self._post(f"/{job}/approximate", body))
 
     async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
         """Tell what the provider knows of pods for certain."""

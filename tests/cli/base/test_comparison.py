@@ -75,3 +75,37 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r").write_text(text)
     with pytest.raises(UsageError):
         comparison.load_report(tmp_path / "r")
+
+
+def forked(since: int, stage: int) -> dict[str, Any]:
+    reason = f"stage {stage} is made anew"
+    fork = {"version": since, "chain": "c", "made": {"positions": [], "reason": reason}}
+    course = {"approximate_since": since, "lineage": {"num_forks": 1, "forks": [fork]}}
+    return copy.deepcopy(REPORT) | course
+
+
+def test_histories_come_first() -> None:
+    other = forked(1, 2)
+    other["digests"]["steps"][1]["masters"] = "x"
+    first, second = comparison.compare_reports(REPORT, other)
+    assert str(first) == (
+        "history: exact != approximate since step 1 (step 1: stage 2 is made anew)"
+    )
+    assert str(second) == "step 1: masters: m1 != x"
+    assert comparison.compare_reports(forked(1, 2), forked(1, 2)) == []
+    assert len(comparison.compare_reports(forked(1, 2), forked(1, 3))) == 1
+
+
+def test_a_lineage_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(REPORT | {"lineage": {"forks": [{"version": -1}]}}))
+    with pytest.raises(UsageError, match="its lineage is not understood: Fork"):
+        comparison.load_report(path)
+
+
+def test_reports_that_are_approximate_in_the_same_way_are_equal_and_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(forked(1, 2)))
+    told = CliRunner().invoke(app, ["report", "diff", str(path), str(path)])
+    assert told.exit_code == 0
+    assert told.output.endswith("bit for bit; both approximate since step 1\n")

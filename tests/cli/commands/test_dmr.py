@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -124,6 +125,40 @@ def test_the_command_line_ends_with_one_message_and_its_exit_code() -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("mainstay: --budget: is 'much', must be an amount")
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_the_checks_of_a_job_are_shown_by_stage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"stage": 1, "plan": "Auto", "shares": "P 60 %, inter 40 %", "reason": "planned"}
+    report: dict[str, Any] = {"dmr_coverage": "stage 1: P 60 %, inter 40 %", "checks": [told]}
+
+    class Ended:
+        name, job = "demo", "uid"
+
+        def is_running(self) -> bool:
+            return False
+
+        def load_report(self) -> dict[str, Any]:
+            return report
+
+        def describe_place(self) -> dict[str, str]:
+            return {"state_dir": "/d"}
+
+    monkeypatch.setattr(dmr.runs, "find", lambda _: Ended())
+    dmr.show("demo")
+    assert capsys.readouterr().out == "stage 1: plan Auto, P 60 %, inter 40 %\n  planned\n"
+    dmr.show("demo", as_json=True)
+    assert json.loads(capsys.readouterr().out)["stages"] == [told]
+    report = {"dmr_coverage": "naive 100 %"}
+    dmr.show("demo")
+    assert capsys.readouterr().out == "checks: naive 100 %\n"
+    report = {"state": "complete"}
+    dmr.show("demo")
+    assert capsys.readouterr().out.startswith("nothing is checked: ")
+    report = {}
+    with pytest.raises(UsageError, match="without a report"):
+        dmr.show("demo")
 
 
 def record(job: Path, out: Path, *, stage: int = 0, budget: str = "1Mi") -> None:

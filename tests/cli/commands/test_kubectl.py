@@ -128,6 +128,7 @@ def test_conditions_worth_a_look_are_shown() -> None:
             condition("Recovering", "False"),
             condition("Protected", "True"),
             condition("SparesAvailable", "False", "NoneWanted"),
+            condition("Exact", "False", "StageReinitialised"),
         ],
     }
     text = kubectl.render_object({"metadata": {"namespace": "n", "name": "j"}, "status": status})
@@ -135,7 +136,9 @@ def test_conditions_worth_a_look_are_shown() -> None:
         "n/j: Recovering, pods ready 3/4, spares 0/1",
         "  Ready: Ready is False",
         "  Degraded: Degraded is True",
+        "  Exact: Exact is False",
     ]
+    assert not kubectl.is_worth_a_look(condition("Exact", "True", "AsUndisturbed"))
     assert kubectl.is_worth_a_look(condition("Ready", "Unknown", "ApiUnreachable"))
 
 

@@ -19,6 +19,7 @@ from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
 from mainstay_core.wire.checkpoint_manifest import FileEntry, Manifest, ManifestPart, identity_of
+from mainstay_core.wire.reinitialisation import Fork, History, Reinitialisation
 from mainstay_core.wire.sealed import Keys, seal
 
 RUNNER = CliRunner()
@@ -40,7 +41,9 @@ def make_file(tmp_path: Path, **training: object) -> manifests.JobFile:
     return manifests.load_job(path)
 
 
-def write(root: Path, version: int, file: manifests.JobFile, keys: Keys = ()) -> Path:
+def write(
+    root: Path, version: int, file: manifests.JobFile, keys: Keys = (), history: History = ()
+) -> Path:
     directory = root / f"step-{version:08d}"
     part = directory / "stage-0-inner-0"
     part.mkdir(parents=True)
@@ -53,6 +56,7 @@ def write(root: Path, version: int, file: manifests.JobFile, keys: Keys = ()) ->
         parts=(ManifestPart(stage=0, inner=0, part=entry, tensors=entry),),
         identity=identity_of(file.job.to_job_config(JobUid("u"))),
         fingerprint={},
+        history=history,
     )
     (directory / "manifest").write_bytes(seal("manifest", codec.dumps(manifest), keys))
     return directory
@@ -264,3 +268,46 @@ def test_a_pipe_in_place_of_a_manifest_is_no_reason_to_wait(tmp_path: Path) -> N
     os.mkfifo(directory / "manifest")
     (found,) = checkpoint_files.list_versions(tmp_path / "checkpoints")
     assert (found.state, found.problem) == ("torn", "manifest is no file")
+
+
+def test_a_version_before_the_newest_is_chosen_by_its_step(tmp_path: Path) -> None:
+    file, root = make_file(tmp_path), tmp_path / "checkpoints"
+    for version in (10, 20):
+        write(root, version, file)
+
+    def resumed(version: int, storage: str | None = None) -> manifests.JobFile:
+        job = make_file(tmp_path)
+        if storage:
+            job.manifest["spec"]["checkpoint"]["storage"] = storage
+            (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.manifest))
+            job = manifests.load_job(tmp_path / "job.yaml")
+        run = tmp_path / "run"
+        return checkpoint_files.resume_job(job, root, run, TOLD.append, version)
+
+    chosen = resumed(10).job.spec.checkpoint
+    assert (chosen.resume_from, chosen.resume_version) == (str(root), 10)
+    assert resumed(10).job.to_job_config(JobUid("u")).resume_version == 10
+    with pytest.raises(UsageError, match="no complete checkpoint of step 15"):
+        resumed(15)
+    with pytest.raises(UsageError, match=r"--version: .* is the job's own"):
+        resumed(10, str(root))
+    alone = RUNNER.invoke(main.app, ["local", "run", str(tmp_path / "job.yaml"), "--version", "1"])
+    assert isinstance(alone.exception, UsageError)
+    assert "--version: is for --resume DIR" in str(alone.exception)
+
+
+def test_what_was_made_anew_is_listed_with_the_version_that_contains_it(tmp_path: Path) -> None:
+    file, root = make_file(tmp_path), tmp_path / "checkpoints"
+    write(root, 10, file)
+    made = Reinitialisation(positions=(), reason="stage 1 is made anew")
+    write(root, 20, file, history=(Fork(version=12, chain="", made=made, lr_boost=1.1),))
+
+    shown = RUNNER.invoke(main.app, ["checkpoints", "ls", str(root)]).output.splitlines()
+    assert "approximate since step 12" in shown[2]
+    assert shown[3].strip() == "step 12: stage 1 is made anew; learning rate x 1.1"
+    assert "approximate" not in shown[4]
+    newest, exact = json.loads(
+        RUNNER.invoke(main.app, ["checkpoints", "ls", str(root), "--json"]).output
+    )
+    assert (newest["approximate_since"], newest["history"][0]["version"]) == (12, 12)
+    assert (exact["approximate_since"], exact["history"]) == (None, [])

@@ -1,11 +1,15 @@
 """What is printed: recoveries, steps, status, and the demo's verdict."""
 
 import io
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from mainstay_cli.commands import demo, status, timeline
+from mainstay_cli.commands import demo, lineage, local, status, timeline
 from mainstay_cli.local.run import RunResult
 from mainstay_cli.views.progress import PlainProgress, StepLine
+from mainstay_core.base import codec
+from mainstay_core.wire.reinitialisation import LineagePage
 
 RECOVERY: dict[str, Any] = {
     "fault": "pod demo-3 with r1.s0.i0 is gone",
@@ -56,8 +60,12 @@ def test_a_timeline_has_method_reason_five_times_and_lost_steps() -> None:
     assert timeline.render([]) == "no recoveries"
 
 
-def test_an_approximate_recovery_is_shouted() -> None:
-    assert "APPROXIMATE" in timeline.render([RECOVERY | {"exact": False}])
+def test_an_approximate_recovery_says_since_when_the_job_is_so() -> None:
+    made = RECOVERY | {"method": "approximate", "exact": False}
+    assert "approximate (approximate): every" in timeline.render([made])
+    told = timeline.render([made | {"approximate_since": 8}])
+    assert "approximate (approximate since step 8): every" in told
+    assert "approximate" not in timeline.render([RECOVERY])
 
 
 def test_a_recovery_is_printed_once_and_only_when_it_is_over() -> None:
@@ -76,6 +84,11 @@ def test_a_step_is_one_line() -> None:
     line = StepLine(step=6, num_steps=60, loss=4.5, tokens_per_s=1234.5, quorum="q2", replicas=3)
     PlainProgress(stream=stream).step(line)
     assert stream.getvalue() == "step  7/60  loss   4.5000      1,234 tok/s  q2  3 replicas\n"
+    assert (
+        replace(line, approximate_since=5)
+        .text()
+        .endswith("q2  3 replicas  approximate since step 5")
+    )
 
 
 def test_a_quiet_run_prints_nothing() -> None:
@@ -118,6 +131,60 @@ def test_a_status_says_who_leaves_and_who_is_held_back() -> None:
     assert "approximate" not in text
     approximate = status.render({"job": job | {"approximate_since": 5}, "members": []})
     assert "\n  approximate since step 5\n" in approximate
+
+
+FORK = {
+    "version": 5,
+    "chain": "0" * 32,
+    "made": {"positions": [], "reason": "stage 1 is made anew from 0.5 of stage 0, 0.5 of stage 2"},
+    "lr_boost": 1.1,
+    "boost_steps": 100,
+}
+LINEAGE = {
+    "exact": False,
+    "approximate_since": 5,
+    "course": "approximate since step 5",
+    "num_forks": 3,
+    "forks": [FORK],
+    "allowed": True,
+    "after_lost_steps": 2,
+    "permitted_by": "alice",
+    "stages": [
+        {"stage": 0, "possible": False, "reason": "it has no two neighbours"},
+        {"stage": 1, "possible": True, "reason": "stages 0 and 2"},
+    ],
+}
+
+
+def test_a_lineage_has_each_fork_and_what_each_stage_could_be_made_anew_from() -> None:
+    page = codec.decode(LineagePage, LINEAGE)
+    assert lineage.render("demo", page).splitlines() == [
+        "demo: approximate since step 5",
+        "  2 earlier: not known in full here",
+        (
+            "  step 5: stage 1 is made anew from 0.5 of stage 0, 0.5 of stage 2; learning rate "
+            "x 1.1 for 100 steps"
+        ),
+        (
+            "  if every copy of a stage is lost (recovery.allowApproximate is true, "
+            "approximateAfterLostSteps 2; alice allows the next recovery):"
+        ),
+        "    stage 0: no, it has no two neighbours",
+        "    stage 1: from stages 0 and 2",
+    ]
+    job = {"name": "demo", "state": "running", "step": 7, "approximate_since": 5}
+    told = status.render({"job": job, "members": [], "lineage": LINEAGE})
+    assert "    stage 1: from stages 0 and 2" in told
+
+
+def test_the_end_of_an_approximate_run_says_so_with_each_fork() -> None:
+    stream = io.StringIO()
+    report = result().report | {
+        "approximate_since": 5,
+        "lineage": {"num_forks": 1, "forks": [FORK]},
+    }
+    local.summarize(result(report=report), Path("run"), PlainProgress(stream=stream))
+    assert "\n  approximate since step 5\n  step 5: stage 1 is made anew" in stream.getvalue()
 
 
 def test_a_status_has_ranks_with_slots_and_pids() -> None:

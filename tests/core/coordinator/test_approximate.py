@@ -8,12 +8,32 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.events import JobSubmitted, StepsCommitted
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
+    ApproximationAllowed,
+    JobSubmitted,
+    PlanReported,
+    StepsCommitted,
+    StopRequested,
+)
+from mainstay_core.coordinator.lineage import show_lineage, splice
+from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
+from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.rank.forks import tell_history
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
-from mainstay_core.wire.reinitialisation import BlockOutline, Outline
+from mainstay_core.wire.reinitialisation import (
+    MAX_TOLD_FORKS,
+    BlockOutline,
+    Fork,
+    History,
+    MadePosition,
+    Outline,
+    Reinitialisation,
+    ToldHistory,
+)
 
 Start = Callable[..., Any]
 ALLOWED = ApproximateConfig(after_lost_steps=2)
@@ -29,6 +49,23 @@ def world(start: Start) -> Any:
     for _ in range(5):
         world.commit()
     return world
+
+
+def fork_at(version: int, *stages: int) -> Fork:
+    places = tuple(MadePosition(stage=stage, blocks=()) for stage in stages)
+    reason = "; ".join(f"stage {stage} is made anew from its neighbours" for stage in stages)
+    made = Reinitialisation(positions=places, reason=reason)
+    return Fork(version=version, chain=f"c{version}", made=made)
+
+
+def told(*forks: Fork, made: bool = True) -> ToldHistory:
+    history = tell_history(forks, made=made)
+    assert history is not None
+    return history
+
+
+FORKED = told(fork_at(5, 1))
+"""As the first member tells it after stage 1 was made anew at version 5."""
 
 
 def lose(world: Any, *stages: int) -> None:
@@ -52,16 +89,17 @@ def test_a_lost_inner_stage_is_ordered_to_be_made_anew_in_a_new_lineage(world: A
     assert (plan.method, plan.planned, plan.lineage) == (Method.APPROXIMATE, False, 1)
     assert (plan.fork.positions, plan.fork.since) == ((1,), 0)
     assert [m.rank.stage for m in plan.members if m.joining] == [1]
-    world.settle(step=5)
+    world.settle(step=5, history=FORKED)
     world.commit(step=5)
     assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
-    assert record(world).lost_steps == 0
+    assert (record(world).lost_steps, record(world).approximate_since) == (0, 5)
+    assert "; stage 1 is made anew from its neighbours" in record(world).reason
     world.stored()
 
 
 def test_what_follows_a_fork_is_exact_again_and_stays_in_its_lineage(world: Any) -> None:
     lose(world, 1)
-    world.settle(step=5)
+    world.settle(step=5, history=FORKED)
     world.commit(step=5)
     world.park(world.member(0, 2))
     world.tick(10.0)
@@ -133,19 +171,19 @@ def test_a_neighbour_that_dies_in_the_middle_of_a_fork_ends_it(world: Any) -> No
 def test_after_a_restart_no_state_from_a_fork_counts(world: Any) -> None:
     """The job may come to the same versions again, on a course without the fork."""
     lose(world, 1)
-    world.settle(step=5)
+    world.settle(step=5, history=FORKED)
     world.send(
         StepsCommitted(
             step=5,
             quorum=world.plan.quorum,
             committed_at_s=world.now_s,
             step_s=0.01,
-            exact=False,
+            approximate_since=5,
         )
     )
     world.park(world.member(0, 3))
     world.tick(10.0)
-    world.settle(step=6)
+    world.settle(step=6, history=told(fork_at(5, 1), made=False))
     assert (world.plan.fork, world.plan.lineage) == (None, 1)
     lose(world, 0)
 
@@ -161,8 +199,9 @@ def test_a_fork_that_went_back_to_a_checkpoint_was_a_restart(world: Any) -> None
     assert world.state.restarted_id == world.plan.quorum.id
     world.commit(step=4)
     assert (record(world).method, record(world).lost_steps) == (Method.RESTART, 2)
-    assert not record(world).exact, "as the plan had it"
+    assert record(world).exact, "nothing was made anew"
     assert world.state.step == 5
+    assert world.state.approximate_since is None
 
 
 def test_a_fork_that_a_restart_ended_stays_a_fork_in_the_records(world: Any) -> None:
@@ -173,16 +212,20 @@ def test_a_fork_that_a_restart_ended_stays_a_fork_in_the_records(world: Any) -> 
     world.settle(step=0)
     world.commit(step=0)
 
-    told = world.recoveries()
-    assert [told[i].method for i in sorted(told)] == [Method.APPROXIMATE, Method.RESTART]
+    records = world.recoveries()
+    assert [records[i].method for i in sorted(records)] == [Method.APPROXIMATE, Method.RESTART]
+    assert all(recovery.exact for recovery in records.values()), (
+        "the job is what it would have been"
+    )
 
 
 def test_a_fork_below_a_step_that_only_the_dead_had_applied_is_one(world: Any) -> None:
     lose(world, 1)
     adopt(world, step=4, reached=4)
-    world.settle(step=4)
-    world.commit(step=4)
+    world.settle(step=4, history=told(fork_at(4, 1)))
+    commit(world, 4, 4)
     assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
+    assert world.state.approximate_since == 4
     assert world.state.restarted_id == 0
 
 
@@ -206,30 +249,269 @@ def test_trainers_that_told_no_outline_are_not_made_anew(start: Start) -> None:
     assert world.plan.method is Method.RESTART
 
 
-def test_permission_cannot_change_in_a_job_that_exists(world: Any) -> None:
-    with pytest.raises(InvalidSpecError, match=r"spec\.recovery\.allowApproximate"):
-        world.send(JobSubmitted(config=replace(world.state.config, approximate=None)))
+def commit(world: Any, step: int, since: int | None) -> None:
+    world.send(
+        StepsCommitted(
+            step=step,
+            quorum=world.plan.quorum,
+            committed_at_s=world.now_s,
+            step_s=0.01,
+            approximate_since=since,
+        )
+    )
 
 
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:
-    def commit(step: int, *, exact: bool) -> None:
-        world.send(
-            StepsCommitted(
-                step=step,
-                quorum=world.plan.quorum,
-                committed_at_s=world.now_s,
-                step_s=0.01,
-                exact=exact,
-            )
-        )
-
     assert world.state.approximate_since is None
     lose(world, 1)
-    world.settle(step=5)
+    assert world.state.approximate_since is None, "nothing is made anew yet"
+    world.settle(step=5, history=FORKED)
+    assert world.state.approximate_since == 5
+    assert "approximate since step 5: step 5: stage 1 is made anew" in world.messages()
     for step in (5, 6, 7):
-        commit(step, exact=False)
-        assert world.state.approximate_since == 5
+        commit(world, step, 5)
+        assert (world.state.approximate_since, world.state.history) == (5, (fork_at(5, 1),))
     lose(world, 1, 2)
     world.settle(step=0)
-    commit(0, exact=True)
+    commit(world, 0, None)
+    assert (world.state.approximate_since, world.state.history) == (None, ())
+    assert [code for code in world.announced() if code in ("StageReinitialised", "ExactAgain")] == [
+        "StageReinitialised",
+        "ExactAgain",
+    ]
+
+
+def test_a_second_fork_does_not_change_since_when_and_is_told(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    lose(world, 3)
+    world.settle(step=6, history=told(fork_at(5, 1), fork_at(6, 3)))
+
+    state = world.state
+    assert (state.approximate_since, state.num_forks) == (5, 2)
+    assert state.history == (fork_at(5, 1), fork_at(6, 3))
+    assert world.announced().count("StageReinitialised") == 2
+
+
+def test_a_commit_from_before_a_fork_that_comes_late_says_nothing_of_it(world: Any) -> None:
+    before = world.plan.quorum
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    world.commit(step=4, quorum=before)
+
+    assert (world.state.approximate_since, world.state.num_forks) == (5, 1)
+
+
+def test_a_job_that_goes_on_from_an_approximate_checkpoint_says_since_when(start: Start) -> None:
+    """Not since it went on, but since the stage was made anew in the earlier run."""
+    world = start(spares=1, replicas=1, lanes=1, stages=5)
+    lose(world, 2)
+    world.settle(step=40, history=told(fork_at(12, 1), made=False))
+
+    assert world.state.approximate_since == 12
+    assert "approximate since step 12" in world.messages()
+    commit(world, 40, 12)
+    assert world.state.approximate_since == 12
+    assert world.state.history == (fork_at(12, 1),)
+
+
+def test_a_store_that_lost_the_job_hears_since_when_with_the_next_commit(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    plan = world.plan
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
     assert world.state.approximate_since is None
+    commit(world, 6, 5)
+
+    assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+def test_commits_alone_say_that_a_fork_was_made_if_its_first_member_does_not(world: Any) -> None:
+    lose(world, 1)
+    for step in range(5, 5 + COMMITS_THAT_SETTLE):
+        commit(world, step, 5)
+
+    assert (record(world).method, record(world).exact) == (Method.APPROXIMATE, False)
+    assert record(world).approximate_since == 5
+    assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+def test_a_stage_that_somebody_held_after_all_leaves_the_job_exact(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5)
+    world.commit(step=5)
+
+    assert (record(world).method, record(world).exact) == (Method.MASK, True)
+    assert "nothing was made anew" in record(world).reason
+    assert world.state.approximate_since is None
+
+
+def test_what_is_known_of_a_long_history_stays_as_it_grows() -> None:
+    forks = tuple(fork_at(version, 1) for version in range(40))
+    known: History = ()
+    for number in range(1, 41):
+        known = splice(known, told(*forks[:number]))
+        assert known == forks[:number]
+    lost = splice((), told(*forks))
+    assert lost == forks[-MAX_TOLD_FORKS:], "the store has lost what came before"
+    other = splice(known, told(*(replace(f, chain="x") for f in forks)))
+    assert other == tuple(replace(f, chain="x") for f in forks[-MAX_TOLD_FORKS:])
+    assert splice(known, told(*forks[:3])) == forks[:3], "after a restart"
+
+
+# The policy and one permission ------------------------------------------------------
+
+
+def test_the_policy_may_change_in_a_running_job_and_holds_from_the_next_loss(start: Start) -> None:
+    world = start(spares=4, replicas=1, lanes=1, stages=5)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    world.send(JobSubmitted(config=replace(world.state.config, approximate=ALLOWED)))
+    assert "recovery.allowApproximate false -> true" in world.messages()
+    assert "recovery.approximateAfterLostSteps None -> 2" in world.messages()
+    lose(world, 1)
+
+    assert (world.plan.method, world.plan.fork.how) == (Method.APPROXIMATE, ALLOWED)
+
+
+def test_a_fork_that_is_repeated_keeps_the_rules_by_which_it_was_ordered(world: Any) -> None:
+    lose(world, 1)
+    changed = ApproximateConfig(after_lost_steps=2, weights="Uniform", lr_boost=2.0)
+    world.send(JobSubmitted(config=replace(world.state.config, approximate=changed)))
+    lose(world, 1)
+
+    assert world.plan.fork.how == ALLOWED, "the bits must not depend on who makes it"
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    lose(world, 3)
+    assert world.plan.fork.how == changed
+
+
+@pytest.fixture
+def waiting(start: Start) -> Any:
+    """A job without the policy that has lost stage 1, with nobody to take its place."""
+    world = start(replicas=1, lanes=1, stages=5)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    return world
+
+
+def allow(world: Any, *stages: int) -> None:
+    world.send(ApproximationAllowed(who="alice", stages=stages or None))
+
+
+def test_a_person_allows_one_recovery_of_a_job_that_waits(waiting: Any) -> None:
+    allow(waiting, 1)
+    assert "alice allows one approximate recovery: stage 1 is made anew from stages 0 and 2" in (
+        waiting.messages()
+    )
+    assert "goes back to the seed, and loses 5 steps" in waiting.messages()
+    waiting.stored()
+    waiting.register("spare")
+    waiting.up("spare")
+
+    plan = waiting.plan
+    assert (plan.method, plan.fork.positions) == (Method.APPROXIMATE, (1,))
+    assert plan.fork.how == ApproximateConfig(after_lost_steps=0)
+    assert record(waiting).allowed_by == "alice"
+    assert record(waiting).reason.endswith("; alice allowed it")
+    waiting.settle(step=5, history=FORKED)
+    assert waiting.state.permission is None, "it was for one recovery"
+    assert "at 5" not in waiting.messages()
+    commit(waiting, 5, 5)
+    for name in ("other", "another"):
+        waiting.register(name)
+        waiting.up(name)
+    lose(waiting, 3)
+    assert waiting.plan.method is Method.RESTART
+
+
+def test_a_permission_lasts_while_its_recovery_is_interrupted(waiting: Any) -> None:
+    allow(waiting)
+    for name in ("spare", "other"):
+        waiting.register(name)
+        waiting.up(name)
+    lose(waiting, 1)
+
+    assert (waiting.plan.method, waiting.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def test_a_permission_counts_for_no_other_stage(waiting: Any) -> None:
+    allow(waiting)
+    lose(waiting, 3)
+    for name in ("spare", "other"):
+        waiting.register(name)
+        waiting.up(name)
+
+    assert waiting.plan.method is Method.RESTART
+
+
+def refusal(world: Any, *stages: int) -> str:
+    verdict = judge_permission(world.state, stages or None, world.now_s)
+    assert not verdict.applies
+    with pytest.raises(NotApplicableError) as caught:
+        allow(world, *stages)
+    assert str(caught.value) == verdict.reason
+    return verdict.reason
+
+
+def test_a_permission_that_would_have_no_effect_is_refused(waiting: Any, start: Start) -> None:
+    assert "the permission is for stage 2, and lost is stage 1" in refusal(waiting, 2)
+    assert "is for stages 1, 3, and lost is stage 1" in refusal(waiting, 1, 3)
+    whole = start(replicas=1, lanes=1, stages=5)
+    assert "the job is whole" in refusal(whole)
+    lose(waiting, 2)
+    assert refusal(waiting) == "stage 1 and its neighbour stage 2 are lost together"
+    assert judge_permission(waiting.state, None, 0.0).why_not[-1].startswith("row 5 (approximate)")
+    for name in ("spare", "other"):
+        waiting.register(name)
+        waiting.up(name)
+    assert "recovers already, by restart in q" in refusal(waiting)
+    waiting.send(StopRequested())
+    assert "the job is stopped" in refusal(waiting)
+
+
+def test_a_job_whose_newest_step_is_on_the_disk_needs_no_permission(waiting: Any) -> None:
+    waiting.state = replace(waiting.state, durable=5)
+    assert refusal(waiting) == "an exact source (step 5) is left"
+
+
+def test_what_never_has_row_5_says_why(start: Start) -> None:
+    for world, words in (
+        (start(replicas=1, lanes=1, stages=1), "a pipeline of one stage has no other"),
+        (start(replicas=1, lanes=1, stages=3), "no trainer has told of what blocks"),
+    ):
+        page = show_lineage(world.state)
+        assert (page.exact, page.course, page.allowed) == (True, "exact", False)
+        assert all(words in stage.reason and not stage.possible for stage in page.stages)
+        assert len(page.stages) == world.state.shape.stages
+
+
+def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    page = show_lineage(world.state)
+
+    assert (page.course, page.forks, page.num_forks) == (
+        "approximate since step 5",
+        FORKED.newest,
+        1,
+    )
+    assert (page.allowed, page.after_lost_steps) == (True, 2)
+    assert [(stage.stage, stage.possible) for stage in page.stages] == [
+        (0, False),
+        (1, True),
+        (2, True),
+        (3, True),
+        (4, False),
+    ]
+    assert page.stages[0].reason == "stage 0 is an end of the pipeline: it has no two neighbours"
+    assert page.stages[1].reason.startswith("stages 0 and 2, weighed by their squared gradient")

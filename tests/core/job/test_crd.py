@@ -23,6 +23,9 @@ FREE = {
     "spec.activeDeadlineSeconds",
     "spec.ttlSecondsAfterFinished",
     "spec.recovery.window",
+    "spec.recovery.allowApproximate",
+    "spec.recovery.approximateAfterLostSteps",
+    "spec.recovery.approximate",
     "spec.recovery.quarantine",
     "spec.recovery.onHostsLost",
 }

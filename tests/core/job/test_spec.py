@@ -254,6 +254,24 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
 
 
 @pytest.mark.parametrize(
+    ("plan", "name", "file", "steps"),
+    [
+        ("Naive", PlanName.NAIVE, "", 0),
+        ("Auto", PlanName.AUTO, "", 3),
+        ("/plans/{stage}.json", PlanName.FILE, "/plans/{stage}.json", 3),
+    ],
+)
+def test_the_plan_of_checks_reaches_the_trainers(
+    plan: str, name: PlanName, file: str, steps: int
+) -> None:
+    dmr = {"mode": "Full", "plan": plan}
+    config = spec.parse_training_job(job_with("spec.detection.dmr", dmr)).to_job_config(JobUid("u"))
+
+    told = config.dmr_plan, config.dmr_plan_file, config.dmr_profile_steps
+    assert told == (name, file, steps)
+
+
+@pytest.mark.parametrize(
     ("path", "value", "words"),
     [
         ("spec.training.lane", 4, "unknown field; did you mean lanes? valid here: steps, seed,"),
@@ -287,11 +305,11 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
             "must be 'Off', 'Piggyback' or 'Full'; YAML reads Off without quotes",
         ),
         ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
-        ("spec.detection.dmr.plan", "Auto", "this plan is not in this version; use Naive, or"),
+        ("spec.detection.dmr.plan", "Auto", "is Auto, but no check waits in this mode; use Naive"),
         ("spec.detection.dmr.plan", "Dynamic", "no check waits in this mode; use Naive, or mode"),
-        ("spec.detection.dmr.plan", "plan.json", "is 'plan.json', but this plan is not in"),
-        ("spec.detection.dmr.profileSteps", 3, "is not available: checks are not planned"),
-        ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use plan Dynamic, or"),
+        ("spec.detection.dmr.plan", "plan.json", "must be Naive, Dynamic, Auto, or the path of a"),
+        ("spec.detection.dmr.profileSteps", 0, "is 0, must be greater than or equal to 1"),
+        ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use another plan than"),
         ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
         ("spec.detection.witness.everySteps", -1, "is -1, must be greater than or equal to 0"),
         (
@@ -316,6 +334,12 @@ def test_the_memory_of_checks_that_wait_reaches_the_trainers(
         ("spec.detection.heartbeatTimeoutSeconds", 2, "must be at least 3"),
         ("spec.checkpoint.storage", "s3://bucket", "must be the absolute path of a directory"),
         ("spec.checkpoint.copyMebibytes", 7, "is 7, must be greater than or equal to 8"),
+        (
+            "spec.checkpoint.resumeVersion",
+            6,
+            "is for jobs that go on from an earlier run; name its",
+        ),
+        ("spec.checkpoint.resumeVersion", 0, "must be greater than"),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
         ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),

@@ -104,8 +104,22 @@ def test_with_snapshots_the_condition_says_which_losses_memory_survives(
 def test_what_the_api_has_not_said_lately_is_unknown() -> None:
     conditions = shown(seen(api_problem="the api is not reached"))
 
-    for kind in ("Ready", "Degraded", "Recovering", "Protected", "SparesAvailable"):
+    for kind in ("Ready", "Degraded", "Recovering", "Protected", "Exact", "SparesAvailable"):
         assert conditions[kind] == (None, "ApiUnreachable")
+
+
+def test_a_job_of_which_a_stage_was_made_anew_is_not_exact_and_says_since_when() -> None:
+    approximate = replace(RUNNING, approximate_since=8, made_anew="step 8: stage 1 is made anew")
+    for summary in (approximate, replace(approximate, state="forming")):
+        (told,) = (c for c in derive_conditions(seen(summary=summary)) if c.type == "Exact")
+        assert (told.status, told.reason) == (False, "StageReinitialised")
+        assert told.message == "approximate since step 8: step 8: stage 1 is made anew"
+    over = replace(approximate, state="complete")
+    assert shown(seen(summary=over, api_problem="away"))["Exact"] == (False, "StageReinitialised")
+    assert shown(seen())["Exact"] == (True, "AsUndisturbed")
+    forming = JobSummary(state="forming", replicas_wanted=1)
+    assert shown(seen(summary=forming))["Exact"] == (None, "NotStarted")
+    assert shown(seen(invalid="no lanes"))["Exact"] == (None, "NotStarted")
 
 
 def test_an_end_stays_known_when_the_api_is_away() -> None:
@@ -148,6 +162,7 @@ def test_of_a_refused_specification_everything_is_known() -> None:
     assert conditions.pop("Failed") == (True, "InvalidSpec")
     assert conditions.pop("Initialized") == conditions.pop("Ready") == (False, "InvalidSpec")
     assert conditions.pop("Complete") == (False, "NotEnded")
+    assert conditions.pop("Exact") == (None, "NotStarted"), "False would claim a loss"
     assert set(conditions.values()) == {(False, "NotStarted")}
 
 

@@ -12,13 +12,21 @@ from tests.core.plans import make_plan, slot_of
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
+from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import forks, machine
-from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered
+from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered, SendFact
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.wire.facts import Settled
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.reinitialisation import BlockOutline, Fork, ForkOrder, Reinitialisation
+from mainstay_core.wire.reinitialisation import (
+    MAX_TOLD_FORKS,
+    BlockOutline,
+    Fork,
+    ForkOrder,
+    Reinitialisation,
+)
 from mainstay_core.wire.votes import Commit, SettleReport, Vote
 
 STAY, ROLL, HEAL, LOAD, MAKE = (
@@ -408,3 +416,58 @@ def test_a_steps_outcome_depends_on_the_forks_up_to_its_version() -> None:
     assert forks.history_at(history, 7) == ()
     assert forks.history_at(history, 8) == history[:1]
     assert forks.digest_of(history[:1]) != forks.digest_of(history)
+
+
+def test_an_order_is_carried_out_by_the_rules_that_it_names() -> None:
+    """The job's policy may have changed since this rank was started."""
+    how = ApproximateConfig(after_lost_steps=2, weights="Uniform", lr_boost=1.5, boost_steps=10)
+    plan = order(pipeline(2, 1), 1)
+    assert plan.fork is not None
+    named = replace(plan, fork=replace(plan.fork, how=how))
+
+    outcome = settled(named, reports(plan, 8, 1))
+
+    assert made_of(outcome.fork) == [(1, [(0, 0.5), (2, 0.5)])]
+    assert outcome.fork is not None
+    assert (outcome.fork.lr_boost, outcome.fork.boost_steps) == (1.5, 10)
+    young = reports(plan, 8, 1, a={"durable": 6})
+    assert set(settled(named, young).actions) == {LOAD}, "two steps are not worth it"
+    old = reports(plan, 8, 1, a={"durable": 5})
+    assert settled(named, old).actions[1] is MAKE
+    assert set(settled(plan, old).actions) == {LOAD}, "without a bound any checkpoint is"
+
+
+def test_an_order_by_weights_that_there_are_not_is_refused() -> None:
+    plan = order(pipeline(2, 1), 1)
+    assert plan.fork is not None
+    how = ApproximateConfig(weights="ByTaste")
+    with pytest.raises(LocalProtocolError, match="orders a fork by weights 'ByTaste'"):
+        settled(replace(plan, fork=replace(plan.fork, how=how)), reports(plan, 8, 1))
+
+
+@pytest.mark.parametrize("life", ["a.1", "c.1"])
+def test_the_first_member_alone_tells_the_history_once_it_goes_on(life: str) -> None:
+    plan = order(pipeline(2, 1), 1)
+    position = 0 if life == "a.1" else 2
+    state = machine.step(
+        replace(rank(life), position=position, digest=f"state-{position}", newest=plan),
+        PlanSeen(),
+    ).state
+    actions = machine.step(state, ReportsGathered(tuple(reports(plan, 8, 1)), ())).actions
+    (told,) = (a.fact for a in actions if isinstance(a, SendFact) and isinstance(a.fact, Settled))
+
+    if life != "a.1":
+        assert told.history is None
+        return
+    assert told.history is not None
+    assert (told.history.since, told.history.num_forks, told.history.made) == (8, 1, True)
+    assert told.history.newest[0].made.reason.startswith("stage 1 is made anew from 0.25")
+
+
+def test_a_long_history_is_told_by_its_newest_forks() -> None:
+    made = Reinitialisation(positions=(), reason="")
+    history = tuple(Fork(version=v, chain=str(v), made=made) for v in range(3, 40))
+    told = forks.tell_history(history, made=False)
+    assert told is not None
+    assert (told.since, told.num_forks, told.newest) == (3, 37, history[-MAX_TOLD_FORKS:])
+    assert forks.tell_history((), made=False) is None

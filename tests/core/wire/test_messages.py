@@ -21,6 +21,7 @@ from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection
 from mainstay_core.wire import (
@@ -102,6 +103,7 @@ FORK = reinitialisation.Fork(
     lr_boost=1.1,
     boost_steps=100,
 )
+TOLD_HISTORY = reinitialisation.ToldHistory(since=5, num_forks=1, newest=(FORK,), made=True)
 RECORD = votes.CommitRecord(
     lineage=0,
     commit=COMMIT,
@@ -526,6 +528,41 @@ EXAMPLES: dict[str, Any] = {
         method=plan.Method.APPROXIMATE,
         fork=reinitialisation.ForkOrder(positions=(1, 3), since=1),
     ),
+    "plan-with-a-fork-and-its-rules": dataclasses.replace(
+        PLAN,
+        lineage=2,
+        method=plan.Method.APPROXIMATE,
+        fork=reinitialisation.ForkOrder(
+            positions=(1,),
+            since=1,
+            how=ApproximateConfig(
+                after_lost_steps=3, weights="Uniform", lr_boost=1.25, boost_steps=100
+            ),
+        ),
+    ),
+    "fact-settled-after-a-fork": facts.Settled(
+        **TRAINER, quorum=QUORUM, step=5, durable=2, history=TOLD_HISTORY
+    ),
+    "fact-finished-of-an-approximate-job": facts.Finished(
+        **TRAINER,
+        quorum=QUORUM,
+        step=9,
+        final=dataclasses.replace(FINAL, history="f" * 32, approximate_since=5),
+    ),
+    "lineage-page": reinitialisation.LineagePage(
+        exact=False,
+        approximate_since=5,
+        course="approximate since step 5",
+        num_forks=1,
+        forks=(FORK,),
+        allowed=True,
+        after_lost_steps=3,
+        permitted_by="alice",
+        stages=(
+            reinitialisation.Prospect(stage=0, possible=False, reason="an end"),
+            reinitialisation.Prospect(stage=1, possible=True, reason="stages 0 and 2"),
+        ),
+    ),
     "settle-report-with-a-fork": SettleReport(index=2, valid=True, version=5, history=(FORK,)),
     "commit-with-statistics": dataclasses.replace(COMMIT, statistics=(4, 2, 10)),
     "settle-report": SettleReport(
@@ -586,6 +623,21 @@ EXAMPLES: dict[str, Any] = {
         partials=(PartialDigest(partial=RUN, slot=SLOT, digest="p" * 32),),
         committed_at_s=1700000001.5,
         copy_wait_s=0.0625,
+    ),
+    "ledger-entry-of-an-approximate-job": LedgerEntry(
+        step=5,
+        stage=1,
+        quorum=QUORUM,
+        gradient="g" * 32,
+        masters="m" * 32,
+        data="d" * 32,
+        loss=2.5,
+        norm=0.25,
+        tokens=128,
+        step_s=0.125,
+        replicas=2,
+        history="f" * 32,
+        approximate_since=5,
     ),
     "pod-registration": PodRegistration(
         pod=POD,
@@ -656,6 +708,15 @@ EXAMPLES: dict[str, Any] = {
     "fact-failed-with-a-crash": facts.Failed(
         **TRAINER, evidence="computing step 4: OSError: no such file", crash=CRASH
     ),
+    "fact-checks": facts.Checks(
+        **TRAINER,
+        quorum=QUORUM,
+        step=5,
+        stage=1,
+        plan="Auto",
+        shares="P 38 %, inter 40 %, naive 22 %",
+        evidence="planned from 3 steps",
+    ),
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
@@ -724,6 +785,16 @@ EXAMPLES: dict[str, Any] = {
         entry="blocks",
         protections=(Protection("mask", True, "the others go on"),),
     ),
+    "job-page-of-an-approximate-job": page.JobPage(
+        state=JobPhase.RUNNING,
+        replicas=page.ReplicaCounts(whole=1, wanted=1),
+        training=page.Training(step=6, steps=60, approximate_since=5),
+        recovery=page.RecoveryOverview(
+            last=dataclasses.replace(LINE, exact=False, approximate_since=5), approximate=1
+        ),
+        checkpoint=page.CheckpointState(),
+        made_anew="step 5: stage 1 is made anew",
+    ),
     "pods-page": page.PodsPage(
         state=JobPhase.RUNNING,
         num_pods=3,
@@ -733,6 +804,16 @@ EXAMPLES: dict[str, Any] = {
     ),
     "known-job": page.KnownJob(
         uid=JobUid("0f3a9c21-7d55-4c1e-9a70-1f0d2b6e8c11"), namespace="research"
+    ),
+    "recovery-that-is-approximate": Recovery(
+        fault="trainer pod-a/1 (r0.s1.i0) ended: signal 9",
+        method=Method.APPROXIMATE,
+        exact=False,
+        reason="stage 1 has no exact source; it is made anew from other stages; alice allowed it",
+        quorum=QUORUM,
+        from_step=5,
+        approximate_since=5,
+        allowed_by="alice",
     ),
     "recovery-of-who-differs": Recovery(
         fault=f"a collective failed, told by pod-a/1: {DIFFER}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,8 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.plan import Plan
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.votes import Commit
@@ -22,6 +24,7 @@ from mainstay_train.checks.places import Place
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload as workloads
 
@@ -111,6 +114,7 @@ class Step:
         stages: of the chain.
         micro_batches: of a type.
         waiting_bytes: what checks of mode Full that wait may retain.
+        profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
     """
 
     def __init__(
@@ -121,7 +125,10 @@ class Step:
         stages: int = 1,
         micro_batches: int = 2,
         waiting_bytes: int = 0,
+        profile_steps: int | None = None,
     ) -> None:
+        self._profile_steps = profile_steps
+        self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
         entrypoint, config = (MODELS | OTHERS)[model]
@@ -130,7 +137,7 @@ class Step:
         self._engines = {mode: self._build(mode) for mode in Mode}
 
     def _build(self, mode: Mode) -> list[Engine]:
-        shape = JobShape(
+        self._shape = shape = JobShape(
             lanes=2,
             shards_per_lane=2,
             replicas=1,
@@ -160,11 +167,30 @@ class Step:
                 mode,
                 tell=lambda finding: self._findings.append(finding),
                 waiting_bytes=self._waiting_bytes,
+                plan=PlanName.DYNAMIC if self._profile_steps is None else PlanName.AUTO,
             )
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
+            if mode is Mode.FULL and self._profile_steps is not None:
+                self.attach(engines[-1])
         self._first = [[flat.tensor.clone() for flat in e.state.flats()] for e in engines]
         return engines
+
+    def attach(self, engine: Engine, ordered: Plan | None = None) -> RunPlanner:
+        """Have an engine planned from its next steps, or follow a plan then."""
+        assert self._profile_steps is not None
+        stage = PlannedStage(
+            shape=self._shape,
+            stage=engine.stage,
+            fingerprint="job",
+            profile_steps=self._profile_steps,
+            memory_bytes=self._waiting_bytes,
+        )
+        planner = RunPlanner(
+            stage, engine, ordered=ordered, clock=time.perf_counter, tell=self.told.append
+        )
+        engine.checks.planner = planner
+        return planner
 
     def list(self, mode: Mode = Mode.OFF) -> list[Spot]:
         """Return every kernel of the step."""

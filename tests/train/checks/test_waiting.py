@@ -18,6 +18,7 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks import checker
+from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute import arrivals
@@ -41,10 +42,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rng = random.Random(5)
     executed: list[int] = []
 
-    def late(group: Group, pending: Pending, waiting: WaitingChecks) -> None:
+    def late(group: Group, pending: Pending, waiting: WaitingChecks, window: Window) -> None:
         left = iter(range(rng.randrange(60)))
         before = len(waiting._waiting)
-        waiting.use(lambda: next(left, None) is not None)
+        waiting.use(lambda: next(left, None) is not None, window)
         executed.append(before - len(waiting._waiting))
         group.finish(pending)
 

@@ -16,7 +16,7 @@ from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.regions import Region
 from mainstay_train.dmr import passage as passages
 from mainstay_train.dmr.passage import StagePasses
-from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, Recorder
 from mainstay_train.dmr.timers import ClockTimer
 from mainstay_train.exact import numerics
@@ -98,13 +98,14 @@ class CheckingRecorder(Recorder):
             self.replayed += 1
         return result
 
-    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        super()._see(func, args, kwargs, result)
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> str | None:
+        name = super().see(func, args, kwargs, result)
         for tensor in tensors((args, kwargs, result)):
             if self._contents.knows(tensor):
                 for content in self._contents.covered(tensor):
                     now = bytes_at(tensor, content.region)
                     assert self.values.setdefault(content.name, now) == now, content.name
+        return name
 
     def _copy(self, leaf: Any) -> Any:
         """A copy that has the layout of what is read, and shares no memory with it."""
@@ -162,7 +163,7 @@ def test_the_profile_of_a_middle_stage_tells_what_enters_and_what_leaves(recompu
         num_stages=3,
         num_passages=2,
         replicas=2,
-        window_s=3.0,
+        lengths=dict.fromkeys(WAITS, (3.0, 3.0)),
         headroom_bytes=1 << 20,
     )
     profile = make_profile(

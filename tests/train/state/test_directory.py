@@ -341,6 +341,27 @@ def test_a_version_says_what_forks_it_contains_and_the_way_back_is_kept(tmp_path
     assert directory.load(10, states[0]).history == ()
 
 
+def test_a_job_goes_on_from_the_one_version_of_an_earlier_run_that_it_names(tmp_path):
+    states = make_states(1, seed=3)
+    fork = Fork(version=12, chain="", made=Reinitialisation(positions=(), reason="made anew"))
+    earlier = open_directory(tmp_path / "earlier")
+    write(earlier, 10, states)
+    write_part(earlier, 15, "n1", 0, states[0], "chain-15", history=(fork,))
+    complete(earlier, 15, "n1", 1)
+
+    def newest(version):
+        run = CheckpointDirectory(
+            tmp_path / f"run-{version}",
+            make_whose(),
+            base=tmp_path / "earlier",
+            base_version=version,
+        )
+        found, _ = run.look()
+        return found.version if found else None
+
+    assert [newest(version) for version in (0, 10, 15, 11)] == [15, 10, 15, None]
+
+
 def test_parts_of_tensors_are_written_and_read_again(tmp_path):
     """As inner ranks hold them: the digest of masters is that of their place in the whole."""
     whole = torch.arange(32, dtype=torch.float32).reshape(8, 4)

@@ -1,0 +1,340 @@
+"""Executes kernels twice while a scope is on, or compares them with what was noted of a forward.
+
+It sees each call below autograd (a dispatch mode of torch). What it finds it tells the trainer's
+checks (:mod:`mainstay_train.checks.checker`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Remedy, judge
+from mainstay_train.checks import bits, collectives, kernels, late
+from mainstay_train.checks.calls import (
+    Call,
+    await_copies,
+    first_differing,
+    put,
+    repaired,
+)
+from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
+from mainstay_train.checks.places import Place
+from mainstay_train.checks.planned import Seen, Spot
+from mainstay_train.checks.recomputes import FIELD, ForwardRecord
+from mainstay_train.checks.scopes import Pushed
+from mainstay_train.checks.twins import Overwritten
+
+HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
+SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+
+
+class Judging(late.Judged, Protocol):
+    """Checks of a trainer, as they hear of what was found and say what waits."""
+
+    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
+        """Return until when the check of a call waits; None: it does not."""
+
+
+class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
+    """A scope in which kernels are counted, and executed twice if that is wanted.
+
+    Args:
+        checks: hears of what was found.
+        orders: flips that wait for a kernel.
+        place: of the first kernel.
+        mode: of the job, for people.
+        compares: whether kernels are executed twice.
+        is_whole: whether all kernels are counted; else those alone that are executed twice, noted
+            or compared with what was noted, and the others cost nothing.
+        seen: who records the passage; None: nobody does.
+    """
+
+    def __init__(
+        self,
+        checks: Judging,
+        orders: FlipOrders,
+        place: Place,
+        mode: Mode,
+        *,
+        compares: bool,
+        is_whole: bool,
+        seen: Seen | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
+        self._compares, self._is_whole = compares, is_whole
+        self._notes: ForwardRecord | None = None
+        """Where what is made is noted; None: it is not."""
+        self._noted: ForwardRecord | None = None
+        """With what it is compared; None: with nothing."""
+        self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
+        self._num_collectives = 0
+        self._seen = seen
+        self._spot: Spot | None = None
+        """Of the kernel that is executed."""
+
+    def __enter__(self) -> Self:
+        if self._is_whole:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        if self._seen is not None:
+            self._seen.__enter__()
+            self._seen.enter(self._place)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._seen is not None:
+            self._seen.__exit__(*error)
+        if self._is_whole:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def twice(self) -> AbstractContextManager[None]:
+        """Have each kernel executed twice meanwhile."""
+        return self._checking(compares=True)
+
+    def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
+        """Note meanwhile what kernels make."""
+        return self._checking(notes=record)
+
+    @contextmanager
+    def compare(self, record: ForwardRecord) -> Iterator[None]:
+        """Compare meanwhile what kernels make with what was noted, unless it counts no more."""
+        if self._place.shard_type in self._checks.void:
+            yield
+            return
+        with self._checking(noted=record):
+            yield
+            if self._noted is record:
+                record.end()
+
+    @contextmanager
+    def _checking(
+        self,
+        *,
+        compares: bool = False,
+        notes: ForwardRecord | None = None,
+        noted: ForwardRecord | None = None,
+    ) -> Iterator[None]:
+        before = self._compares, self._notes, self._noted
+        self._compares, self._notes, self._noted = compares, notes, noted
+        try:
+            with nullcontext() if self._is_whole else Pushed(self):
+                yield
+        finally:
+            self._compares, self._notes, self._noted = before
+
+    supports_higher_order_operators = True  # so that they are refused by name
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing compiles this mode, and to say so would import torch's compiler."""
+        return False
+
+    def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
+        """Say which pass comes next."""
+        self._place = replace(self._place, in_pass=in_pass, block=block, name=name)
+        if self._seen is not None:
+            self._seen.enter(self._place)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a call, and check it if it computes something."""
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(_FAKE) is not None:
+            return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
+        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+            return NotImplemented  # a tensor of parts: what is done to the parts comes next
+        if not isinstance(func, torch._ops.OpOverload):
+            return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
+        kernel = kernel_of(func)
+        if kernel.name in collectives.REPEATED:
+            return self._communicate(func, args, kwargs, kernel.name)
+        if kernel.is_view or kernel.allocates or kernel.communicates:
+            result = func(*args, **kwargs)
+            if self._seen is not None and kernel.allocates:
+                self._seen.see(func, args, kwargs, result, None)
+            return result
+        seen, self._spot = self._seen, None
+        if seen is None:
+            return self._execute(func, args, kwargs, kernel)
+        result = self._execute(func, args, kwargs, kernel)
+        seen.see(func, args, kwargs, result, self._spot)
+        return result
+
+    def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
+        """Run a kernel, and check it."""
+        operands = kernel.operands(args, kwargs)
+        if kernels.has_sparse(tensor for tensor, _ in operands):
+            return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
+        writes = any(is_written for _, is_written in operands)
+        if writes and self._checks.waiting:
+            self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
+        overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
+        compares = self._compares
+        repeats = compares or self._noted is not None
+        generator = self._generator_of(func, args, kwargs, repeats) if kernel.is_seeded else None
+        drawn_from = generator.get_state() if generator is not None and repeats else None
+        # What the call overwrites is kept: once for the checker, once for a third execution.
+        twins = overwritten.copy() if overwritten is not None and compares else None
+        kept = None
+        if overwritten is not None and repeats and overwritten.has_contents:
+            kept = overwritten.copy()
+        result = self._call(func, args, kwargs)
+        if kernels.has_sparse(kernels.tensors_in(result)):
+            return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
+        effects = Effects.of(kernel, operands, result)
+        outputs = [*effects.new, *effects.written]
+        if not outputs:
+            return result
+        await_copies(operands, outputs)
+        call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
+        self._spot = Spot.of(self._place, call.ordinal, kernel.name)
+        flips = self._orders.take(self._place, call.ordinal, kernel.name)
+        put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+        if flips and kernel.tells:
+            result = outputs[0].item()
+        if self._notes is not None:
+            self._notes.note(kernel.name, outputs)
+        if self._noted is not None:
+            noted, self._noted = self._noted, None
+            result, goes_on = late.compare(
+                self._checks, self._place, noted, call, (result, outputs), kept
+            )
+            self._noted = noted if goes_on else None
+            return result
+        if not compares:
+            return result
+        later = self._checks.later(self._place, call, effects)
+        if later is not None:
+            late.let_wait(self._checks, self._place, call, outputs, flips, later)
+            return result
+        second, found = call.again(twins)
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        differing = first_differing(outputs, found)
+        if differing is None:
+            return result
+        _, third = call.again(call.given_again(kept))
+        put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
+        return self._settle(call, differing, (result, outputs), (second, found), third)
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a kernel for the first time."""
+        if self._seen is None:
+            return func(*args, **kwargs)
+        self._seen.begin()
+        result = func(*args, **kwargs)
+        self._seen.end()
+        return result
+
+    def _communicate(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str
+    ) -> torch.Tensor:
+        """Run a collective of the inner ranks, and check its result.
+
+        Raises:
+            UnreliableDeviceError: three executions had three results here.
+        """
+        at, number = self._place, self._num_collectives
+        self._num_collectives += 1
+        flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
+        tell = partial(self._checks.tell, at, ordinal=number, operator=name)
+        result = call.check(flips, tell) if self._compares else call.run(flips)
+        if self._seen is not None:
+            self._seen.exchange(kernels.tensors_in(tuple(args)), result)
+        records = self._notes, self._noted
+        self._noted = late.take_shared(self._checks, at, records, name, number, result)
+        return result
+
+    def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
+        """Call what cannot be checked.
+
+        Raises:
+            InvalidSpecError: kernels are to be executed twice.
+        """
+        if not self._compares and self._notes is None and self._noted is None:
+            return func(*args, **kwargs)
+        raise InvalidSpecError(
+            FIELD, f"is {self._mode.value}, but {self._who()} calls {why}, or use Off"
+        )
+
+    def _who(self) -> str:
+        """Return who calls, for people."""
+        return f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
+
+    def _count(self) -> int:
+        """Return the number of the next kernel of this place."""
+        key = self._place.in_pass, self._place.block
+        self._ordinals[key] += 1
+        return self._ordinals[key] - 1
+
+    def _generator_of(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], repeats: bool
+    ) -> torch.Generator | None:
+        """Return the generator from which a call draws; None: it does not draw.
+
+        Raises:
+            InvalidSpecError: it draws from a running generator, and may be repeated.
+        """
+        if not kernels.draws(func, args, kwargs):
+            return None
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Generator):
+                return value
+        if not repeats:
+            return None
+        raise InvalidSpecError(
+            FIELD,
+            f"is {self._mode.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
+            "from a running generator: executed again it would draw other numbers; use "
+            "address.uniform(shape, site)",
+        )
+
+    def _settle(
+        self,
+        call: Call,
+        differing: int,
+        primary: tuple[Any, list[torch.Tensor]],
+        checker: tuple[Any, list[torch.Tensor]],
+        third: list[torch.Tensor],
+    ) -> Any:
+        """Judge three executions of a call, tell of it, and return the result that counts.
+
+        Args:
+            call: was executed three times.
+            differing: the first output in which the first two differ.
+            primary: result of the first execution, with what it made and wrote.
+            checker: the same of the second one.
+            third: what the third one made and wrote.
+
+        Raises:
+            UnreliableDeviceError: all three differ.
+        """
+        (result, outputs), (_, found) = primary, checker
+        judgement = judge(
+            *(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False
+        )
+        self._checks.tell(
+            self._place,
+            ordinal=call.ordinal,
+            operator=call.kernel.name,
+            output=differing,
+            num_elements=bits.count_differing(outputs[differing], found[differing]),
+            judgement=judgement,
+        )
+        if judgement.remedy is not Remedy.REPAIR:
+            return result
+        return repaired(call, primary, checker)

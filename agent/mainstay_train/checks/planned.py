@@ -1,0 +1,126 @@
+"""Says which checks wait as a plan says, and who records the passages that a plan is made from.
+
+Plans know operators by names of their own (:mod:`mainstay_core.dmr.operators`). Here they are known
+by the place at which a trainer executes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+import torch
+
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.schedule import Later
+from mainstay_core.planning.program import Op
+from mainstay_train.checks.places import Phase, Place
+
+Flow = tuple[int, int]
+"""Shard type and micro-batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A kernel of any passage of a stage."""
+
+    phase: Phase
+    in_pass: Pass
+    block: int | None
+    """In its stage."""
+    ordinal: int
+    kernel: str
+
+    @classmethod
+    def of(cls, place: Place, ordinal: int, kernel: str) -> Self:
+        """Return the spot of a kernel of one passage."""
+        return cls(place.phase, place.in_pass, place.block, ordinal, kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The part of a plan that a trainer does not execute at once."""
+
+    later: Mapping[Spot, Later] = field(default_factory=dict)
+    piggyback: frozenset[int] = frozenset()
+    """Blocks of the stage whose recompute is compared with their forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A wait for another stage."""
+
+    op: Op
+    flow: Flow
+    """Of the micro-batch that is waited for."""
+
+
+class Seen(Protocol):
+    """Sees the kernels of one passage; a context manager of the thread that executes them."""
+
+    def __enter__(self) -> object:
+        """Begin, or go on."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Pause."""
+
+    def enter(self, place: Place) -> None:
+        """Say which pass comes next."""
+
+    def begin(self) -> None:
+        """A call begins."""
+
+    def end(self) -> None:
+        """It was given to the device."""
+
+    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """See what inner ranks have computed together, and what this one has given for it."""
+
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
+        """See a call that has been made.
+
+        Args:
+            func: what was called.
+            args: of the call.
+            kwargs: of the call.
+            result: of the call, as it counts.
+            spot: of the kernel; None: it is none that is executed twice.
+        """
+
+
+class Planner(Protocol):
+    """Has the first steps of a trainer's stage recorded, and makes a plan of them."""
+
+    def begin_program(self, first: Flow | None) -> Orders | None:
+        """A program begins; return what the plan says, once there is one.
+
+        Args:
+            first: the first micro-batch of its own; None: it is not recorded.
+
+        Raises:
+            InvalidSpecError: the plan that the job names cannot be used.
+        """
+
+    def end_program(self, *, completed: bool) -> None:
+        """A program has ended."""
+
+    def seen(self, flow: Flow) -> Seen | None:
+        """Return who sees a micro-batch's passage; None: nobody does."""
+
+    def received(self, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
+        """Note what came from another stage, and how long it was waited for."""
+
+    def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
+        """Note what goes to another stage."""
+
+    def passed(self, flow: Flow, results: Sequence[object]) -> None:
+        """A passage is over.
+
+        Args:
+            flow: whose.
+            results: what it has left beside gradients, if those are tensors.
+        """
+
+    def now_s(self) -> float:
+        """Return seconds that only grow."""

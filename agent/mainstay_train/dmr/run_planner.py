@@ -1,0 +1,386 @@
+"""Makes a trainer's plan of checks from the first steps of its stage.
+
+The first step of an engine makes what is kept, as tables of rotations, and is not counted. In each
+of the next ones the first micro-batch is recorded, while all of it is checked at once; waits are
+measured of every micro-batch. Then the static planner plans, or the plan of a file is verified.
+
+Whatever goes wrong costs time alone: what no plan has wait is checked at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from mainstay_core.base.errors import InvalidSpecError, MainstayError, brief
+from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count
+from mainstay_core.dmr.coverage import UncoveredError
+from mainstay_core.dmr.operators import Origin, Pass
+from mainstay_core.dmr.plan import Plan
+from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.schedule import (
+    FIELD,
+    NEXT_RECV_B,
+    STAGE,
+    RefusedPlanError,
+    Schedule,
+    follow,
+    plan_here,
+    read_ordered_plan,
+)
+from mainstay_core.dmr.settings import PLANNED, PlanName
+from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.program import Op
+from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Window
+from mainstay_train.compute.engine import Engine
+from mainstay_train.dmr.passage import declare_stage
+from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.recorder import Passage, PassageRecord
+from mainstay_train.dmr.timers import Clock, timer_of
+from mainstay_train.model.blocks import Block
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The checks that a trainer executes from now on."""
+
+    plan: str
+    """The plan that is carried out: Auto, File, or Naive where none is."""
+    shares: str
+    """How operator time is checked, by method; empty before there is a plan."""
+    reason: str
+    """Why, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStage:
+    """The stage that is planned, and what the job says of its plan."""
+
+    shape: JobShape
+    stage: int
+    fingerprint: str
+    profile_steps: int
+    memory_bytes: int
+    """What checks that wait may retain in a rank."""
+
+    @property
+    def num_passages(self) -> int:
+        """Return how many micro-batches a chain computes in a step."""
+        shape = self.shape
+        return max(1, shape.num_types * shape.micro_batches // shape.replicas)
+
+    @property
+    def budget_bytes(self) -> int:
+        """Return what checks of one passage may retain.
+
+        A stage has several micro-batches in flight (1F1B), and each may retain as much.
+        """
+        in_flight = min(self.num_passages, self.shape.stages - self.stage)
+        return self.memory_bytes // max(1, in_flight)
+
+
+def read_plan_file(path: str, stage: int, fingerprint: str) -> Plan:
+    """Return the plan that a job names for a stage.
+
+    Args:
+        path: of the file; ``{stage}`` in it stands for the stage's number.
+        stage: the stage.
+        fingerprint: of the job.
+
+    Raises:
+        InvalidSpecError: it is missing, torn, no plan, or of another fingerprint.
+    """
+    place = path.replace(STAGE, str(stage))
+    try:
+        text = Path(place).read_bytes()
+    except OSError as error:
+        raise InvalidSpecError(
+            FIELD, f"{place} cannot be read: {error.strerror or error}"
+        ) from error
+    return read_ordered_plan(text, place, fingerprint)
+
+
+def plan_stage(
+    config: JobConfig, engine: Engine, fingerprint: str, tell: Callable[[Told], None]
+) -> RunPlanner | None:
+    """Return what plans a stage's checks, or verifies their plan; None in a job without plans.
+
+    Args:
+        config: of the job.
+        engine: of the stage.
+        fingerprint: of the job.
+        tell: called with what is executed, once that is known.
+
+    Raises:
+        InvalidSpecError: the plan that the job names cannot be used.
+    """
+    if config.dmr_plan not in PLANNED:
+        return None
+    ordered = None
+    if config.dmr_plan is PlanName.FILE:
+        ordered = read_plan_file(config.dmr_plan_file, engine.stage, fingerprint)
+    planned = PlannedStage(
+        shape=config.shape,
+        stage=engine.stage,
+        fingerprint=fingerprint,
+        profile_steps=config.dmr_profile_steps,
+        memory_bytes=config.dmr_memory_bytes,
+    )
+    return RunPlanner(planned, engine, ordered=ordered, clock=time.perf_counter, tell=tell)
+
+
+class RunPlanner:
+    """Records the first steps of a trainer's stage, and says what its plan is then.
+
+    Args:
+        planned: which stage.
+        engine: computes it.
+        ordered: the plan that the job names; None: the static planner makes one.
+        clock: returns seconds that only grow.
+        tell: called with what is executed from then on.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedStage,
+        engine: Engine,
+        *,
+        ordered: Plan | None,
+        clock: Clock,
+        tell: Callable[[Told], None],
+    ) -> None:
+        self._planned, self._engine, self._ordered = planned, engine, ordered
+        self._clock, self._tell = clock, tell
+        self._device = engine.reducer.reduced.device
+        self._orders: Orders | None = None
+        self._is_over, self._is_warm, self._problem = False, False, ""
+        self._first: Flow | None = None
+        self._recording: _Recording | None = None
+        """Of the program that runs; None: it is not recorded."""
+        self._recorded: list[_Recording] = []
+        self._waits: dict[str, list[float]] = {}
+        self.profile: Profile | None = None
+        """Of the recorded steps, once there is one."""
+
+    def begin_program(self, first: Flow | None) -> Orders | None:
+        """A program begins; return what the plan says, once there is one.
+
+        Raises:
+            InvalidSpecError: the plan that the job names cannot be used.
+        """
+        if self._is_over or first is None:
+            return self._orders
+        if self._problem or len(self._recorded) == self._planned.profile_steps:
+            self._decide()
+            return self._orders
+        self._first, self._recording = first, None
+        if self._is_warm:
+            self._recording = _Recording(self._engine.first_block, self._device, self._clock)
+            blocks = [block for block in self._engine.state.blocks if isinstance(block, Block)]
+            declare_stage(self._recording.record, blocks, self._engine.store)
+        return None
+
+    def end_program(self, *, completed: bool) -> None:
+        """A program has ended."""
+        recording, self._recording = self._recording, None
+        if self._is_over or self._first is None:
+            return
+        self._first = None
+        self._is_warm = self._is_warm or completed
+        if recording is None or not completed:
+            return
+        self._problem = recording.problem
+        if not self._problem:
+            recording.finish()
+            self._recorded.append(recording)
+            for name, waits in recording.waits.items():
+                self._waits.setdefault(name, []).extend(waits)
+
+    def seen(self, flow: Flow) -> Seen | None:
+        """Return who sees a micro-batch's passage; None: nobody does."""
+        return self._recording if flow == self._first else None
+
+    def received(self, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
+        """Note what came from another stage, and how long it was waited for."""
+        recording = self._recording
+        if recording is None:
+            return
+        recording.note_wait(window, wait_s)
+        if window.flow == self._first:
+            kind = "activation" if window.op is Op.RECV_F else "gradient"
+            recording.record.declare(tensor, f"received {kind}", Origin.RECEIVED)
+
+    def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
+        """Note what goes to another stage."""
+        if self._recording is not None and flow == self._first:
+            self._recording.record.add_result(tensor)
+
+    def passed(self, flow: Flow, results: Sequence[object]) -> None:
+        """A passage is over."""
+        if self._recording is None:
+            return
+        self._recording.has_passed = True
+        if flow == self._first:
+            for result in (self._engine.store.scratch, *results):
+                if isinstance(result, torch.Tensor):
+                    self._recording.record.add_result(result)
+
+    def now_s(self) -> float:
+        """Return seconds that only grow."""
+        return self._clock()
+
+    def _decide(self) -> None:
+        """Plan from what was recorded, or go on with all checks at once.
+
+        Raises:
+            InvalidSpecError: the plan that the job names cannot be used.
+        """
+        self._is_over = True
+        name = PlanName.AUTO if self._ordered is None else PlanName.FILE
+        try:
+            if self._problem:
+                raise RefusedPlanError(self._problem)
+            profile = self.profile = self._make_profile()
+            plan, schedule = (
+                plan_here(profile) if self._ordered is None else follow(profile, self._ordered)
+            )
+        except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
+            self._give_up(error)
+            return
+        fullest = self._recorded[self._fullest()]
+        self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
+        totals = plan.totals
+        how = "planned from" if self._ordered is None else "verified against"
+        reason = (
+            f"{how} {count(len(self._recorded), 'step')}: "
+            f"{totals.exposed_s:.3g} s of {totals.operator_s:.3g} s a passage are exposed, "
+            f"{totals.peak_bytes} of {plan.budget_bytes} bytes are retained at most"
+        )
+        self._tell(Told(plan=name.value, shares=schedule.shares, reason=reason))
+        logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
+
+    def _give_up(self, error: MainstayError) -> None:
+        if self._ordered is not None:
+            raise InvalidSpecError(
+                FIELD, f"the plan of stage {self._planned.stage} is refused: {brief(error)}"
+            ) from error
+        reason = f"no plan could be made: {brief(error)}"
+        logger.warning("checks of stage %d stay naive: %s", self._planned.stage, reason)
+        self._tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
+
+    def _fullest(self) -> int:
+        passages = [recording.passage for recording in self._recorded]
+        return passages.index(fullest_of(passages))
+
+    def _make_profile(self) -> Profile:
+        planned, passages = self._planned, [recording.passage for recording in self._recorded]
+        budget_bytes = planned.budget_bytes
+        windows = plan_windows(
+            fullest_of(passages),
+            stage=planned.stage,
+            num_stages=planned.shape.stages,
+            num_passages=planned.num_passages,
+            replicas=planned.shape.replicas,
+            lengths={name: (median(waits), min(waits)) for name, waits in self._waits.items()},
+            headroom_bytes=budget_bytes,
+        )
+        return make_profile(
+            passages,
+            fingerprint=planned.fingerprint,
+            stage=planned.stage,
+            budget_bytes=budget_bytes,
+            windows=windows,
+        )
+
+
+class _Recording:
+    """The recording of one program: a passage, and the waits of all.
+
+    Args:
+        first_block: of the stage, by its number in the model.
+        device: where it computes.
+        clock: returns seconds that only grow.
+    """
+
+    def __init__(self, first_block: int, device: torch.device, clock: Clock) -> None:
+        self.record = PassageRecord(timer_of(device, clock))
+        self.passage = Passage()
+        self.spots: dict[Spot, str] = {}
+        """Names of operators."""
+        self.waits: dict[str, list[float]] = {}
+        self.problem = ""
+        """Why the passage cannot be described; empty: it can."""
+        self.has_passed = False
+        """Whether some micro-batch's passage is over."""
+        self._first_block, self._num_received = first_block, 0
+
+    def finish(self) -> None:
+        """Take the passage for complete."""
+        self.passage = self.record.finish()
+
+    def note_wait(self, window: Window, wait_s: float) -> None:
+        """Note the length of a wait: before a passage is over none of them is behind one."""
+        names = ["RECV_B"] if window.op is Op.RECV_B else []
+        if self.has_passed:
+            names.append(NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F")
+        for name in names:
+            self.waits.setdefault(name, []).append(wait_s)
+
+    def __enter__(self) -> object:
+        self.record.host_reads.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.record.host_reads.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def enter(self, place: Place) -> None:
+        """Say which pass comes next."""
+        if place.block is None or place.in_pass is Pass.STEP:
+            self.record.leave()
+            return
+        again = place.phase is Phase.BACKWARD and place.in_pass is Pass.FORWARD
+        number = self._first_block + place.block
+        self.record.enter(number, place.name or "", place.in_pass, again=again)
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.record.begin()
+
+    def end(self) -> None:
+        """It was given to the device."""
+        self.record.end()
+
+    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """See what inner ranks have computed together, and what this one has given for it."""
+        for tensor in given:
+            self.record.add_result(tensor)
+        self._num_received += 1
+        self.record.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
+
+    def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
+        """See a call that has been made."""
+        if self.problem:
+            return
+        try:
+            name = self.record.see(func, args, kwargs, result)
+        except InvalidSpecError as error:
+            self.problem = error.message  # the step goes on: it is checked at once
+            return
+        if name is not None and spot is not None:
+            self.spots[spot] = name
+
+
+def _orders_of(schedule: Schedule, spots: Mapping[Spot, str], first_block: int) -> Orders:
+    later = {spot: schedule.later[name] for spot, name in spots.items() if name in schedule.later}
+    return Orders(later, frozenset(block - first_block for block in schedule.piggyback))

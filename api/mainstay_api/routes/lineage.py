@@ -1,0 +1,89 @@
+"""For people: a job's forks, and the permission to make lost stages anew from others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import JSONResponse, Response
+
+from mainstay_api import examples
+from mainstay_api.deps import GuardedRoute, PersonDep, TransactionsDep, UidDep, require_person
+from mainstay_api.long_work import long_json
+from mainstay_api.problems import ProblemError
+from mainstay_api.summary import show_job
+from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
+from mainstay_core.coordinator.events import ApproximationAllowed
+from mainstay_core.coordinator.lineage import show_lineage
+from mainstay_core.coordinator.permission import NotApplicableError, Verdict, judge_permission
+
+router = APIRouter(
+    prefix="/v1/jobs",
+    tags=["jobs"],
+    dependencies=[Depends(require_person)],
+    responses=examples.PROBLEMS,
+    route_class=GuardedRoute,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPermission:
+    """A permission for one approximate recovery."""
+
+    dry_run: bool = False
+    """Whether only to say what it would come to."""
+    stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] | None = None
+    """The stages that may be made anew: all that are lost. Left out: whichever are lost."""
+
+
+@router.get("/{job}/lineage", responses=examples.LINEAGE)
+async def show_forks(uid: UidDep, transactions: TransactionsDep) -> Response:
+    """The forks that the job's states contain, and what each stage could be made anew from now."""
+    state = await transactions.load(uid)
+    return await long_json(lambda: codec.encode(show_lineage(state)))
+
+
+@router.post("/{job}/approximate", responses=examples.APPROXIMATE)
+async def allow_approximation(
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, body: NewPermission
+) -> JSONResponse:
+    """Allow that lost stages are made anew from others, for the recovery that the job waits for.
+
+    The job's policy stays as it is. 409 with the ladder's sentences where it would have no effect.
+    """
+    if body.dry_run:
+        state = await transactions.load(uid)
+        verdict = judge_permission(state, body.stages, transactions.now_s())
+        if not verdict.applies:
+            raise _refusal(verdict)
+        return JSONResponse(_show(verdict))
+    event = ApproximationAllowed(who=caller.username, stages=body.stages)
+    try:
+        outcome = await transactions.apply(uid, event)
+    except NotApplicableError as error:
+        raise _refusal(error.verdict) from error
+    shown = show_job(outcome.state, transactions.now_s())
+    return JSONResponse({**shown, "allowed": outcome.reason})
+
+
+def _show(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "would": verdict.reason,
+        "stages": list(verdict.stages),
+        "lost_steps": verdict.lost_steps,
+        "why_not": list(verdict.why_not),
+    }
+
+
+def _refusal(verdict: Verdict) -> ProblemError:
+    return ProblemError(
+        409,
+        "not-approximate",
+        verdict.reason,
+        "GET /v1/jobs/{job}/lineage says what each stage could be made anew from; a permission is "
+        "for a job that waits with a stage lost",
+        why_not=list(verdict.why_not),
+        stages=list(verdict.stages),
+    )

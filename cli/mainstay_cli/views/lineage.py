@@ -1,0 +1,95 @@
+"""Shows the course of a job: the stages that were made anew from others, and since when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mainstay_cli.base.exits import UsageError
+from mainstay_core.base import codec
+from mainstay_core.base.errors import MalformedError
+from mainstay_core.wire.reinitialisation import (
+    Fork,
+    History,
+    LineagePage,
+    describe_course,
+    describe_fork,
+)
+
+
+def describe_exactness(recovery: Mapping[str, Any]) -> str:
+    """Return whether a recovery left the job as it would have been, in the words of all surfaces.
+
+    Args:
+        recovery: as the api or a report shows it.
+    """
+    since = recovery.get("approximate_since")
+    if recovery.get("exact") or since is not None:
+        return describe_course(since)
+    return "approximate"  # its stages are not made yet, or a version before has recorded it
+
+
+def read_lineage(told: Any) -> LineagePage:
+    """Return a lineage from the JSON of the api.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return codec.decode(LineagePage, told, "lineage")
+    except MalformedError as error:
+        raise UsageError(f"what the api says of the lineage is not understood: {error}") from error
+
+
+def read_forks(report: Mapping[str, Any]) -> tuple[History, int]:
+    """Return the forks that a report has in full, and how many there were.
+
+    Raises:
+        UsageError: they cannot be read.
+    """
+    lineage = report.get("lineage") or {}
+    try:
+        forks = tuple(
+            codec.decode(Fork, fork, f"lineage.forks[{number}]")
+            for number, fork in enumerate(lineage.get("forks", []))
+        )
+    except MalformedError as error:
+        raise UsageError(f"what is said of the lineage is not understood: {error}") from error
+    return forks, int(lineage.get("num_forks", len(forks)))
+
+
+def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
+    """Return a line for each fork.
+
+    Args:
+        forks: those that are known in full, the newest ones.
+        num_forks: how many there were.
+    """
+    unknown = num_forks - len(forks)
+    earlier = [f"{unknown} earlier: not known in full here"] if unknown > 0 else []
+    return earlier + [describe_fork(fork) for fork in forks]
+
+
+def describe_report(report: Mapping[str, Any]) -> list[str]:
+    """Return since when a reported job is approximate, and by what; nothing of an exact one."""
+    since = report.get("approximate_since")
+    return [] if since is None else [describe_course(since), *describe_history(*read_forks(report))]
+
+
+def describe_prospects(page: LineagePage) -> list[str]:
+    """Return what each stage could be made anew from, or why it could not; nothing if unasked."""
+    if not page.stages:
+        return []
+    policy = "true" if page.allowed else "false"
+    if page.allowed and page.after_lost_steps is not None:
+        policy += f", approximateAfterLostSteps {page.after_lost_steps}"
+    by = f"; {page.permitted_by} allows the next recovery" if page.permitted_by else ""
+    head = f"  if every copy of a stage is lost (recovery.allowApproximate is {policy}{by}):"
+    width = len(str(len(page.stages) - 1))
+    return [
+        head,
+        *(
+            f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {p.reason}"
+            for p in page.stages
+        ),
+    ]

@@ -1,0 +1,142 @@
+"""Notes which forks the job's states contain, and lists what each stage could be made anew from.
+
+The trainers carry a fork out. The first member of a quorum tells the history of all states once it
+goes on, and it counts when all others go on too. Every entry of the ledger says since when its
+state is approximate. So that is known also after the store has lost the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
+from mainstay_core.coordinator.situation import rules_of
+from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
+from mainstay_core.job.protections import entry_of
+from mainstay_core.reinitialisation.prospects import list_prospects
+from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.wire.reinitialisation import (
+    REINITIALISED,
+    Fork,
+    History,
+    LineagePage,
+    Prospect,
+    ToldHistory,
+    describe_course,
+    describe_fork,
+    since_of,
+)
+
+EXACT_AGAIN = "ExactAgain"
+
+
+def note_course(state: CoordinatorState, event: StepsCommitted) -> CoordinatorState:
+    """Return the state with what a commit says of the states that follow it.
+
+    Entries of older quorums come late: a step before a fork is exact, and says nothing of it.
+    """
+    since, plan = event.approximate_since, state.plan
+    if plan is None or event.quorum != plan.quorum or since == state.approximate_since:
+        return state
+    return _on_course(state, since)
+
+
+def apply_told(state: CoordinatorState) -> Transition:
+    """Return the state with the history that its first member has told, now that all go on."""
+    told, before = state.told_history, state.approximate_since
+    if not state.is_history_told:
+        return Transition(state=state)  # the next commits say since when
+    if told is None:
+        state = _on_course(state, None)
+        if before is None:
+            return Transition(state=state)
+        message = f"{describe_course(None)} again: all go on from before any stage was made anew"
+        return Transition(
+            state=state, actions=(Announce(code=EXACT_AGAIN, message=message),), reason=message
+        )
+    history = splice(state.history, told)
+    state = replace(state, approximate_since=told.since, num_forks=told.num_forks, history=history)
+    if before is not None and not told.made:
+        return Transition(state=state)
+    allowed_by = next((o.recovery.allowed_by for o in state.recoveries if _is_of(state, o)), "")
+    allowed = f"; {allowed_by} allowed it" if allowed_by else ""
+    message = f"{describe_course(told.since)}: {describe_fork(told.newest[-1])}{allowed}"
+    announce = Announce(code=REINITIALISED, message=message, warning=True)
+    return Transition(state=state, actions=(announce,), reason=message)
+
+
+def _is_of(state: CoordinatorState, opened: OpenRecovery) -> bool:
+    return state.plan is not None and opened.recovery.quorum == state.plan.quorum
+
+
+def _on_course(state: CoordinatorState, since: int | None) -> CoordinatorState:
+    if since is None:
+        return replace(state, approximate_since=None, num_forks=0, history=())
+    known = state.history if since_of(state.history) == since else ()
+    return replace(state, approximate_since=since, history=known)
+
+
+def splice(known: History, told: ToldHistory) -> History:
+    """Return a history as far as it is known: what is told, and what was known of the forks before.
+
+    A fork is known again by its version and the commit chain before it.
+    """
+    names = [_name(fork) for fork in known]
+    first = _name(told.newest[0]) if told.newest else None
+    before = names.index(first) if first in names else len(names)
+    wanted = told.num_forks - len(told.newest)
+    # What is known counts only if it leads up to what is told without a gap.
+    fits = before == wanted and since_of((*known[:before], *told.newest)) == told.since
+    return (*(known[:before] if fits else ()), *told.newest)
+
+
+def _name(fork: Fork) -> tuple[int, str]:
+    return fork.version, fork.chain
+
+
+def show_lineage(state: CoordinatorState) -> LineagePage:
+    """Return what the job's states were made of, and what each stage could be made anew from."""
+    policy, permission = state.config.approximate, state.permission
+    return LineagePage(
+        exact=state.approximate_since is None,
+        approximate_since=state.approximate_since,
+        course=describe_course(state.approximate_since),
+        num_forks=state.num_forks,
+        forks=state.history,
+        allowed=policy is not None,
+        after_lost_steps=policy.after_lost_steps if policy is not None else None,
+        permitted_by=permission.who if permission is not None else "",
+        stages=prospects_of(state),
+    )
+
+
+def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
+    """Return for each stage from what it could be made anew, were every copy of it lost now."""
+    rules = rules_of(state)
+    weighting = Weighting(rules.weights) if rules is not None else Weighting.GRADIENT_NORM
+    why = why_never(state)
+    if why:
+        stages = range(state.shape.stages)
+        return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
+    return list_prospects(
+        state.outline,
+        policy=Policy(weighting=weighting),
+        ranks_per_stage=state.shape.ranks_per_stage,
+    )
+
+
+def why_never(state: CoordinatorState) -> str:
+    """Return why no stage of the job can be made anew from others; empty if some may be."""
+    if state.shape.stages == 1:
+        if entry_of(state.fingerprints) == "loop":
+            return "an own training loop is one stage, and there is no other to make it anew from"
+        return "a pipeline of one stage has no other to make it anew from"
+    if state.config.snapshots is not None:
+        return (
+            "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "
+            "both in this version"
+        )
+    if len(state.outline) != state.shape.stages:
+        return "no trainer has told of what blocks the stages consist"
+    return ""

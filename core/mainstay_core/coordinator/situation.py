@@ -1,0 +1,86 @@
+"""Derives from the coordinator's state what the ladder is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mainstay_core.coordinator import ladder
+from mainstay_core.coordinator.siting import surplus_slots, usable_slots
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    Permission,
+    holds_state,
+    is_living,
+    keeps_segments,
+)
+from mainstay_core.job.config import ApproximateConfig
+
+AT_ONCE = 0
+"""Lost steps from which a stage is made anew rather than that the job goes back, where a person has
+allowed it: any."""
+
+
+def lost_stages(state: CoordinatorState) -> tuple[int, ...]:
+    """Return the stages of which no living member holds some position's state, ascending."""
+    positions = state.plan.positions if state.plan is not None else ()
+    empty = [p for p in positions if not any(holds_state(state, member) for member in p)]
+    return tuple(sorted({members[0].rank.stage for members in empty}))
+
+
+def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
+    """Return by what rules stages may be made anew from others now; None: they may not.
+
+    A person's permission counts for the stages that it names. More than these are lost where
+    something has ended since.
+    """
+    policy, permission = state.config.approximate, state.permission
+    if permission is None or not is_permitted(state, permission):
+        return policy
+    return permitted_rules(policy)
+
+
+def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
+    """Return whether a permission is for all stages that are lost now."""
+    return set(lost_stages(state)) <= set(permission.stages)
+
+
+def permitted_rules(policy: ApproximateConfig | None) -> ApproximateConfig:
+    """Return the rules of a job for one recovery that a person allows."""
+    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE)
+
+
+def find_situation(
+    state: CoordinatorState, num_lost: int, now_s: float, rules: ApproximateConfig | None
+) -> ladder.Situation:
+    """Return the ladder's input for this state.
+
+    Args:
+        state: of the job.
+        num_lost: cells that are gone.
+        now_s: wall clock; at infinity nobody is held back.
+        rules: by which stages may be made anew from others; None: they may not.
+    """
+    assert state.plan is not None
+    stages = []
+    replayable = keeps_segments(state)
+    for position in state.plan.positions:
+        members = [m for m in position if is_living(state, m)]
+        stages.append(
+            ladder.StageHolders(
+                stage=position[0].rank.stage,
+                inner=position[0].rank.inner if state.shape.ranks_per_stage > 1 else None,
+                holders=sum(holds_state(state, m) for m in members),
+                living=len(members),
+                replayable=replayable,
+            )
+        )
+    return ladder.Situation(
+        stages=tuple(stages),
+        step=state.step,
+        free_slots=len(usable_slots(state, now_s)) + len(surplus_slots(state)),
+        lost=num_lost,
+        durable_step=state.durable,
+        allow_approximate=rules is not None,
+        approximate_after_lost_steps=rules.after_lost_steps if rules is not None else None,
+        outline=state.outline,
+    )

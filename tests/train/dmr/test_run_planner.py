@@ -1,0 +1,217 @@
+"""A trainer plans its own checks: bits, flips, memory, and plans from files."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.train.checks.step import MODELS, Step
+from tests.train.checks.test_flips import draw, has_effect
+
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.coverage import verify_plan
+from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.plan import Plan
+from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.schedule import plan_here
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.static import plan_checks
+from mainstay_core.dmr.verdicts import Remedy
+from mainstay_train.checks.planned import Window
+from mainstay_train.dmr.run_planner import RunPlanner, read_plan_file
+
+MUCH, LITTLE = 1 << 30, 9000
+PROFILED = 2
+Setting = tuple[str, bool, int, int]
+"""Model, recompute, stages, budget."""
+QUICK: list[Setting] = [("llama bf16", True, 2, MUCH), ("moe", False, 2, MUCH)]
+ALL: list[Setting] = [
+    (model, recompute, stages, budget)
+    for model in MODELS
+    for recompute in (False, True)
+    for stages in (1, 2)
+    for budget in (0, LITTLE, MUCH)
+]
+
+
+@pytest.fixture(autouse=True)
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait is measured as a second, in which everything fits."""
+    received = RunPlanner.received
+
+    def second(self: RunPlanner, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
+        del wait_s
+        received(self, window, tensor, 1.0)
+
+    monkeypatch.setattr(RunPlanner, "received", second)
+
+
+def planned(setting: Setting) -> Step:
+    """A step with a plan: what makes constants, the profile steps, and the first one by plan."""
+    model, recompute, stages, budget = setting
+    step = Step(
+        model,
+        recompute=recompute,
+        stages=stages,
+        waiting_bytes=budget,
+        profile_steps=PROFILED,
+    )
+    clean = step.run(Mode.OFF)
+    for number in range(PROFILED + 2):
+        assert not step.told, number
+        ended = step.run(Mode.FULL)
+        assert ended.digests == clean.digests
+        assert ended.findings == []
+        assert ended.num_refused == 0
+    assert [told.plan for told in step.told] == ["Auto"] * stages, step.told
+    return step
+
+
+def profiles_of(step: Step) -> list[Profile]:
+    planners = [engine.checks.planner for engine in step._engines[Mode.FULL]]
+    assert all(isinstance(planner, RunPlanner) for planner in planners)
+    found = [planner.profile for planner in planners if isinstance(planner, RunPlanner)]
+    return [profile for profile in found if profile is not None]
+
+
+@pytest.mark.parametrize("setting", QUICK, ids=str)
+def test_bits_are_those_without_checks_and_the_plan_keeps_the_rule(setting: Setting) -> None:
+    step = planned(setting)
+
+    for engine, profile in zip(step._engines[Mode.FULL], profiles_of(step), strict=True):
+        plan, schedule = plan_here(profile)
+        verify_plan(profile, plan)
+        assert len(engine.checks._planned.later) == len(schedule.later) > 10
+        assert bool(engine.checks._planned.piggyback) == (setting[1] and engine.stage == 0)
+        assert 0 <= engine.checks.waiting.most_bytes <= setting[-1]
+        assert not engine.checks.waiting
+    assert any(engine.checks.waiting.most_bytes for engine in step._engines[Mode.FULL])
+
+
+def check_flips(setting: Setting, num_flips: int, flipped: list[bool]) -> Counter[str]:
+    """Run steps by plan with one flip each; return how many have an effect without checks."""
+    step = planned(setting)
+    clean = step.run(Mode.OFF)
+    spots = [spot for spot in step.list(Mode.FULL) if spot.place.in_pass is not Pass.STEP]
+    unprotected = frozenset(step.list(Mode.OFF))
+    rng = random.Random(str(setting))
+    effective: Counter[str] = Counter()
+    for _ in range(num_flips):
+        spot, flip = draw(rng, spots)
+        flip = replace(flip, execution=Execution.PRIMARY)
+        flipped.clear()
+        ended = step.run(Mode.FULL, flip, spot)
+        assert ended.digests == clean.digests, (spot, flip)
+        assert [len(ended.findings)] == [int(changed) for changed in flipped], (spot, flip)
+        for finding in ended.findings:
+            raised = finding.operator == "forward"
+            assert raised or (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
+            assert ended.num_refused == (finding.remedy is Remedy.VOID_TYPE)
+        if spot in unprotected and has_effect(step, clean, spot, flip):
+            effective[spot.place.in_pass.value] += 1
+    return effective
+
+
+@pytest.mark.parametrize("setting", QUICK, ids=str)
+def test_a_flip_is_found_whenever_the_plan_has_its_check_executed(
+    setting: Setting, flipped: list[bool]
+) -> None:
+    assert sum(check_flips(setting, 8, flipped).values()) > 0
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("setting", ALL, ids=str)
+def test_of_many_flips_each_effective_one_is_found(setting: Setting, flipped: list[bool]) -> None:
+    effective = check_flips(setting, 40, flipped)
+
+    logging.getLogger(__name__).info("%s: %s", setting, dict(effective))
+    assert sum(effective.values()) >= 5
+
+
+@pytest.mark.parametrize("budget", [0, LITTLE])
+def test_with_little_memory_less_waits_and_with_none_nothing(budget: int) -> None:
+    step = planned(("llama", False, 2, budget))
+
+    for engine in step._engines[Mode.FULL]:
+        assert engine.checks.waiting.most_bytes <= budget
+        assert (budget == 0) == (not engine.checks._planned.later)
+
+
+def with_file(plan_of_stage: dict[int, Plan]) -> Step:
+    """A step that follows plans made from other profiles."""
+    step = Step("llama", recompute=True, stages=2, waiting_bytes=MUCH, profile_steps=PROFILED)
+    for engine in step._engines[Mode.FULL]:
+        step.attach(engine, plan_of_stage[engine.stage])
+    return step
+
+
+def test_a_plan_from_a_file_is_followed_if_it_keeps_the_rule_and_else_ends_the_job() -> None:
+    profiles = profiles_of(planned(("llama", True, 2, MUCH)))
+    plans = {profile.stage: plan_here(profile)[0] for profile in profiles}
+
+    step = with_file(plans)
+    clean = step.run(Mode.OFF)
+    for _ in range(PROFILED + 2):
+        assert step.run(Mode.FULL).digests == clean.digests
+    assert [told.plan for told in step.told] == ["File", "File"]
+
+    for bad, message in (
+        ({0: plans[1], 1: plans[1]}, "plan of stage 0 is refused: "),
+        (
+            {0: plan_checks(profiles[0], replays=False, budget_bytes=0), 1: without_check(plans)},
+            "plan of stage 1 is refused: .* no piece checks it",
+        ),
+    ):
+        step = with_file(bad)
+        for _ in range(PROFILED + 1):
+            assert step.run(Mode.FULL).digests == clean.digests
+        with pytest.raises(InvalidSpecError, match=rf"spec\.detection\.dmr\.plan: the {message}"):
+            step.run(Mode.FULL)
+
+
+def without_check(plans: dict[int, Plan]) -> Plan:
+    """A plan in which nobody checks some operator."""
+    return replace(plans[1], pieces=plans[1].pieces[1:])
+
+
+def test_a_file_is_missing_torn_or_another_jobs(tmp_path: Path) -> None:
+    (profile, *_) = profiles_of(planned(("llama", False, 1, MUCH)))
+    plan, _ = plan_here(profile)
+    path = tmp_path / "0.json"
+    path.write_text(codec.dumps(plan))
+    named = str(tmp_path / "{stage}.json")
+
+    assert read_plan_file(named, 0, "job") == plan
+    with pytest.raises(InvalidSpecError, match=r"1\.json cannot be read: No such file"):
+        read_plan_file(named, 1, "job")
+    with pytest.raises(InvalidSpecError, match=r"0\.json is of the fingerprint .*job"):
+        read_plan_file(named, 0, "another")
+    path.write_text(codec.dumps(plan)[:99])
+    with pytest.raises(InvalidSpecError, match=r"0\.json is no plan that can be read"):
+        read_plan_file(named, 0, "job")
+
+
+def test_a_stage_that_cannot_be_described_stays_naive_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, profile_steps=1)
+    clean = step.run(Mode.OFF)
+    problem = InvalidSpecError("spec.workload.entrypoint", "block 'x' computes past the dispatcher")
+
+    def refuse(*_: object) -> None:
+        raise problem
+
+    monkeypatch.setattr("mainstay_train.dmr.recorder.PassageRecord.see", refuse)
+    for _ in range(3):
+        assert step.run(Mode.FULL).digests == clean.digests
+
+    (told,) = step.told
+    assert (told.plan, told.shares) == ("Naive", "naive 100 %")
+    assert "computes past the dispatcher" in told.reason
