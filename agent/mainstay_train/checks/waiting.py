@@ -9,7 +9,7 @@ wrong one makes its type void.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -107,6 +107,27 @@ class WaitingChecks:
             with _disable_current_modes():  # the caller may be in a scope of checks
                 self._take(dynamic.Needed(operators=names))
 
+    def settle_all(self, types: Iterable[int], void: set[int]) -> None:
+        """Execute the checks of complete types, and forget all others: their types do not count.
+
+        Args:
+            types: that are about to count.
+            void: gets those of which a check cannot be executed.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        errors = []
+        for shard_type in types:
+            try:
+                self.settle(shard_type)
+            except Exception as error:
+                void.add(shard_type)
+                errors.append(error)
+        self.drop()
+        if errors:
+            raise errors[0]
+
     def passed(self, flow: Flow) -> None:
         """Note that a micro-batch's passage is over."""
         self._passed.add(flow)
@@ -135,10 +156,12 @@ class WaitingChecks:
             self._take(dynamic.Needed(operators=(name,)))
         if not self._waiting or not is_open():
             return
-        self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
-        while self._waiting and is_open():
-            self._take(dynamic.CheckDone())
-        self._take(dynamic.WindowClosed())
+        try:
+            self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
+            while self._waiting and is_open():
+                self._take(dynamic.CheckDone())
+        finally:
+            self._take(dynamic.WindowClosed())
 
     def drop(self) -> None:
         """Forget all: what they belong to does not count."""
@@ -148,16 +171,32 @@ class WaitingChecks:
         self._passed.clear()
 
     def _take(self, event: dynamic.Event) -> None:
+        """Execute what follows from an event; what raises, and what comes behind it, still waits.
+
+        So a type counts only when all its checks were executed.
+        """
+        before = self._queue.waiting
         decision = dynamic.step(self._queue, event)
         self._queue = decision.queue
-        for chosen in decision.checks:
-            check = self._waiting.pop(chosen.operator)
-            for key in check.keys:
-                names = self._by_key[key]
-                names.discard(chosen.operator)
-                if not names:
-                    del self._by_key[key]
-            check.execute()
+        left = [chosen.operator for chosen in decision.checks]
+        try:
+            while left:
+                self._waiting[left[0]].execute()
+                self._forget(left.pop(0))
+        finally:
+            if left:
+                known = (*before, event) if isinstance(event, dynamic.Executed) else before
+                still = {*left, *(check.operator for check in self._queue.waiting)}
+                waiting = tuple(check for check in known if check.operator in still)
+                self._queue = replace(self._queue, waiting=waiting)
+
+    def _forget(self, name: str) -> None:
+        """Let go of what a check keeps."""
+        for key in self._waiting.pop(name).keys:
+            names = self._by_key[key]
+            names.discard(name)
+            if not names:
+                del self._by_key[key]
 
 
 def detached(value: Any) -> Any:

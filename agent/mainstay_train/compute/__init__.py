@@ -12,6 +12,7 @@
 - ``micro_batch``: one micro-batch on its way through the stage
 - ``interpreter``: runs the compute part of a step's program
 - ``watched``: digests of what leaves a cell for a type that other chains compute, too
+- ``doubts``: remembers what blocks raised in a step that is checked
 - ``purity``: tries whether blocks are pure functions, as checks take them to be
 - ``training``: builds engines, for a session
 - ``measure``: measures what a workload's blocks take, by one micro-batch

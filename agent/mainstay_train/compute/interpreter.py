@@ -29,6 +29,7 @@ from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.doubts import Doubts
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
@@ -91,8 +92,8 @@ class Interpreter:
     ) -> None:
         self._checks = checks or Checks()
         self._checks.begin_stage(block.compute for block in blocks)
+        self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
-        """Of the action that runs."""
         self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
         self._stage, self._num_stages = stage, num_stages
         self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
@@ -105,7 +106,6 @@ class Interpreter:
         self._upcoming: deque[Wanted] = deque()
         """Batches of the program in their order, and what probably comes behind it."""
         self._computed = False
-        """Whether a micro-batch has gone through the blocks."""
         self._step = 0
         self._visits: dict[tuple[int, int, int], MicroBatch] = {}
         """Micro-batches in this stage, by flow and place on its route."""
@@ -127,6 +127,7 @@ class Interpreter:
         self._completing: frozenset[Action] = frozenset()  # with these a type is complete
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
+        self._undelivered = 0
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -167,7 +168,7 @@ class Interpreter:
             GroupEnded: the chain broke; types in flight are dropped.
         """
         self._step, self._chain, self._deliver = step, chain, deliver
-        self._log, self._again = log, again
+        self._log, self._again, self._undelivered = log, again, len(self._blocks)
         self._transfers.begin(chain)
         self._closing = frozenset(closing(program) if deliver is not None else ())
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
@@ -176,6 +177,7 @@ class Interpreter:
         # Another backward in between may be of the next type, for which there is no scratch yet.
         self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
         self._expect(program)
+        self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
         flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
         self._checks.begin_program(next(flows, None) if again is None else None)
@@ -196,13 +198,9 @@ class Interpreter:
             self._sums.clear()
             self._transfers.clear()
             self._deliver = self._log = self._again = None
-            # Complete types may be held from here on. What is found wrong of them makes them void.
-            for shard_type in self._results:
-                self._checks.waiting.settle(shard_type)
-            self._checks.waiting.drop()
+            self._checks.waiting.settle_all(self._results, self._checks.void)
 
     def _expect(self, program: Sequence[Action]) -> None:
-        """Have batches loaded in the program's order."""
         if not self._loads:
             return
         forwards = [a for a in program if a.op is Op.FORWARD and self._takes_batch(a)]
@@ -248,7 +246,6 @@ class Interpreter:
 
     @property
     def _lowest(self) -> int:
-        """The lowest block through which the backward goes."""
         return 0 if self._again is None else self._again.lowest
 
     def _flow(self, action: Action) -> MicroBatch:
@@ -271,8 +268,7 @@ class Interpreter:
         self._flow(action).gradient = self._read(action)
 
     def _write_f(self, action: Action) -> None:
-        flow = self._flow(action)
-        self._note_sent(action, flow.output)
+        self._note_sent(action, (flow := self._flow(action)).output)
         flow.output = None
 
     def _write_b(self, action: Action) -> None:
@@ -321,19 +317,20 @@ class Interpreter:
             flow.loaded = self._take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
-        with self._over(action):
+        with self._doubts.over(action, flow), self._over(action):
             if action.visit == 0:
                 assert flow.loaded is not None
                 x = devices.sent(flow.loaded.batch.tokens, self._device)
             assert x is not None
             flow.output = self._enter_blocks(flow, x, self._extent_of(action))
+        if flow.is_void:
+            flow.output = self.make_activation(self._device).zero_()
         if not self._computed:
             self._computed = True
             self._load_ahead()
 
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
-        """Have what an action computes checked."""
         phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
         self._scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
         try:
@@ -375,13 +372,11 @@ class Interpreter:
         return x
 
     def _twice(self) -> AbstractContextManager[None]:
-        """Where recomputes are checks: of what nothing recomputes, all kernels run twice."""
         return self._scope.twice() if self._checks.piggybacks else nullcontext()
 
     def _recomputable(
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
-        """The output of a block that is recomputed later; one that raises is executed once more."""
         notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
             return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
@@ -405,7 +400,6 @@ class Interpreter:
         return output
 
     def _enter_loss(self, flow: MicroBatch, block: Block, x: torch.Tensor) -> torch.Tensor:
-        """The last block: its backward comes next, so its tape is always kept."""
         assert flow.loaded is not None
         targets = devices.sent(flow.loaded.batch.targets, self._device)
         with self._twice():
@@ -419,8 +413,11 @@ class Interpreter:
     def _backward_input(self, action: Action) -> None:
         flow = self._flow(action)
         gradient, flow.gradient, flow.output = flow.gradient, None, None
-        with self._over(action):
-            flow.gradient = self._leave_blocks(action, flow, gradient)
+        if not flow.is_void:
+            with self._doubts.over(action, flow), self._over(action):
+                flow.gradient = self._leave_blocks(action, flow, gradient)
+        if flow.is_void and self._stage > 0:
+            flow.gradient = self.make_activation(self._device).zero_()
 
     def _leave_blocks(
         self, action: Action, flow: MicroBatch, gradient: torch.Tensor | None
@@ -452,11 +449,15 @@ class Interpreter:
             flow.deferred.reverse()  # blocks are delivered from the last to the first
         completes = action in self._completing
         with self._over(action) as scope:
-            for block, tape in flow.deferred:
-                self._add_weights(action, block, tape)
+            with self._doubts.over(action, flow):
+                for block, tape in flow.deferred:
+                    self._add_weights(action, block, tape)
+            if flow.is_void and action in self._closing:
+                for number in reversed(range(self._undelivered)):
+                    self._deliver_block(number)
             sums = self._sums.get(action.type, TypeSums())
-            results = sums.loss_sum, *sums.counted.values()
-            self._checks.passed((action.type, action.micro_batch), results)
+            of = action.type, action.micro_batch
+            self._checks.passed(of, (sums.loss_sum, *sums.counted.values()))
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)
@@ -469,9 +470,14 @@ class Interpreter:
         skipped = () if self._again is None else self._again.skipped(number)
         self._scope.enter(Pass.WEIGHT, number, block.name)
         block.backward_weight(tape, views, accumulate=action.micro_batch > 0, frozen=skipped)
-        if self._deliver is not None and action in self._closing:
-            self._scope.enter(Pass.STEP)
-            self._deliver(number)
+        if action in self._closing:
+            self._deliver_block(number)
+
+    def _deliver_block(self, number: int) -> None:
+        assert self._deliver is not None, "else no action closes"
+        self._scope.enter(Pass.STEP)
+        self._deliver(number)
+        self._undelivered = number
 
     def _complete(self, action: Action) -> None:
         shard_type, mark = action.type, None
@@ -489,3 +495,4 @@ class Interpreter:
             mark=mark,
         )
         self._store.complete(shard_type, joined=action in self._closing)
+        self._doubts.complete(shard_type)

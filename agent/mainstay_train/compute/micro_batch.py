@@ -33,6 +33,15 @@ class MicroBatch:
     """What is left of the backward: weight gradients of these blocks."""
     output: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
+    is_void: bool = False
+    """Whether it was given up: what its neighbours get of it means nothing."""
+
+    def give_up(self) -> None:
+        """Free what its backward would need: there is none."""
+        for kept in (self.inputs, self.records, self.tapes, self.deferred):
+            kept.clear()
+        self.output = self.gradient = None
+        self.is_void = True
 
     def forward(
         self,

@@ -35,8 +35,13 @@ SIZE = 64
 _Outcome = tuple[dict[str, torch.Tensor], list[Finding]]
 
 
-def check(model: Workload, device: torch.device) -> None:
+def check(model: Workload, device: torch.device, mode: Mode = Mode.FULL) -> None:
     """Run each kind of block some times under checks.
+
+    Args:
+        model: what is trained.
+        device: where it is.
+        mode: of the job, for people.
 
     Raises:
         InvalidSpecError: a block is no pure function.
@@ -53,10 +58,10 @@ def check(model: Workload, device: torch.device) -> None:
         rounds = [run(), run()]
         if any(found for _, found in rounds):
             rounds += [run() for _ in range(ROUNDS - len(rounds))]
-            _judge([found for _, found in rounds], spec.name, device)
+            _judge([found for _, found in rounds], spec.name, device, mode)
         elif changed := _differing(*(outputs for outputs, _ in rounds)):
             raise _refusal(
-                f"block {spec.name!r} gives other bits of {changed} when it is run again"
+                mode, f"block {spec.name!r} gives other bits of {changed} when it is run again"
             )
 
 
@@ -77,7 +82,7 @@ def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> _Outcom
     return outputs, found
 
 
-def _judge(rounds: list[list[Finding]], name: str, device: torch.device) -> None:
+def _judge(rounds: list[list[Finding]], name: str, device: torch.device, mode: Mode) -> None:
     """Say who is to blame for what differed in some rounds; once is nobody's fault."""
     places = Counter(place for found in rounds for place in {finding.place for finding in found})
     place, times = places.most_common(1)[0]
@@ -89,15 +94,16 @@ def _judge(rounds: list[list[Finding]], name: str, device: torch.device) -> None
             "of the workload ran"
         )
     raise _refusal(
+        mode,
         f"{place} gave other bits for the same inputs in {times} of {len(rounds)} runs, so block "
-        f"{name!r} is no pure function"
+        f"{name!r} is no pure function",
     )
 
 
-def _refusal(what: str) -> InvalidSpecError:
+def _refusal(mode: Mode, what: str) -> InvalidSpecError:
     return InvalidSpecError(
         FIELD,
-        f"is {Mode.FULL.value}, but {what}; make it a function of its inputs and parameters "
+        f"is {mode.value}, but {what}; make it a function of its inputs and parameters "
         "(draws by address.uniform(shape, site), kernels that are deterministic), or use Off",
     )
 

@@ -123,7 +123,7 @@ def _load_blocks(
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
         if config.dmr is not Mode.OFF:
-            purity.check(loaded, torch.device(device))
+            purity.check(loaded, torch.device(device), config.dmr)
         unskippable = _find_unskippable(config, loaded, torch.device(device))
     hello: dict[str, object] = {
         "slot": settings.slot,

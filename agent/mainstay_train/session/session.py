@@ -96,6 +96,7 @@ class Session(RankSession[Connections]):
             fork_rules=fork_rules(config, training),
             witness_every_steps=config.witness_every_steps,
             compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
+            tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
         )
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
@@ -411,8 +412,12 @@ class Session(RankSession[Connections]):
         self._tell_finding(finding_of(self.state, action))
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
-        """Free some partials."""
+        """Free some partials; logs of what they were computed from count no more."""
         self.engine.drop_partials(partials)
+        if self._segments is not None:
+            state = self.state
+            types = [t for partial in partials for t in range(partial.first, partial.last + 1)]
+            self._segments.withdraw(self.plan, state.index, state.lineage, state.version, types)
 
     def drop_held(self) -> None:
         """Free all partials."""

@@ -17,11 +17,11 @@ from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute import purity
 from mainstay_train.compute.interpreter import BATCH
-from mainstay_train.compute.loader import flipped
+from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.statistics import TypeSums
 from mainstay_train.exact import digests
 from mainstay_train.exact.draws import Address
-from mainstay_train.model.data import Batch, Dataset, consumed_digest
+from mainstay_train.model.data import Batch, Dataset
 from mainstay_train.model.workload import WorkloadError
 from mainstay_train.session.driver import Driver
 
@@ -162,10 +162,10 @@ class Work:
         self._driver.generators.set(at.seed, at.step, at.type, at.micro_batch, "global")
         training.model.begin(lambda: training.reach(Op.BACKWARD_INPUT, at))
 
-    def _fetch(self, flips: list[Flip], execution: Execution | None) -> None:
-        if self._dataset is not None:
-            self._batch = flipped(self._dataset.batch(self.address), flips, execution)
-            self._consumed += consumed_digest(self.address, self._batch)
+    def _take(self, loaded: Loaded | None) -> None:
+        if loaded is not None:
+            self._batch = loaded.batch
+            self._consumed += loaded.consumed
 
     def _require_batch(self) -> Batch:
         if self._batch is None:
@@ -189,7 +189,8 @@ class Attempts:
         self._driver, self._dataset, self._address = driver, dataset, address
         self._works: list[Work] = []
         self._flips: list[Flip] = []
-        self._batch_flips: list[Flip] = []
+        self._loaded: Loaded | None = None
+        """The batch of all executions; None: the loop reads its data itself."""
         self._right: Done | None = None
 
     def finish(self) -> bool:
@@ -217,8 +218,8 @@ class Attempts:
         work = Work(self._driver, self._dataset, self._address, again=bool(done))
         work._begin()
         if not done:
-            self._take_flips()
-        work._fetch(self._batch_flips, EXECUTIONS[len(done)])
+            self._prepare()
+        work._take(self._loaded)
         self._works.append(work)
         return work
 
@@ -244,12 +245,27 @@ class Attempts:
         for work in self._works:
             work._free()
 
-    def _take_flips(self) -> None:
+    def _prepare(self) -> None:
+        """Take the flips of the work, and its batch."""
         at, checks = self._address, self._driver.engine.checks
         place = Place(at.step, Phase.BACKWARD, Pass.WEIGHT, at.type, at.micro_batch)
         self._flips = checks.take(Where.COMPUTE, place, WORK)
+        if self._dataset is None:
+            return
         place = Place(at.step, Phase.FORWARD, Pass.STEP, at.type, at.micro_batch)
-        self._batch_flips = checks.take(Where.BATCH, place, BATCH)
+        flips = tuple(checks.take(Where.BATCH, place, BATCH))
+        # Compared before a loop sees it: a wrong index would end the loop.
+        loader = Loader(self._dataset, self._driver.device, ahead=False, twice=checks.compares)
+        loaded = self._loaded = loader.take(Wanted(at, True, flips))
+        if loaded.judgement is not None:
+            checks.tell(
+                place,
+                ordinal=0,
+                operator=BATCH,
+                output=0,
+                num_elements=loaded.num_differing,
+                judgement=loaded.judgement,
+            )
 
     def _done(self) -> list[Done]:
         """Return what was computed, with the flips of the newest execution put in."""

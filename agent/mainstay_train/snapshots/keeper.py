@@ -267,6 +267,20 @@ class SegmentKeeper:
             return None
         return self._sent.of_step(self._place(plan, index, lineage), step)
 
+    def withdraw(
+        self, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
+    ) -> None:
+        """Have nothing count of what this member sent for types that it no longer holds.
+
+        Another one may compute them in the same quorum. A vote of before rests on these logs, and
+        a replay could not tell them from those of what was committed.
+        """
+        if self._logs_boundary:
+            engine = self._engine()
+            kinds = kinds_of(engine.stage, engine.num_stages)
+            place = self._place(plan, index, lineage)
+            self._sent.withdraw(place, step, kinds, types, engine.micro_batches)
+
     async def log(
         self, wait: Wait, plan: Plan, index: int, lineage: int, step: int, types: Sequence[int]
     ) -> bool:

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -159,6 +160,29 @@ class SentLogs:
             return
         with suppress(StoreGone):  # what it kept has gone with it
             self._client.withdraw(flow.key)
+
+    def withdraw(
+        self,
+        place: Place,
+        step: int,
+        kinds: Sequence[SegmentKind],
+        types: Sequence[int],
+        micro_batches: int,
+    ) -> None:
+        """Have the store keep nothing of some types any more.
+
+        Args:
+            place: this trainer's.
+            step: to which the logs belong.
+            kinds: what this stage sends.
+            types: shard types.
+            micro_batches: of each type.
+        """
+        self._worker.wait_idle()
+        with suppress(StoreGone):  # what it kept has gone with it
+            for kind, shard_type, number in product(kinds, types, range(micro_batches)):
+                at = place.lineage, place.position, kind, step, shard_type, number
+                self._client.withdraw(boundary_key(*at))
 
     def settle(
         self,

@@ -120,3 +120,20 @@ def judge_raised(why: str) -> Judgement:
         remedy=Remedy.REPAIR,
         reason=f"the primary one raised {why}, the checker did not: the primary one was hit",
     )
+
+
+def judge_raised_type(why: str, *, alone: bool) -> Judgement:
+    """Return the judgement on blocks that raised something which did not come back.
+
+    Args:
+        why: what they raised.
+        alone: whether this device alone may have led to it.
+    """
+    again = f"blocks raised {why}, and did not when their shard type was computed again"
+    if alone:
+        return Judgement(verdict=Verdict.PRIMARY_HIT, remedy=Remedy.VOID_TYPE, reason=again)
+    return Judgement(
+        verdict=Verdict.WIRE,
+        remedy=Remedy.VOID_TYPE,
+        reason=f"{again}: this device has computed wrongly, or one that gave them their input",
+    )

@@ -94,6 +94,8 @@ class RankState:
     """The cells, this one among them, of the chains that computed ``held``."""
     made: tuple[MadeType, ...] = ()
     """By which chains the types of ``held`` were computed."""
+    tells_makers: bool = True
+    """Whether settle reports say so. Where nothing is checked all copies of a type are equal."""
     bad: tuple[int, ...] = ()
     """Types of the step that votes have called wrong since the last settle."""
     bad_chains: tuple[int, ...] = ()
@@ -289,7 +291,7 @@ def report_of(state: RankState) -> SettleReport:
         state=state.digest,
         held=state.held,
         held_in=state.held_in,
-        made=state.made if state.held else (),
+        made=state.made if state.held and state.tells_makers else (),
         bad=state.bad,
         mark=state.mark,
         settled=state.settled,

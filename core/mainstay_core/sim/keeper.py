@@ -232,15 +232,13 @@ class SegmentKeeper:
         return all(self._client.is_held(key) for key in keys) and not wait.ended
 
     async def _log_boundaries(self, wait: Wait, logs: VotedLogs) -> bool:
-        """Wait until what a vote rests on is in the store, and tell the store of the vote."""
         await Sleep(self._world.pace.hiccup_s())
         keys = self._keys_of(logs)
         await Awaited(self._client.wait_answered(keys, wait.is_over))
         await self._owner.point("logged")
-        if not all(self._client.is_held(key) for key in keys) or wait.ended:
-            return False
-        if not keys:
-            return True
+        is_kept = all(self._client.is_held(key) for key in keys) and not wait.ended
+        if not keys or not is_kept:
+            return is_kept
         return await Awaited(self._client.vote_on(logs, wait.is_over)) and not wait.ended
 
     def _voted(
@@ -267,6 +265,12 @@ class SegmentKeeper:
             for shard_type in logs.types
             for micro_batch in range(logs.micro_batches)
         ]
+
+    def withdraw(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
+        """Have nothing count of what this member sent for types that it no longer holds."""
+        lineage = self._owner.state.lineage
+        for key in self._keys_of(self._voted(plan, index, lineage, step, types)):
+            self._client.withdraw(key)
 
     def check_voted(self, plan: Plan, index: int, step: int, types: Sequence[int]) -> None:
         """What a vote says of boundary logs holds, whatever this keeper goes by."""

@@ -176,6 +176,11 @@ class Kept:
         assert self._boundaries is not None
         self._boundaries.voted(address, logs)
 
+    def withdrawn(self, address: str, key: SegmentKey) -> None:
+        """A store has dropped a boundary log since its writer no longer holds the type."""
+        assert self._boundaries is not None
+        self._boundaries.withdrawn(address, key)
+
     def logged_boundaries(self, name: str, address: str, logs: VotedLogs) -> None:
         """A rank tells in its vote that what it gave its neighbours is kept."""
         assert self._boundaries is not None

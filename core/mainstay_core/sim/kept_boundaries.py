@@ -41,6 +41,12 @@ class KeptBoundaries:
                 self._votes.pop(at, None)
             self._content[place, key] = content
 
+    def withdrawn(self, address: str, key: SegmentKey) -> None:
+        """A store has a log no more, and no vote rests on it."""
+        self._content.pop((address, key), None)
+        at = address, key.lineage, key.position, key.version, key.shard_type
+        self._votes.pop(at, None)
+
     def voted(self, address: str, logs: VotedLogs) -> None:
         """A store was told of a vote."""
         for shard_type in logs.types:

@@ -175,6 +175,11 @@ class SegmentClient:
         """Have the store drop a segment that is damaged."""
         self._send(Discard(key=key))
 
+    def withdraw(self, key: SegmentKey) -> None:
+        """Have the store keep a segment no more: it is of what counts no more."""
+        self._why_not.pop(key, None)
+        self._send(Discard(key=key, is_outdated=True))
+
     def doubt(
         self, holder: Holder, header: SegmentHeader, until: Callable[[], bool]
     ) -> Steps[None]:

@@ -124,6 +124,9 @@ class SegmentStore:
                     may_go_back=message.may_go_back,
                     drops_later=message.drops_later,
                 )
+            case Discard(is_outdated=True):
+                index.discard_outdated(message.key)
+                self._world.checks.kept.withdrawn(self.address, message.key)
             case Discard():
                 index.discard_damaged(message.key)
             case Doubt():

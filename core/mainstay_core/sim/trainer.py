@@ -373,6 +373,10 @@ class Trainer(Process, RankSession[Connections]):
 
     def drop_partials(self, partials: Sequence[Any]) -> None:
         self.made_cell().drop_partials(partials)
+        if self._segments is not None and self._segments.logs_boundaries:
+            state = self.state
+            types = [t for partial in partials for t in range(partial.first, partial.last + 1)]
+            self._segments.withdraw(self.plan, state.index, state.version, types)
 
     def drop_held(self) -> None:
         if self.cell is not None:

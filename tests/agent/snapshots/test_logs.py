@@ -61,6 +61,23 @@ def test_a_vote_rests_on_logs_only_if_all_are_there(
     assert (log.first_type, log.last_type, log.first_step, log.last_step) == (0, 0, STEP, STEP)
 
 
+def test_no_vote_rests_on_logs_that_their_writer_has_withdrawn(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    client = make_client(make_store())
+    for flow in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        write(client, flow_of(*flow))
+    client.record(record_of(STEP))
+    assert vote(client, (0, 1)) == ""
+
+    for number in range(2):
+        client.withdraw(flow_of(0, number))
+
+    (log,) = client.report(0).logs
+    assert (log.first_type, log.last_type) == (1, 1)
+    assert str(flow_of(0, 0)) in vote(client, (0, 1))
+
+
 class Reader:
     """A thread that reads what is not there yet."""
 

@@ -14,6 +14,7 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 from tests.worlds.trainers import PlayedTrainers, Shape
 
+from mainstay_core.base.codec import dumps
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.rank import machine
@@ -48,7 +49,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.machine import Phase, RankState, Transition
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.rank.state import fact_of
+from mainstay_core.rank.state import fact_of, report_of
 from mainstay_core.wire.facts import Cause, FactKind, Parked
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, TypeStat, Vote
@@ -264,6 +265,17 @@ def test_a_type_that_votes_call_wrong_is_computed_again_with_what_it_was_summed_
     done = follow(own.state, TodoDone((WIDE_RUN,)))
     assert [type(action) for action in done.actions] == [Reduce]
     assert {m.quorum for m in done.state.made} == {1}
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_report_says_who_computed_what_is_held_only_where_that_may_matter(tells: bool) -> None:
+    state = wide(tells_makers=tells)
+
+    report = report_of(state)
+
+    assert report.held == (WIDE_RUN,)
+    assert [made.type for made in report.made] == ([0, 1] if tells else [])
+    assert ("made" in dumps(report)) == tells, "where nothing is checked it costs no byte"
 
 
 def test_a_chain_that_votes_wrong_types_twice_leaves_them_to_another_one() -> None:

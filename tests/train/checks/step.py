@@ -46,6 +46,8 @@ MODELS = {
     "moe": (MOE, EXPERTS),
     "moe bf16": (MOE, EXPERTS | NARROW),
 }
+OTHERS = {"bounded": ("tests.train.checks.bounded:workload", SMALL)}
+"""Models of single tests."""
 RATE = 0.1
 TYPES = (0, 1, 2)
 """Two lie in one lane, so that a partial is a sum."""
@@ -107,7 +109,7 @@ class Step:
     """The first step of a chain; it can be executed again and again.
 
     Args:
-        model: one of :data:`MODELS`.
+        model: one of :data:`MODELS` or :data:`OTHERS`.
         recompute: share of blocks whose forwards run again in the backward.
         stages: of the chain.
         micro_batches: of a type.
@@ -129,7 +131,7 @@ class Step:
         self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
-        entrypoint, config = MODELS[model]
+        entrypoint, config = (MODELS | OTHERS)[model]
         self._workload = workloads.load(entrypoint, config)
         self._recompute, self._stages = recompute, stages
         self._engines = {mode: self._build(mode) for mode in Mode}

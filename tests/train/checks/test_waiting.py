@@ -199,3 +199,69 @@ def test_a_chain_of_two_stages_uses_its_waits() -> None:
 def test_modes_but_full_let_nothing_wait() -> None:
     for mode in (Mode.OFF, Mode.PIGGYBACK):
         assert not checker.Checks(mode, waiting_bytes=MUCH).waiting.is_used
+
+
+class NoMemoryError(RuntimeError):
+    """The device has no memory for a second execution."""
+
+
+def test_checks_behind_one_that_raises_still_wait_and_so_does_that_one() -> None:
+    order: list[str] = []
+    fails = [True]
+
+    def second() -> None:
+        if fails[0]:
+            raise NoMemoryError
+        order.append("b")
+
+    waiting = WaitingChecks(100)
+    for name, key in (("a", 1), ("b", 2), ("c", 3)):
+        execute = second if name == "b" else partial(order.append, name)
+        waiting.add(Waiting(0, frozenset({key}), 10, execute))
+
+    with pytest.raises(NoMemoryError):
+        waiting.settle(0)
+    assert order == ["a"]
+    assert waiting
+    fails.clear()
+    fails.append(False)
+    waiting.settle(0)
+
+    assert order == ["a", "b", "c"]
+    assert not waiting
+
+
+def test_a_window_in_which_a_check_raises_is_closed() -> None:
+    order: list[str] = []
+
+    def broken() -> None:
+        raise NoMemoryError
+
+    waiting = WaitingChecks(100)
+    waiting.add(Waiting(0, frozenset({1}), 10, broken))
+    with pytest.raises(NoMemoryError):
+        waiting.use(lambda: True)
+
+    waiting.add(Waiting(1, frozenset({2}), 10, partial(order.append, "later")))
+    waiting.settle(1)
+    assert order == ["later"]
+
+
+def test_a_type_whose_checks_cannot_be_executed_is_void(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, micro_batches=1)
+    (engine,) = step._engines[Mode.FULL]
+    settle, settled = WaitingChecks.settle, list[int]()
+
+    def fail(self: WaitingChecks, shard_type: int) -> None:
+        settled.append(shard_type)
+        if shard_type == 0:
+            raise NoMemoryError
+        settle(self, shard_type)
+
+    monkeypatch.setattr(WaitingChecks, "settle", fail)
+    with pytest.raises(NoMemoryError):
+        engine.compute((0, 1, 2), 0, None)
+
+    assert settled == [0, 1, 2]
+    assert engine.types.bad() == (0,)
+    assert not engine.checks.waiting

@@ -13,6 +13,7 @@ from tests.train.model.test_trial import model
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr.settings import Mode
 from mainstay_train.checks import checker
 from mainstay_train.checks.checker import UnreliableDeviceError
 from mainstay_train.compute import purity
@@ -66,6 +67,12 @@ def test_a_kernel_that_gives_other_bits_each_time_is_named_with_its_block(kernel
 def test_a_block_that_asks_the_host_is_named() -> None:
     with pytest.raises(InvalidSpecError, match=r"block 'odd' gives other bits of the output when"):
         check(lambda x: x * next(CALLS["host"]))
+
+
+def test_the_refusal_names_the_mode_of_the_job() -> None:
+    odd = BlockSpec(name="odd", build=lambda: Odd(torch.ops.mainstay_purity.noise))
+    with pytest.raises(InvalidSpecError, match=r"detection\.dmr\.mode: is Piggyback, but"):
+        purity.check(model(odd), CPU, Mode.PIGGYBACK)
 
 
 def test_what_differs_once_is_nobodys_fault() -> None:

@@ -60,7 +60,7 @@ def plainly(model: nn.Module, work: Work) -> torch.Tensor:
 class Loop:
     """One step of a user's loop, without the session around it."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, dtype: torch.dtype = torch.float32) -> None:
         numerics.setup("cpu")
         torch.manual_seed(5)
         self.findings: list[Finding] = []
@@ -69,7 +69,7 @@ class Loop:
         self.completed: list[int] = []
         """Types of which the session was told, when their gradient was held."""
         config = replace(make_config(stages=1, lanes=2), dmr=mode)
-        self.module = Model()
+        self.module = Model().to(dtype)
         training = LoopTraining(
             config=config,
             model=PlainModel(self.module, CPU, allow_unused=True),
@@ -162,15 +162,19 @@ def test_a_wrong_gradient_is_found_and_the_right_one_counts(
     assert loop.came[2:5] == [(0, 1, False), (0, 1, True), (0, 1, True)]
 
 
-def test_a_flip_in_a_fetch_of_a_batch_is_found_by_what_is_computed_of_it(
-    clean: tuple[str, ...],
+@pytest.mark.parametrize("bit", [0, 40])
+def test_a_wrong_fetch_of_a_batch_is_found_before_the_loop_sees_it(
+    clean: tuple[str, ...], bit: int
 ) -> None:
+    """A token that does not exist would end the loop."""
     loop = Loop(Mode.FULL)
-    wrong = flip(where=Where.BATCH, in_pass=Pass.STEP, operator=None, bit=0)
+    wrong = flip(where=Where.BATCH, in_pass=Pass.STEP, operator=None, bit=bit)
     loop.checks.order("f", 0, Phase.FORWARD, wrong)
 
     assert loop.run() == clean
-    assert [finding.verdict for finding in loop.findings] == [Verdict.PRIMARY_HIT]
+    (finding,) = loop.findings
+    assert (finding.operator, finding.verdict) == ("batch", Verdict.PRIMARY_HIT)
+    assert (finding.shard_type, finding.micro_batch, finding.num_elements) == (0, 1, 1)
 
 
 def test_sums_of_a_loop_are_checked_by_operators(clean: tuple[str, ...]) -> None:

@@ -169,6 +169,21 @@ def test_what_a_full_store_has_of_an_earlier_attempt_counts_no_more() -> None:
     assert store.bytes == {}, "so the store says that what this vote rests on is lacking"
 
 
+def test_a_vote_rests_no_more_on_logs_of_types_that_their_sender_has_dropped() -> None:
+    """Another chain may compute them in the same quorum, and log them elsewhere."""
+    store = Store()
+    logs = logs_of(store)
+    log = logs.of_step(PLACE, STEP)
+    for shard_type in (0, 1):
+        send(log, shard_type)
+        log.completed(shard_type, None)
+    assert settle(logs, (0, 1)) == ""
+
+    logs.withdraw(PLACE, STEP, kinds_of(STAGE, 3), (0,), 1)
+
+    assert set(store.bytes) == {key_of(1)}
+
+
 def test_tensors_of_one_step_at_most_wait_for_a_slow_store() -> None:
     class Slow(Store):
         def __init__(self) -> None:

@@ -1,0 +1,283 @@
+"""One rank of a chain that computes a step again and again, with checks and without."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mainstay_core.base.ids import JobUid
+from mainstay_core.base.shape import JobShape
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Execution, Flip, Where
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.job.config import JobConfig
+from mainstay_core.rank.step_plan import Supply
+from mainstay_core.wire.votes import Commit
+from mainstay_train.checks import bits
+from mainstay_train.checks.checker import NOWHERE, Checks
+from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.places import Phase, Place
+from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.loader import Loader
+from mainstay_train.compute.training import BlockTraining
+from mainstay_train.exact import numerics
+from mainstay_train.model import workload as workloads
+
+LLAMA, MOE = "mainstay_train.models.llama:workload", "mainstay_train.models.moe:workload"
+SMALL = {"dim": 16, "layers": 1, "heads": 2, "kvHeads": 1, "hidden": 24, "sequence": 8}
+EXPERTS = SMALL | {
+    "denseLayers": 0,
+    "experts": 4,
+    "activeExperts": 2,
+    "sharedExperts": 1,
+    "expertHidden": 8,
+}
+NARROW = {"dtype": "bfloat16"}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama fp32": (LLAMA, SMALL),
+    "Llama bf16": (LLAMA, SMALL | NARROW),
+    "Llama dropout": (LLAMA, SMALL | {"dropout": 0.1}),
+    "experts fp32": (MOE, EXPERTS),
+    "experts bf16": (MOE, EXPERTS | NARROW),
+}
+SEED, RATE, SCALE = 3, 0.01, 1e-2
+TYPES = (0, 1, 2)
+"""Two lie in one lane, so that a partial is a sum."""
+MUCH, LITTLE = 1 << 30, 3000
+"""Bytes that checks which wait may keep."""
+BATCH, COLLECTIVE = "batch", "sum of inner ranks"
+OUTPUTS, ELEMENTS, BITS = 3, 1 << 20, 64
+"""Bounds of what is drawn; modulo what a kernel has."""
+
+
+class Variant(enum.Enum):
+    """The ways in which a step is checked."""
+
+    OFF = "Off"
+    NAIVE = "Full, Naive"
+    DYNAMIC = "Full, Dynamic"
+    PIGGYBACK = "Piggyback"
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of checks."""
+        return {Variant.OFF: Mode.OFF, Variant.PIGGYBACK: Mode.PIGGYBACK}.get(self, Mode.FULL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A model, and how it is cut and computed."""
+
+    model: str
+    recompute: float = 0.0
+    """Share of the blocks."""
+    stages: int = 1
+    inner: int = 1
+    """Ranks of a stage."""
+    micro_batches: int = 1
+    waiting_bytes: int = MUCH
+
+    def __str__(self) -> str:
+        inner = f", {self.inner} inner ranks" if self.inner > 1 else ""
+        stages = f"{self.stages} stage" + ("s" if self.stages > 1 else "")
+        return f"{self.model}, recompute {self.recompute:g}, {stages}{inner}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One place of a step where a flip can be put in."""
+
+    rank: int
+    """Of the chain: by stage, then by inner rank."""
+    place: Place
+    ordinal: int | None
+    kernel: str
+    where: Where
+
+    @property
+    def kind(self) -> str:
+        """The name of its class."""
+        place = self.place
+        if self.where is Where.BATCH:
+            return BATCH
+        if self.kernel.startswith("_c10d_functional"):
+            return COLLECTIVE
+        if (place.phase, place.in_pass) == (Phase.BACKWARD, Pass.FORWARD):
+            return "recompute"
+        if place.in_pass is Pass.STEP:
+            return "sums of types" if place.phase is Phase.BACKWARD else place.phase.value
+        return f"{place.in_pass.value} pass"
+
+    def flip(self, rng: random.Random, *, first_only: bool) -> Flip:
+        """Draw a wrong bit of it; ``first_only``: in the execution whose value goes on."""
+        place = self.place
+        others = [] if first_only else [Execution.CHECKER]
+        return Flip(
+            in_pass=place.in_pass,
+            shard_type=place.shard_type,
+            micro_batch=place.micro_batch,
+            block=place.block,
+            operator=self._operator,
+            output=rng.randrange(OUTPUTS),
+            element=rng.randrange(ELEMENTS),
+            bit=rng.randrange(BITS),
+            execution=rng.choice([Execution.PRIMARY, Execution.PRIMARY, *others]),
+            where=self.where,
+        )
+
+    @property
+    def _operator(self) -> int | str | None:
+        if self.where is Where.BATCH:
+            return None
+        return self.kernel if self.ordinal is None else self.ordinal
+
+
+class Listing(FlipOrders):
+    """Notes every place in place of flips."""
+
+    is_empty = False  # type: ignore[assignment] # so that there is a scope
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+        self.spots: list[Spot] = []
+
+    def take(
+        self, place: Place, ordinal: int | None, kernel: str, where: Where = Where.COMPUTE
+    ) -> list[Flip]:
+        """Note a place."""
+        self.spots.append(Spot(self._rank, place, ordinal, kernel, where))
+        return []
+
+
+Outcome = tuple[tuple[str, ...], tuple[Finding, ...]]
+"""Digests of what the vote tells and of the state after the step; findings."""
+
+
+class RankTrials:
+    """One rank of a chain under one variant of checks.
+
+    Args:
+        setting: of the chain.
+        rank: which, by stage, then by inner rank.
+        variant: how it is checked.
+    """
+
+    def __init__(self, setting: Setting, rank: int, variant: Variant) -> None:
+        self._rank, self._findings = rank, list[Finding]()
+        stage, inner = divmod(rank, setting.inner)
+        entrypoint, config = MODELS[setting.model]
+        if setting.inner > 1:
+            config = config | {"kvHeads": setting.inner}  # they are split among the ranks
+        numerics.setup("cpu")
+        workload = workloads.load(entrypoint, config)
+        shape = JobShape(
+            lanes=2,
+            shards_per_lane=2,
+            replicas=1,
+            min_replicas=1,
+            stages=setting.stages,
+            ranks_per_stage=setting.inner,
+            ranks_per_pod=setting.inner,
+            steps=1_000_000,
+            seed=SEED,
+            micro_batches=setting.micro_batches,
+        )
+        job = JobConfig(
+            job=JobUid("flips"),
+            name="flips",
+            shape=shape,
+            entrypoint=entrypoint,
+            workload=config,
+            device="cpu",
+            recompute=setting.recompute > 0,
+            recompute_share=setting.recompute or 1.0,
+        )
+        loader = Loader(workload.dataset, ahead=False, twice=variant.mode is Mode.FULL)
+        training = BlockTraining(workload=workload, config=job, device="cpu", loader=loader)
+        waiting_bytes = setting.waiting_bytes if variant is Variant.DYNAMIC else 0
+        checks = Checks(variant.mode, tell=self._findings.append, waiting_bytes=waiting_bytes)
+        self._engine: Engine = training.build_engine(
+            stage, setting.stages, inner, lambda _: None, checks
+        )
+        self._engine.state.initialize(SEED)
+        self._first = [flat.tensor.clone() for flat in self._engine.state.flats()]
+
+    def reset(self) -> None:
+        """Go back to the first state; nothing is found or ordered."""
+        engine = self._engine
+        for flat, value in zip(engine.state.flats(), self._first, strict=True):
+            flat.tensor.copy_(value)
+        engine.state.refresh()
+        engine.drop_held()
+        engine.checks.void.clear()
+        engine.checks.take_orders(FlipOrders())
+        self._findings.clear()
+
+    def order(self, flip: Flip, phase: Phase) -> None:
+        """Have a flip put into the step 0."""
+        self._engine.checks.order("drawn", 0, phase, flip)
+
+    def listen(self) -> None:
+        """Note the places of the next step."""
+        self._engine.checks.take_orders(Listing(self._rank))
+
+    def heard(self) -> list[Spot]:
+        """Return what was noted."""
+        listing = self._engine.checks._orders
+        assert isinstance(listing, Listing)
+        return listing.spots
+
+    def compute(self, chain: Any, step: int) -> bool:
+        """Compute all types; return whether one is void."""
+        self._engine.checks.begin_step(step)
+        self._engine.compute(TYPES, step, chain)
+        return bool(self._engine.checks.void)
+
+    def drop(self) -> None:
+        """Forget what was computed."""
+        self._engine.drop_held()
+
+    def finish(self, step: int) -> Outcome:
+        """Reduce, vote and apply; return what came of the step."""
+        engine = self._engine
+        table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
+        engine.reduce(None, table, [0], 0)
+        ballot = engine.ballot(None, table, 0, NOWHERE, "", step)
+        masters = engine.apply(_commit(step, engine), RATE)
+        blocks = [block.compute for block in engine.state.blocks]
+        state = bits.digest_of([*(flat.tensor for flat in engine.state.flats()), *blocks])
+        engine.drop_held()
+        return (repr(replace(ballot, rest="")), masters, state), tuple(self._findings)
+
+
+def _commit(step: int, engine: Engine) -> Commit:
+    """Return a commit with the same numbers whatever the step has come to."""
+    counts = any(where.stop for where in engine.statistics)
+    return Commit(
+        step=step,
+        norm=1.0,
+        scale=SCALE,
+        tokens=1,
+        loss=0.0,
+        data="0" * 32,
+        statistics=tuple(range(64)) if counts else (),
+    )
+
+
+def prepare_torch() -> None:
+    """Compute as trainers do."""
+    torch.set_num_threads(1)
+    numerics.setup("cpu")
+
+
+def variants_of(setting: Setting) -> Sequence[Variant]:
+    """Return the variants of checks that a setting can have, without Off."""
+    full = [Variant.NAIVE, Variant.DYNAMIC]
+    return [*full, Variant.PIGGYBACK] if setting.recompute else full

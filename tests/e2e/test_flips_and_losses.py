@@ -1,0 +1,166 @@
+"""Wrong bits that come together, or beside a loss: every run ends with the undisturbed digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e import matrix
+from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
+from tests.e2e.test_flips import DYNAMIC, FULL, NUM_STEPS, PIGGYBACK
+
+pytestmark = [pytest.mark.slow, pytest.mark.chaos]
+
+STEP = 2
+TWO_STAGES = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
+CELLS = Layout(stages=2, lanes=2, ranks_per_stage=2, ranks_per_pod=2, spares=0)
+FOUR = Layout(lanes=4, dtype="bfloat16", spares=0)
+Expected = Callable[[Layout], tuple[Path, dict[str, Any]]]
+
+
+def flip(replica: int, stage: int, phase: str = "forward", **fields: Any) -> dict[str, Any]:
+    """Return a wrong bit in a product of a rank."""
+    given = {"operator": "aten.mm", "element": 7, "bit": 30}
+    return {
+        "at": {"step": STEP, "phase": phase},
+        "target": {"replica": replica, "stage": stage},
+        "action": "flip",
+        "flip": given | fields,
+    }
+
+
+def kill(replica: int, stage: int, phase: str, **at: Any) -> dict[str, Any]:
+    """Return the end of a rank's trainer."""
+    return {
+        "at": {"step": STEP, "phase": phase, **at},
+        "target": {"replica": replica, "stage": stage},
+        "action": "kill-trainer",
+    }
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """Return the corpus and the undisturbed report of a layout: each is run once."""
+    corpus = matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
+    known: dict[str, dict[str, Any]] = {}
+
+    def find(layout: Layout) -> tuple[Path, dict[str, Any]]:
+        key = repr(layout.least)
+        if key not in known:
+            directory = tmp_path_factory.mktemp("undisturbed")
+            known[key] = run_undisturbed(directory, layout.least, NUM_STEPS, corpus)
+        return corpus, known[key]
+
+    return find
+
+
+def run(
+    tmp_path: Path,
+    expected: Expected,
+    layout: Layout,
+    spec: dict[str, Any],
+    faults: list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    """Run with faults, and compare; return findings, the report, and the logs."""
+    corpus, undisturbed = expected(layout)
+    job = make_job(layout, NUM_STEPS, corpus, **spec)
+    with local_job(tmp_path, job, faults) as running:
+        report, logs = running.report(), running.tails(num_lines=1000)
+    assert report["digests"] == undisturbed["digests"], logs
+    findings = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    return findings, report, logs
+
+
+PAIRS = {
+    "one chain": (PIGGYBACK, [flip(0, 0), flip(0, 1, block=0, type=1)]),
+    "two chains": (DYNAMIC, [flip(0, 0), flip(1, 1)]),
+    "forward and weight": (DYNAMIC, [flip(0, 1), flip(1, 0, "backward", **{"pass": "weight"})]),
+    "reduction and apply": (
+        FULL,
+        [
+            flip(0, 0, "reduce", operator="aten.add"),
+            flip(1, 1, "apply", operator="aten._fused_adamw_"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_wrong_bits_in_one_step_are_both_found(
+    tmp_path: Path, expected: Expected, name: str
+) -> None:
+    spec, faults = PAIRS[name]
+
+    findings, report, logs = run(tmp_path, expected, TWO_STAGES, spec, faults)
+
+    assert {finding["step"] for finding in findings} == {STEP}, logs
+    ranks = {(f["rank"]["replica"], f["rank"]["stage"]) for f in findings}
+    assert ranks == {(f["target"]["replica"], f["target"]["stage"]) for f in faults}, logs
+    assert report["recoveries"] == []
+    assert "was not put in" not in logs
+
+
+LOSSES = {
+    "before its check": (PIGGYBACK, [flip(0, 0), kill(0, 0, "RECV_B")]),
+    "before its check, at once": (DYNAMIC, [flip(0, 0), kill(0, 0, "RECV_B")]),
+    "before its last check": (PIGGYBACK, [flip(0, 0), kill(0, 0, "BACKWARD_WEIGHT")]),
+    "between check and vote": (PIGGYBACK, [flip(0, 0), kill(0, 0, "reduce")]),
+    "about to vote": (DYNAMIC, [flip(0, 0), kill(0, 0, "vote")]),
+    "after its vote": (PIGGYBACK, [flip(0, 0), kill(0, 0, "vote", delayMs=10)]),
+    "after its vote, applying": (DYNAMIC, [flip(0, 1), kill(0, 1, "apply")]),
+    "the next stage dies": (PIGGYBACK, [flip(0, 0), kill(0, 1, "BACKWARD_INPUT")]),
+    "another replica dies": (DYNAMIC, [flip(0, 1), kill(1, 0, "backward")]),
+    "in the masked step": (PIGGYBACK, [kill(1, 0, "forward"), flip(0, 0, type=2)]),
+    "in the masked step, late": (DYNAMIC, [kill(1, 1, "backward"), flip(0, 1, type=3)]),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_wrong_bit_beside_a_loss_changes_no_digest(
+    tmp_path: Path, expected: Expected, name: str
+) -> None:
+    spec, faults = LOSSES[name]
+
+    _, report, logs = run(tmp_path, expected, TWO_STAGES, spec, faults)
+
+    assert report["recoveries"], logs
+    assert "was not put in" not in logs
+
+
+@pytest.mark.parametrize("part", ["masters", "moments"])
+def test_a_wrong_bit_in_the_state_of_whom_a_joiner_copies_is_handed_on_to_nobody(
+    tmp_path: Path, expected: Expected, part: str
+) -> None:
+    wrong = {
+        "at": {"step": STEP + 1},
+        # The first one writes the ledger: its entry of this step would be of wrong masters.
+        "target": {"replica": 2, "stage": 0},
+        "action": "flip",
+        "flip": {"where": "state", "part": part, "block": 1, "element": 5, "bit": 29},
+    }
+
+    _, report, logs = run(tmp_path, expected, FOUR, FULL, [kill(1, 0, "backward"), wrong])
+
+    assert "join" in [recovery["method"] for recovery in report["recoveries"]], logs
+
+
+@pytest.mark.parametrize("operator", ["aten.mm", "_c10d_functional.all_reduce"])
+def test_piggyback_finds_a_wrong_forward_of_a_cell_of_two_ranks(
+    tmp_path: Path, expected: Expected, operator: str
+) -> None:
+    """Sums over the cell carry it to the other rank, whose kernels are not blamed."""
+    fault = flip(0, 0, operator=operator, block=1)
+    fault["target"]["inner"] = 1
+
+    findings, report, logs = run(tmp_path, expected, CELLS, PIGGYBACK, [fault])
+
+    assert report["recoveries"] == []
+    assert "was not put in" not in logs
+    assert findings, logs
+    assert {finding["step"] for finding in findings} == {STEP}
+    assert {finding["remedy"] for finding in findings} == {"void-type"}
+    blamed = [f["rank"] for f in findings if f["verdict"] != "wire"]
+    own = {"replica": 0, "stage": 0, "inner": 1}
+    assert blamed == ([own] if operator == "aten.mm" else []), logs

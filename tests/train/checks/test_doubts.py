@@ -1,0 +1,98 @@
+"""What blocks raise where checks are on may come from a device: it is computed once more."""
+
+from __future__ import annotations
+
+import pytest
+from tests.train.checks import bounded
+from tests.train.checks.step import Spot, Step
+
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_train.checks.places import Phase
+from mainstay_train.model.workload import WorkloadError
+
+MUCH = 1 << 30
+
+
+def spot_of(step: Step, mode: Mode, kernel: str, block: str, number: int = -1) -> Spot:
+    """Return one of the kernels of a name in a block's forward of the first micro-batch."""
+    spots = [
+        s
+        for s in step.list(mode)
+        if (s.place.phase, s.place.in_pass, s.place.name) == (Phase.FORWARD, Pass.FORWARD, block)
+        and s.kernel == kernel
+        and (s.place.shard_type, s.place.micro_batch) == (0, 0)
+    ]
+    return spots[number]
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_wrong_number_that_makes_a_block_raise_is_found_and_fails_nothing(stages: int) -> None:
+    step = Step("bounded", recompute=False, stages=stages, waiting_bytes=MUCH)
+    clean = step.run(Mode.OFF)
+    spot = spot_of(step, Mode.OFF, "aten.add", "layers.0")
+    flip = spot.flip(element=3, bit=30)
+    with pytest.raises(WorkloadError, match=bounded.SAID):
+        step.run(Mode.OFF, flip, spot)
+
+    ended = step.run(Mode.FULL, flip, spot)
+
+    assert ended.digests == clean.digests
+    assert ended.num_refused == 1
+    (finding,) = ended.findings
+    assert (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
+    assert (finding.verdict, finding.remedy) == (Verdict.PRIMARY_HIT, Remedy.VOID_TYPE)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_with_piggyback_the_type_is_computed_again_and_somebody_tells_of_it(stages: int) -> None:
+    step = Step("bounded", recompute=True, stages=stages)
+    clean = step.run(Mode.OFF)
+    # In the first micro-batch all is executed twice at once; so it is one of the second.
+    spots = [
+        s
+        for s in step.list(Mode.PIGGYBACK)
+        if (s.stage, s.place.phase, s.kernel) == (0, Phase.FORWARD, "aten.add")
+        and (s.place.name or "").startswith("layers")
+    ]
+    spot = max(spots, key=lambda s: (s.place.shard_type, s.place.block, s.ordinal))
+
+    ended = step.run(Mode.PIGGYBACK, spot.flip(element=3, bit=30), spot)
+
+    assert ended.digests == clean.digests
+    assert ended.num_refused == 1
+    told = [(finding.verdict, finding.remedy) for finding in ended.findings]
+    wire = (Verdict.WIRE, Remedy.VOID_TYPE)
+    hit = (Verdict.PRIMARY_HIT, Remedy.VOID_TYPE)
+    # A stage that was wrong finds its kernel in the recompute; where its own blocks raised there is
+    # none, nor does a later stage know who was wrong.
+    assert sorted(told) == ([hit] if stages == 1 else [hit, wire])
+    (raised,) = [finding for finding in ended.findings if finding.operator == "blocks"]
+    assert bounded.SAID in raised.reason
+
+
+@pytest.mark.parametrize(("mode", "recompute"), [(Mode.FULL, False), (Mode.PIGGYBACK, True)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_comes_back_is_the_users_mistake(
+    mode: Mode, recompute: bool, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step("bounded", recompute=recompute, stages=stages, micro_batches=1)
+    monkeypatch.setattr(bounded, "MOST", 1e-9)
+
+    with pytest.raises(WorkloadError, match=bounded.SAID):
+        step.run(mode)
+
+    monkeypatch.setattr(bounded, "MOST", 1e4)
+    step = Step("bounded", recompute=recompute, stages=stages, micro_batches=1)
+    assert step.run(mode).digests == step.run(Mode.OFF).digests
+
+
+def test_without_checks_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Step("bounded", recompute=False, micro_batches=1)
+    monkeypatch.setattr(bounded, "MOST", 1e-9)
+
+    with pytest.raises(WorkloadError, match=bounded.SAID):
+        step.run(Mode.OFF)
+    (engine,) = step._engines[Mode.OFF]
+    assert not engine.checks.void
