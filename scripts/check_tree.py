@@ -36,6 +36,7 @@ RIDDLE = re.compile(
 MIN_SUMMARY_WORDS = 3
 DESCRIBES_FIELDS = ("core/mainstay_core/job/spec.py", "core/mainstay_core/job/sections.py")
 DESCRIBES_FIELDS += ("core/mainstay_core/job/status.py",)
+DESCRIBES_FIELDS += ("core/mainstay_core/job/detection_sections.py",)
 """Docstrings here are the texts of ``kubectl explain``, where the field's name is the subject."""
 LISTED = re.compile(r"^- ``(\w+)``: \S", re.MULTILINE)
 """A file in the list that a room's ``__init__.py`` gives, in reading order."""

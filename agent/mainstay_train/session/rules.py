@@ -1,7 +1,10 @@
-"""Makes the rules by which a rank decides, from what its job says and what it trains."""
+"""Makes the first state of a rank and its rules, from what its job says and what it trains."""
 
 from __future__ import annotations
 
+from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.shape import Order
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
 from mainstay_core.rank.forks import ForkRules
@@ -9,10 +12,42 @@ from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
+from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
 
 MIN_STAGES = 3
 """Stages of a pipeline from which one has two neighbours."""
+
+
+def first_state(
+    settings: TrainerSettings, training: Training, heal_address: str, every_steps: int
+) -> machine.RankState:
+    """Return the state of a rank that has no place yet.
+
+    Args:
+        settings: of its trainer.
+        training: what it trains.
+        heal_address: where others copy its state.
+        every_steps: steps between durable checkpoints.
+
+    Raises:
+        InvalidSpecError: the model does not tell enough for what the job wants.
+    """
+    config = settings.config
+    return machine.RankState(
+        slot=Slot(pod=PodUid(settings.pod), index=settings.slot),
+        incarnation=Incarnation(settings.incarnation),
+        num_steps=config.shape.steps,
+        shards_per_lane=config.shape.shards_per_lane,
+        clip_norm=training.clip_norm,
+        heal_address=heal_address,
+        checkpoint_every_steps=every_steps,
+        snapshots=snapshot_rules(config.snapshots, training),
+        fork_rules=fork_rules(config, training),
+        witness_every_steps=config.witness_every_steps,
+        compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
+        tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
+    )
 
 
 def snapshot_rules(
@@ -41,10 +76,13 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
     """Return by which rules lost stages are made anew of others; None where none ever is.
 
     They are there also where the job's policy is off: it may change, and a person may allow one
-    recovery. An order says by what rules it is carried out.
+    recovery. An order says by what rules it is carried out. In a swapped pipeline nobody has shown
+    yet what an average is worth: there is none.
     """
     allowed, how = config.approximate is not None, config.approximate or ApproximateConfig()
-    if not allowed and (config.shape.stages < MIN_STAGES or config.snapshots is not None):
+    shape = config.shape
+    is_apart = shape.stages < MIN_STAGES or shape.order is not Order.IN_ORDER
+    if not allowed and (is_apart or config.snapshots is not None):
         return None
     return ForkRules(
         outline=training.outline(),

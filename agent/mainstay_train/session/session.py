@@ -20,9 +20,8 @@ from functools import partial
 from typing import Any
 
 from mainstay_core.base import codec
-from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -57,7 +56,7 @@ from mainstay_train.dmr.run_planner import Told, plan_stage
 from mainstay_train.exact import fingerprint
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
-from mainstay_train.session.rules import fork_rules, snapshot_rules
+from mainstay_train.session.rules import first_state
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.state.beside import BesideStates
@@ -84,20 +83,7 @@ class Session(RankSession[Connections]):
         self._served = ServedState(connections)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
         self._checkpoints = Checkpointing(config, self.tell_checkpoint)
-        state = machine.RankState(
-            slot=Slot(pod=PodUid(settings.pod), index=settings.slot),
-            incarnation=Incarnation(settings.incarnation),
-            num_steps=config.shape.steps,
-            shards_per_lane=config.shape.shards_per_lane,
-            clip_norm=training.clip_norm,
-            heal_address=heal_server.address,
-            checkpoint_every_steps=self._checkpoints.every_steps,
-            snapshots=snapshot_rules(config.snapshots, training),
-            fork_rules=fork_rules(config, training),
-            witness_every_steps=config.witness_every_steps,
-            compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
-            tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
-        )
+        state = first_state(settings, training, heal_server.address, self._checkpoints.every_steps)
         self._segments = self._make_keeper(settings, training)
         super().__init__(state, connections, self._checkpoints, self._segments)
         self._settings, self._training = settings, training

@@ -26,11 +26,11 @@ from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
+from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
     Checkpoint,
-    Detection,
     Metadata,
     Parallelism,
     Pipeline,

@@ -26,7 +26,7 @@ from mainstay_core.rank.boundaries import (
     UnitLoad,
     relay_holders,
 )
-from mainstay_core.rank.replaying import StoreContents
+from mainstay_core.rank.replaying import StoreContents, Stores
 from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretch
 from mainstay_core.snapshots.windows import MAX_LENGTH, Window
 from mainstay_core.wire.plan import Plan
@@ -39,6 +39,7 @@ from mainstay_core.wire.segments import (
     StoreReport,
     boundary_key,
 )
+from mainstay_core.wire.votes import SettleReport
 
 Bad = frozenset[tuple[PodUid, SegmentKey]]
 
@@ -359,3 +360,26 @@ class BoundaryStores(StoreContents):
             boundary_key(self._lineage, position, kind, step, shard_type, micro_batch)
             for micro_batch in range(micro_batches)
         ]
+
+
+AnyStores = Stores | BoundaryStores
+
+
+def why_not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:
+    """Return why segments do not bring the job to the newest version that is known."""
+    versions = [r.version for r in reports if r.valid and r.lineage == plan.lineage]
+    if not versions and stores.are_empty:
+        return ""  # of a job that begins, nobody expects any
+    newest = max(versions) if versions else max(stores.records, default=-1) + 1
+    lost = frozenset(
+        position
+        for position, members in enumerate(plan.positions)
+        if not any(reports[m.index].valid for m in members)
+    )
+    whys = (stores.why_not(position, newest, lost) for position in sorted(lost))
+    why = next((why for why in whys if why), "")
+    unasked = "".join(
+        f"; not all is known of what the store of {pod} holds: {problem}"
+        for pod, problem in sorted(stores.unasked.items())
+    )
+    return f" ({why}{unasked})" if why else ""

@@ -26,7 +26,7 @@ from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
-from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
 from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
@@ -36,8 +36,6 @@ from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis
-
-AnyStores = Stores | BoundaryStores
 
 
 class StateAction(enum.StrEnum):
@@ -317,7 +315,7 @@ def _choose_version(
         # It takes stores, and they reach less than the disk.
     version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"
-    origin += _not_replayed(plan, ordered, stores) if asked else ""
+    origin += why_not_replayed(plan, ordered, stores) if asked else ""
     return _Goal(version=version, from_disk=True, counted=ordered, origin=origin)
 
 
@@ -417,26 +415,6 @@ def _replaying(plan: Plan, position: int, stores: AnyStores) -> tuple[Member, ..
     """Return the members of a position that make it anew; the others keep or copy the state."""
     by_steps = isinstance(stores, BoundaryStores)
     return replaying_members(plan, position) if by_steps else plan.positions[position]
-
-
-def _not_replayed(plan: Plan, reports: Sequence[SettleReport], stores: AnyStores) -> str:
-    """Return why segments do not bring the job to the newest version that is known."""
-    versions = [r.version for r in reports if r.valid and r.lineage == plan.lineage]
-    if not versions and stores.are_empty:
-        return ""  # of a job that begins, nobody expects any
-    newest = max(versions) if versions else max(stores.records, default=-1) + 1
-    lost = frozenset(
-        position
-        for position, members in enumerate(plan.positions)
-        if not any(reports[m.index].valid for m in members)
-    )
-    whys = (stores.why_not(position, newest, lost) for position in sorted(lost))
-    why = next((why for why in whys if why), "")
-    unasked = "".join(
-        f"; not all is known of what the store of {pod} holds: {problem}"
-        for pod, problem in sorted(stores.unasked.items())
-    )
-    return f" ({why}{unasked})" if why else ""
 
 
 def _common(reported: Iterable[str]) -> str:

@@ -15,8 +15,8 @@ from tests.core.sim.mutants import Mutant
 from mainstay_core.base.shape import Order
 from mainstay_core.rank import boundary_stores, settle
 from mainstay_core.rank.boundaries import BoundaryStep
-from mainstay_core.rank.boundary_stores import BoundaryStores
-from mainstay_core.rank.settle import AnyStores, StateAction
+from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores
+from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
 from mainstay_core.sim.boundary_replayer import BoundaryReplayer
