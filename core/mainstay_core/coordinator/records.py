@@ -283,6 +283,11 @@ def _judge_fork(state: CoordinatorState, recovery: Recovery) -> Recovery:
     if recovery.quorum != state.plan.quorum:
         reason = f"{recovery.reason}; {state.plan.quorum} ended it"
         return replace(recovery, reason=reason)
+    step = state.settled_step
+    if step is not None and step <= state.durable:
+        where = f"step {step}, which is on the disk" if step else "the seed's initial state"
+        reason = f"{recovery.reason}; in the end nothing was made anew: all went on from {where}"
+        return replace(recovery, method=Method.RESTART, reason=reason)
     reason = f"{recovery.reason}; in the end nothing was made anew, as somebody held it"
     return replace(recovery, method=Method.MASK, reason=reason)
 

@@ -60,6 +60,20 @@ def permitted_rules(policy: ApproximateConfig | None) -> ApproximateConfig:
     return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE)
 
 
+def _goes_on_at(state: CoordinatorState) -> int:
+    """Return the number of steps that would be lost by a return to the seed, as far as it is known.
+
+    A restart that has not settled yet, or a plan that only repeats it, has given up the steps that
+    are counted. What is lost meanwhile has to be loaded again, and no more than that.
+    """
+    last = state.last_commit
+    if last is None or last.quorum_id >= state.restarted_id or all_settled(state):
+        return state.step
+    if state.settled_step is not None:
+        return min(state.step, state.settled_step)
+    return min(state.step, state.durable)
+
+
 def find_situation(
     state: CoordinatorState, num_lost: int, now_s: float, rules: ApproximateConfig | None
 ) -> ladder.Situation:
@@ -87,7 +101,7 @@ def find_situation(
         )
     return ladder.Situation(
         stages=tuple(stages),
-        step=state.step,
+        step=_goes_on_at(state),
         free_slots=len(usable_slots(state, now_s)) + len(surplus_slots(state)),
         lost=num_lost,
         durable_step=state.durable,

@@ -130,10 +130,11 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
 
 
 def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
-    """Return whether a checkpoint is loaded, though the plan orders a fork.
+    """Return whether an exact state is loaded, though the plan orders a fork.
 
     The coordinator orders forks by what it has been told, and the newest checkpoint may have become
-    durable just before the fault. The trainers see the disk.
+    durable just before the fault. The trainers see the disk. At a version that is kept there, or
+    can be made from the seed, nothing would be lost without a fork.
 
     Args:
         rules: of the job.
@@ -141,7 +142,11 @@ def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
         durable: newest version on the disk; 0: the seed's initial state, of which nobody has to be
             told.
     """
-    if rules is None or not durable:
+    if rules is None:
+        return False
+    if version <= durable:
+        return True
+    if not durable:
         return False
     return rules.after_lost_steps is None or version - durable <= rules.after_lost_steps
 

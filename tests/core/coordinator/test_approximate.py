@@ -223,6 +223,52 @@ def test_a_fork_that_went_back_to_a_checkpoint_was_a_restart(world: Any) -> None
     assert world.state.approximate_since is None
 
 
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_what_is_lost_while_all_go_back_to_the_seed_is_loaded_again(
+    world: Any, is_repeated: bool
+) -> None:
+    """The steps that are counted are given up already: the seed is as good as where all are."""
+    lose(world, 0)
+    assert world.plan.method is Method.RESTART
+    if is_repeated:
+        world.park(world.member(0, 2))
+        world.tick(10.0)
+        assert world.plan.method is Method.REFORM
+    joined = world.member(0, 0)
+    world.tell(world.about(FactKind.SETTLED, joined, step=0))
+    lose(world, 1)
+
+    assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
+def test_what_is_lost_after_a_return_to_the_seed_is_judged_by_the_steps_since(world: Any) -> None:
+    lose(world, 0)
+    world.settle(step=0)
+    for step in range(3):
+        world.commit(step=step)
+    lose(world, 1)
+
+    assert world.plan.method is Method.APPROXIMATE
+
+
+@pytest.mark.parametrize(
+    ("step", "where"), [(0, "the seed's initial state"), (4, "step 4, which is on the disk")]
+)
+def test_a_fork_at_an_exact_source_was_a_restart_that_lost_nothing(
+    world: Any, step: int, where: str
+) -> None:
+    lose(world, 1)
+    adopt(world, step=step, reached=step)
+    members = world.plan.members
+    facts = [world.about(FactKind.SETTLED, m, step=step, durable=step) for m in members]
+    world.tell(*facts)
+    world.commit(step=step)
+
+    assert (record(world).method, record(world).lost_steps) == (Method.RESTART, 0)
+    assert record(world).exact
+    assert f"nothing was made anew: all went on from {where}" in record(world).reason
+
+
 def test_a_fork_that_a_restart_ended_stays_a_fork_in_the_records(world: Any) -> None:
     lose(world, 1)
     adopt(world, step=5, reached=5)

@@ -227,6 +227,21 @@ def test_a_young_checkpoint_that_the_coordinator_had_not_heard_of_is_loaded(
     assert (set(outcome.actions) == {LOAD}) != is_forked
 
 
+@pytest.mark.parametrize("durable", [0, 8])
+@pytest.mark.parametrize("limit", [None, 0])
+def test_at_a_version_that_is_an_exact_source_itself_nothing_is_made_anew(
+    durable: int, limit: int | None
+) -> None:
+    """All others have come back to the seed, or to the checkpoint, in a restart."""
+    plan = order(pipeline(2, 1), 1)
+    told = reports(plan, durable, 1, d={"durable": durable})
+
+    outcome = settle(plan, 1, told, fork_rules=replace(RULES, after_lost_steps=limit))
+
+    assert (outcome.fork, outcome.history, outcome.version) == (None, (), durable)
+    assert set(outcome.actions) == {LOAD}
+
+
 def test_a_history_that_was_replaced_by_one_of_more_stages_does_not_come_back() -> None:
     """One has missed the quorum that made stages 1 and 3 anew, and knows of stage 1 alone."""
     alone = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
