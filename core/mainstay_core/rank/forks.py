@@ -115,13 +115,30 @@ def tell_history(history: History, *, made: bool) -> ToldHistory | None:
 
     Args:
         history: of the state.
-        made: whether the last fork was made as its quorum settled.
+        made: whether its quorum, or one whose order it repeats, has made the last fork.
     """
     since = since_of(history)
     if since is None:
         return None
     newest = history[-MAX_TOLD_FORKS:]
     return ToldHistory(since=since, num_forks=len(history), newest=newest, made=made)
+
+
+def is_made(plan: Plan, history: History, version: int) -> bool:
+    """Return whether some of what a plan orders was made at this version under a plan before it.
+
+    Its quorum was interrupted before all had settled, and the order is repeated: nothing is left to
+    make, and all go on from a fork nonetheless. What else was lost meanwhile somebody may hold.
+
+    Args:
+        plan: which may order one.
+        history: of the state with which this rank goes on.
+        version: at which all go on.
+    """
+    if plan.fork is None or not history or history[-1].version != version:
+        return False
+    ordered = {divmod(position, plan.ranks_per_stage) for position in plan.fork.positions}
+    return not ordered.isdisjoint(_places(history[-1]))
 
 
 def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:

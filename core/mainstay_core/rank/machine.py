@@ -239,7 +239,10 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
     """
     assert state.plan is not None
     settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
-    made = state.settlement is not None and state.settlement.fork is not None
+    made = state.settlement is not None and (
+        state.settlement.fork is not None
+        or forks.is_made(state.plan, state.history, state.settlement.version)
+    )
     history = forks.tell_history(state.history, made=made) if state.index == 0 else None
     told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
     return _compute(settled, *prefix, SendFact(told))

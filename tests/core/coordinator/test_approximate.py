@@ -294,6 +294,23 @@ def test_a_fork_below_a_step_that_only_the_dead_had_applied_is_one(world: Any) -
     assert world.state.restarted_id == 0
 
 
+def test_a_fork_that_was_made_before_its_meeting_failed_is_no_exact_recovery(world: Any) -> None:
+    """All but one have told that they go on; then the same order is repeated, and all hold it."""
+    lose(world, 1)
+    for member in world.plan.members[:-1]:
+        first = {"history": FORKED} if member.index == 0 else {}
+        world.tell(world.about(FactKind.SETTLED, member, step=5, **first))
+    world.park(world.member(0, 2))
+    world.tick(10.0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.REFORM, (1,))
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+
+    records = [world.recoveries()[i] for i in sorted(world.recoveries())]
+    assert [(r.exact, r.approximate_since) for r in records] == [(False, 5), (False, 5)]
+    assert world.announced().count("StageReinitialised") == 1
+
+
 def test_without_permission_no_plan_of_another_lineage_comes_about(start: Start) -> None:
     world = start(spares=4, replicas=1, lanes=1, stages=5)
     world.register("teller")

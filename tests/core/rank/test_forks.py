@@ -569,6 +569,32 @@ def test_the_first_member_alone_tells_the_history_once_it_goes_on(life: str) -> 
     assert told.history.newest[0].made.reason.startswith("stage 1 is made anew from 0.25")
 
 
+@pytest.mark.parametrize(
+    ("ordered", "version", "made"),
+    [
+        pytest.param((1,), 8, True, id="it was made before the meeting failed"),
+        pytest.param((1, 3), 8, True, id="another was lost meanwhile, and somebody held it"),
+        pytest.param((3,), 8, False, id="it was made for an order before, and this is held"),
+        pytest.param((1,), 9, False, id="all have gone on since"),
+    ],
+)
+def test_a_repeated_order_that_finds_its_fork_made_is_told_as_made(
+    ordered: tuple[int, ...], version: int, made: bool
+) -> None:
+    first = settled(order(pipeline(2, 1), 1), reports(order(pipeline(2, 1), 1), 8, 1))
+    plan = order(pipeline(3), *ordered, lineage=2)
+    knows = {"history": first.history, "commit_chain": first.commit_chain}
+    state = rank("a.1", lineage=1, version=version, plan=order(pipeline(2), 1), **knows)
+    told = {"history": first.history, "chain": first.commit_chain}
+    everybody = reports(plan, version, **dict.fromkeys("abcde", told))
+
+    actions = machine.step(adopted(state, plan), ReportsGathered(tuple(everybody), ())).actions
+
+    (fact,) = (a.fact for a in actions if isinstance(a, SendFact) and isinstance(a.fact, Settled))
+    assert fact.history is not None
+    assert (fact.history.since, fact.history.num_forks, fact.history.made) == (8, 1, made)
+
+
 def test_a_long_history_is_told_by_its_newest_forks() -> None:
     made = Reinitialisation(positions=(), reason="")
     history = tuple(Fork(version=v, chain=str(v), made=made) for v in range(3, 40))
