@@ -106,10 +106,22 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
-    state = forget_mended(state)
+    state = _use_permission(forget_mended(state))
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)
     return Transition(state=state)
+
+
+def _use_permission(state: CoordinatorState) -> CoordinatorState:
+    """Return the state without the permission that the quorum which commits has had.
+
+    Not all facts that its members go on may have come yet. A job that waits may hear late of a
+    commit from before its permission, which is still to be used then.
+    """
+    plan = state.plan
+    assert plan is not None
+    is_later = state.phase is JobPhase.WAITING and (plan.fork is None or all_settled(state))
+    return state if is_later else replace(state, permission=None)
 
 
 def take_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Transition:

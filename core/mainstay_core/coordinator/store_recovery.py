@@ -133,12 +133,16 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     before, state = state.server, replace(state, server=event.server)
     if not before or state.terminal:
         return Transition(state=state, reason="the store is known by its process")
-    # The plan may be the same while facts reported since are lost: all pods report them again.
-    state = replace(state, restored_at_s=now_s)
+    # The plan may be the same while facts reported since are lost: all pods report them again. A
+    # permission may have been used since, and nobody tells of that.
+    allowed_by = state.permission.who if state.permission is not None else ""
+    state = replace(state, restored_at_s=now_s, permission=None)
     if state.plan is None:
         return Transition(state=state, reason="the store was started again: pods tell all again")
     unheard = tuple(sorted(uid_of(p) for p in state.pods if not p.gone))
     message = "the store was started again: all pods are heard before the next plan is made"
+    if allowed_by:
+        message += f"; the permission of {allowed_by} does not count any more"
     return Transition(
         state=replace(state, unheard=unheard),
         actions=(Announce(code="StoreReopened", message=message),),

@@ -15,6 +15,7 @@ from mainstay_core.coordinator.events import (
     PlanReported,
     StepsCommitted,
     StopRequested,
+    StoreReopened,
 )
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
@@ -529,6 +530,43 @@ def test_a_person_allows_one_recovery_of_a_job_that_waits(waiting: Any) -> None:
         waiting.up(name)
     lose(waiting, 3)
     assert waiting.plan.method is Method.RESTART
+
+
+def test_a_permission_is_used_up_by_a_commit_though_not_all_have_told_that_they_go_on(
+    waiting: Any,
+) -> None:
+    allow(waiting)
+    for name in ("spare", "other", "another"):
+        waiting.register(name)
+        waiting.up(name)
+    first = waiting.plan.members[0]
+    waiting.tell(waiting.about(FactKind.SETTLED, first, step=5, history=FORKED))
+    commit(waiting, 5, 5)
+    assert waiting.state.permission is None
+    lose(waiting, 1)
+
+    assert waiting.plan.method is Method.RESTART
+
+
+def test_a_commit_from_before_a_permission_that_comes_late_does_not_use_it_up(start: Start) -> None:
+    world = start(replicas=1, lanes=1, stages=5)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    world.state = replace(world.state, step=5)
+    lose(world, 1)
+    allow(world)
+    commit(world, 5, None)
+
+    assert world.state.permission is not None
+
+
+def test_a_store_that_fell_back_gives_no_permission_back(waiting: Any) -> None:
+    """It may have been used since: supervisors tell of plans and facts, and of no permission."""
+    waiting.send(StoreReopened(server="one"))
+    allow(waiting)
+    waiting.send(StoreReopened(server="two"))
+
+    assert waiting.state.permission is None
+    assert "the permission of alice does not count any more" in waiting.messages()
 
 
 def test_a_permission_lasts_while_its_recovery_is_interrupted(waiting: Any) -> None:
