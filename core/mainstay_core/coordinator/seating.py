@@ -132,10 +132,9 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
     if grown is None:
         return None
     plan = compose(state, grown, draft)
-    forked = state.approximate_since is not None or (state.plan and state.plan.fork is not None)
-    # What a store has lost, it hears again with the next commit.
-    unheard = state.last_commit is None and state.plan is not None and state.plan.lineage > 0
-    forked = forked or unheard
+    # Of a job beyond its first lineage it may not be known that it has forked: a store that has lost
+    # the job hears of that with a commit of the newest quorum. A lineage too many costs nothing.
+    forked = state.approximate_since is not None or plan.lineage > 0
     if draft.method is Method.RESTART and forked:
         # What is loaded may be from before the fork. Then the job comes to the same versions on
         # another course, and a trainer that was cut off must not bring its state of this one.

@@ -16,6 +16,7 @@ from mainstay_core.coordinator.events import (
     StepsCommitted,
     StopRequested,
     StoreReopened,
+    Tick,
 )
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
@@ -425,6 +426,42 @@ def test_a_store_that_lost_the_job_hears_since_when_with_the_next_commit(world: 
     commit(world, 6, 5)
 
     assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_restart_after_the_store_lost_a_fork_is_of_another_lineage(
+    world: Any, is_late: bool
+) -> None:
+    """An entry of an older quorum that comes late says nothing of the states that are there now."""
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    forked = world.plan
+    world.park(world.member(0, 2))
+    world.tick(10.0)
+    world.settle(step=6, history=told(fork_at(5, 1), made=False))
+    plan = world.plan
+    assert (plan.fork, plan.lineage) == (None, 1)
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
+    if is_late:
+        world.send(
+            StepsCommitted(
+                step=5,
+                quorum=forked.quorum,
+                committed_at_s=world.now_s,
+                step_s=0.01,
+                approximate_since=5,
+            )
+        )
+        assert world.state.last_commit is not None
+    world.send(Tick(heard=world.state.unheard))
+    world.register("spare")
+    world.up("spare")
+    lose(world, 0)
+
+    assert world.state.approximate_since is None, "it is not known"
+    assert (world.plan.method, world.plan.lineage) == (Method.RESTART, 2)
 
 
 def test_commits_alone_say_that_a_fork_was_made_if_its_first_member_does_not(world: Any) -> None:
