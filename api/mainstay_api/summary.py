@@ -121,7 +121,7 @@ def show_page(
         held_back=sum(s.held_until_s > now_s for s in state.slots),
         created_at_s=state.created_at_s,
         entry=entry or None,
-        made_anew=describe_fork(state.history[-1]) if state.history else "",
+        made_anew=cut(describe_fork(state.history[-1])) if state.history else "",
         snapshots=state.config.snapshots is not None,
         stores=stores,
         dmr_coverage=_coverage(state),

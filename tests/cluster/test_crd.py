@@ -230,6 +230,13 @@ REFUSED = [
         "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
     ),
     Refused(
+        "spec.checkpoint.resumeVersion",
+        "cross",
+        "spec.checkpoint",
+        {"resumeVersion": 6, "resumeFrom": "/ckpt/a", "storage": "/ckpt/a"},
+        "goes back in the directory that is the job's own storage, too",
+    ),
+    Refused(
         "spec.checkpoint",
         "cross",
         "spec.checkpoint",

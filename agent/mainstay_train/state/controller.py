@@ -90,6 +90,13 @@ class Checkpointing:
         self._directory = directory = self._open(fingerprint)
         field = "checkpoint.resumeFrom" if self._config.resume_from else "checkpoint.storage"
         where = self._config.resume_from or self._config.checkpoint_dir
+        if self._config.resume_version and directory.is_of_an_earlier_job():
+            raise InvalidSpecError(
+                "checkpoint.storage",
+                f"{self._config.checkpoint_dir} has checkpoints of an earlier job, which would "
+                f"count before step {self._config.resume_version} of {where}; with resumeVersion "
+                "give the job a storage without any",
+            )
         newest, skipped = directory.look(anybodys=True)
         for older in skipped:
             if older.format_1:

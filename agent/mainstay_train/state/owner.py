@@ -64,6 +64,17 @@ def claim(root: Path, me: Owner) -> None:
     raise OSError(errno.EBUSY, "others claim the directory again and again", str(root))
 
 
+def is_claimed(root: Path, me: Owner) -> bool:
+    """Return whether the newest claim of a directory is this very job's.
+
+    Raises:
+        OSError: the storage refuses.
+    """
+    claims = _find_claims(root) if root.is_dir() else []
+    newest = max(claims, key=lambda c: c.generation, default=None)
+    return newest is not None and newest.owner is not None and newest.owner.uid == me.uid
+
+
 def _find_claims(root: Path) -> list[Claim]:
     found = []
     for path in root.iterdir():

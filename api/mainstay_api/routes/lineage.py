@@ -14,7 +14,7 @@ from mainstay_api.long_work import long_json
 from mainstay_api.problems import ProblemError
 from mainstay_api.summary import show_job
 from mainstay_core.base import codec
-from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
+from mainstay_core.base.bounds import MAX_MEMBERS, MAX_NAME, Index, Longest, cut
 from mainstay_core.coordinator.events import ApproximationAllowed
 from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, Verdict, judge_permission
@@ -59,7 +59,7 @@ async def allow_approximation(
         if not verdict.applies:
             raise _refusal(verdict)
         return JSONResponse(_show(verdict))
-    event = ApproximationAllowed(who=caller.username, stages=body.stages)
+    event = ApproximationAllowed(who=cut(caller.username, MAX_NAME), stages=body.stages)
     try:
         outcome = await transactions.apply(uid, event)
     except NotApplicableError as error:

@@ -87,7 +87,8 @@ def approximate(
     if not yes and not typer.confirm("Allow it?"):
         print(f"{run.name}: nothing is allowed")
         return
-    asyncio.run(_allow(run, stage, dry_run=False))
+    # What was shown is allowed, and no stage that was lost since.
+    asyncio.run(_allow(run, list(told["stages"]), dry_run=False))
     print(f"{run.name}: allowed, for this recovery")
 
 

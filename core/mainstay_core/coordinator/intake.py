@@ -334,6 +334,8 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
         return _stale(state, fact)
     if member.index in state.settled_at_s:
         return Transition(state=state, reason="already known")
+    if fact.history is not None and not fact.history.newest:
+        raise RemoteProtocolError("history.newest: names no fork; must name the newest ones")
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)

@@ -132,8 +132,8 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
     if grown is None:
         return None
     plan = compose(state, grown, draft)
-    # Of a job beyond its first lineage it may not be known that it has forked: a store that has lost
-    # the job hears of that with a commit of the newest quorum. A lineage too many costs nothing.
+    # Beyond the first lineage the job may have forked though it is not known here: a store that has
+    # lost it hears of that with a commit of the newest quorum. A lineage too many costs nothing.
     forked = state.approximate_since is not None or plan.lineage > 0
     if draft.method is Method.RESTART and forked:
         # What is loaded may be from before the fork. Then the job comes to the same versions on

@@ -218,6 +218,14 @@ CROSS_FIELD: tuple[Rule, ...] = (
         rule="!has(self.resumeVersion) || has(self.resumeFrom)",
         message="is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
     ),
+    Rule(
+        section="spec.checkpoint",
+        field=".resumeVersion",
+        rule="!has(self.resumeVersion) || !has(self.resumeFrom) || !has(self.storage) || "
+        "self.storage != self.resumeFrom",
+        message="goes back in the directory that is the job's own storage, too; give the job "
+        "another storage, as newer checkpoints in its own count",
+    ),
 )
 """Rules that hold at any moment. :mod:`mainstay_core.job.spec` checks the same."""
 

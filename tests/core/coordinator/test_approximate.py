@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     ApproximationAllowed,
@@ -97,6 +98,18 @@ def test_a_lost_inner_stage_is_ordered_to_be_made_anew_in_a_new_lineage(world: A
     assert (record(world).lost_steps, record(world).approximate_since) == (0, 5)
     assert "; stage 1 is made anew from its neighbours" in record(world).reason
     world.stored()
+
+
+def test_a_history_that_names_no_fork_is_refused_before_it_is_kept(world: Any) -> None:
+    lose(world, 1)
+    first = next(m for m in world.plan.members if m.index == 0)
+    fact = world.about(FactKind.SETTLED, first, step=5, history=replace(FORKED, newest=()))
+
+    with pytest.raises(RemoteProtocolError, match="names no fork"):
+        world.tell(fact)
+    world.settle(step=5, history=FORKED)
+    world.commit(step=5)
+    assert record(world).approximate_since == 5
 
 
 def test_what_follows_a_fork_is_exact_again_and_stays_in_its_lineage(world: Any) -> None:

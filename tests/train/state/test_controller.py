@@ -70,6 +70,7 @@ def make_config(root, *, seed=3, resume_from="", entrypoint="a:b", **job):
         checkpoint_copy_bytes=job.get("checkpoint_copy_bytes", COPY_BYTES),
         hang_s=job.get("hang_s", 300.0),
         resume_from=str(resume_from),
+        resume_version=job.get("resume_version", 0),
     )
 
 
@@ -417,6 +418,22 @@ def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplo
     other = Trainer(own, resume_from=earlier)
     assert other.checkpoints.start(FINGERPRINT) == 10, "every rank takes the older one"
     assert isinstance(other.checkpoints.load(Engine(state), 10), events.StateLoaded)
+
+
+def test_a_version_to_go_back_to_wants_a_storage_without_those_of_an_earlier_job(tmp_path):
+    """They would count first, without a word."""
+    earlier, own = tmp_path / "earlier", tmp_path / "own"
+    for version in (10, 20):
+        written(earlier, version)
+    back = Trainer(own, resume_from=earlier, resume_version=10)
+    assert back.checkpoints.start(FINGERPRINT) == 10
+    written(own, 20)
+    again = Trainer(own, resume_from=earlier, resume_version=10)
+    assert again.checkpoints.start(FINGERPRINT) == 20, "the very job goes on from its own"
+
+    other = Trainer(own, resume_from=earlier, resume_version=10, uid="applied-again")
+    with pytest.raises(InvalidSpecError, match="has checkpoints of an earlier job"):
+        other.checkpoints.start(FINGERPRINT)
 
 
 def test_a_run_that_should_go_on_never_begins_again_in_silence(tmp_path):
