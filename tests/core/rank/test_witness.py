@@ -268,9 +268,7 @@ def test_what_two_chains_have_told_alike_is_no_doubt() -> None:
     assert (outcome.doubt, outcome.step.compared) == (None, None)
 
 
-def test_what_most_agree_on_by_now_is_computed_once_more_as_the_copy_held_may_be_the_wrong_one() -> (
-    None
-):
+def test_what_most_agree_on_by_now_is_computed_again_as_the_copy_held_may_be_wrong() -> None:
     """b, a fresh chain, was to supply; all three told, and the quorum broke before the vote."""
     plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)}, shards_per_lane=2, quorum=3)
     first = doubted("a.1", (1, 0), 0, "v")
