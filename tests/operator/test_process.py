@@ -239,6 +239,7 @@ def test_a_specification_that_is_refused_is_told_and_may_be_mended(
     assert "spec.template.spec.containers[0].image" in message
     shown = {c["type"]: c["status"] for c in job.get()["status"]["conditions"]}
     assert shown.pop("Failed") == "True"
+    assert shown.pop("Exact") == "Unknown", "it has no state yet"
     assert set(shown.values()) == {"False"}
     (told,) = served.events("InvalidSpec")
     assert (told["message"], told["type"]) == (message, "Warning")

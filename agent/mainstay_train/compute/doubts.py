@@ -53,6 +53,8 @@ class Doubts:
         self._checks, self._stage, self._num_stages = checks, stage, num_stages
         self._num_inner, self._step, self._is_again = num_inner, -1, False
         self._raised: dict[int, _Raised] = {}
+        self._before: frozenset[int] = frozenset()
+        """Types of which an earlier program of the step has raised: of these it comes back."""
 
     def begin(self, step: int, *, is_again: bool) -> None:
         """Begin or go on with a step; what was raised in another one is forgotten.
@@ -65,6 +67,7 @@ class Doubts:
         if step != self._step:
             self._step = step
             self._raised.clear()
+        self._before = frozenset(self._raised)
 
     @contextmanager
     def over(self, action: Action, flow: MicroBatch) -> Iterator[None]:
@@ -87,7 +90,7 @@ class Doubts:
 
     def _is_doubtful(self, shard_type: int, error: Exception) -> bool:
         is_checked = self._checks.compares or self._checks.piggybacks
-        is_first = shard_type not in self._raised and not isinstance(error, MainstayError)
+        is_first = shard_type not in self._before and not isinstance(error, MainstayError)
         return is_checked and is_first and self._num_inner == 1 and not self._is_again
 
     def _note(self, action: Action, error: Exception) -> None:

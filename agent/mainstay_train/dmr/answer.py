@@ -62,6 +62,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         workload,
         stage=question.stage,
         num_stages=shape.stages,
+        cut=shape.cut,
         seed=shape.seed,
         recompute=config.recomputed,
         device=device,

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from mainstay_core.base.shape import Cut
 from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.planning.program import Action, Op, compile_replay
 from mainstay_core.wire.plan import Partial
@@ -51,6 +52,7 @@ class StagePasses:
         workload: what is trained.
         stage: which stage.
         num_stages: of a chain.
+        cut: the rule by which the model is cut.
         seed: of first values and samples.
         recompute: share of the blocks whose forwards run again in the backward.
         device: where it computes.
@@ -65,6 +67,7 @@ class StagePasses:
         *,
         stage: int,
         num_stages: int,
+        cut: Cut,
         seed: int,
         recompute: float,
         device: torch.device,
@@ -72,7 +75,7 @@ class StagePasses:
         self._workload, self._stage, self._num_stages = workload, stage, num_stages
         self._seed, self._recompute, self._device = seed, recompute, device
         with user_code("building the model"):
-            self._numbers = workload.stages(num_stages)[stage]
+            self._numbers = workload.stages(num_stages, cut)[stage]
             self._blocks = workload.build(self._numbers, device)
             self._state = StageState(self._blocks, workload.optimizer)
             self._state.initialize(seed)

@@ -4,7 +4,8 @@ The first step of an engine makes what is kept, as tables of rotations, and is n
 of the next ones the first micro-batch is recorded, while all of it is checked at once; waits are
 measured of every micro-batch. Then the static planner plans, or the plan of a file is verified.
 
-Whatever goes wrong costs time alone: what no plan has wait is checked at once.
+Whatever goes wrong costs time alone: what no plan has wait is checked at once. But a plan from a
+file that cannot be used as a job starts fails it: whoever named it can mend that then.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.model.blocks import Block
 
 logger = logging.getLogger(__name__)
+
+MAX_PLAN_BYTES = 1 << 26
+"""Bound on a plan's file: a thousand times a plan of a block of 100 operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +103,30 @@ def read_plan_file(path: str, stage: int, fingerprint: str) -> Plan:
         fingerprint: of the job.
 
     Raises:
-        InvalidSpecError: it is missing, torn, no plan, or of another fingerprint.
+        InvalidSpecError: it is missing, torn, too large, no plan, or of another fingerprint.
     """
     place = path.replace(STAGE, str(stage))
     try:
-        text = Path(place).read_bytes()
+        if Path(place).exists() and not Path(place).is_file():
+            raise InvalidSpecError(FIELD, f"{place} is no file")  # a pipe would hold us up
+        with Path(place).open("rb") as file:
+            text = file.read(MAX_PLAN_BYTES + 1)
     except OSError as error:
         raise InvalidSpecError(
             FIELD, f"{place} cannot be read: {error.strerror or error}"
         ) from error
+    if len(text) > MAX_PLAN_BYTES:
+        raise InvalidSpecError(FIELD, f"{place} has more than {MAX_PLAN_BYTES} bytes; is no plan")
     return read_ordered_plan(text, place, fingerprint)
 
 
 def plan_stage(
-    config: JobConfig, engine: Engine, fingerprint: str, tell: Callable[[Told], None]
+    config: JobConfig,
+    engine: Engine,
+    fingerprint: str,
+    tell: Callable[[Told], None],
+    *,
+    starts: bool,
 ) -> RunPlanner | None:
     """Return what plans a stage's checks, or verifies their plan; None in a job without plans.
 
@@ -121,15 +135,23 @@ def plan_stage(
         engine: of the stage.
         fingerprint: of the job.
         tell: called with what is executed, once that is known.
+        starts: whether the job starts: in its middle a plan that cannot be used is given up, and
+            all is checked at once.
 
     Raises:
-        InvalidSpecError: the plan that the job names cannot be used.
+        InvalidSpecError: the plan that the job names cannot be used, as it starts.
     """
     if config.dmr_plan not in PLANNED:
         return None
     ordered = None
     if config.dmr_plan is PlanName.FILE:
-        ordered = read_plan_file(config.dmr_plan_file, engine.stage, fingerprint)
+        try:
+            ordered = read_plan_file(config.dmr_plan_file, engine.stage, fingerprint)
+        except InvalidSpecError as error:
+            if starts:
+                raise
+            _tell_naive(engine.stage, error, tell)
+            return None
     planned = PlannedStage(
         shape=config.shape,
         stage=engine.stage,
@@ -137,7 +159,15 @@ def plan_stage(
         profile_steps=config.dmr_profile_steps,
         memory_bytes=config.dmr_memory_bytes,
     )
-    return RunPlanner(planned, engine, ordered=ordered, clock=time.perf_counter, tell=tell)
+    return RunPlanner(
+        planned, engine, ordered=ordered, clock=time.perf_counter, tell=tell, starts=starts
+    )
+
+
+def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) -> None:
+    reason = f"no plan is followed: {brief(error)}"
+    logger.warning("checks of stage %d stay naive: %s", stage, reason)
+    tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
 
 
 class RunPlanner:
@@ -149,6 +179,7 @@ class RunPlanner:
         ordered: the plan that the job names; None: the static planner makes one.
         clock: returns seconds that only grow.
         tell: called with what is executed from then on.
+        starts: whether a plan that the job names and that cannot be used fails it.
     """
 
     def __init__(
@@ -159,7 +190,9 @@ class RunPlanner:
         ordered: Plan | None,
         clock: Clock,
         tell: Callable[[Told], None],
+        starts: bool = True,
     ) -> None:
+        self._starts = starts
         self._planned, self._engine, self._ordered = planned, engine, ordered
         self._clock, self._tell = clock, tell
         self._device = engine.reducer.reduced.device
@@ -271,13 +304,11 @@ class RunPlanner:
         logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
 
     def _give_up(self, error: MainstayError) -> None:
-        if self._ordered is not None:
+        if self._ordered is not None and self._starts:
             raise InvalidSpecError(
                 FIELD, f"the plan of stage {self._planned.stage} is refused: {brief(error)}"
             ) from error
-        reason = f"no plan could be made: {brief(error)}"
-        logger.warning("checks of stage %d stay naive: %s", self._planned.stage, reason)
-        self._tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
+        _tell_naive(self._planned.stage, error, self._tell)
 
     def _fullest(self) -> int:
         passages = [recording.passage for recording in self._recorded]

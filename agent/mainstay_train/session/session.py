@@ -38,7 +38,7 @@ from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Checks as ChecksFact
 from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
-from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.plan import Method, Partial
 from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
@@ -314,10 +314,13 @@ class Session(RankSession[Connections]):
                 self._engine.close()
             if self._segments is not None:
                 self._segments.forget_state()
-            self._engine, config = None, self._settings.config
+            self._engine, self._checks.planner, config = None, None, self._settings.config
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
             tell = partial(self._tell_checks, self._engine.stage)
-            self._checks.planner = plan_stage(config, self._engine, self._fingerprint, tell)
+            starts = self.plan.method is Method.START
+            self._checks.planner = plan_stage(
+                config, self._engine, self._fingerprint, tell, starts=starts
+            )
 
     def _tell_checks(self, stage: int, told: Told) -> None:
         """Tell which checks a stage's plan has executed."""

@@ -37,6 +37,7 @@ from mainstay_train.state.directory import (
 )
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.host_copy import HostCopy
+from mainstay_train.state.owner import has_versions_of_others
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +91,11 @@ class Checkpointing:
         self._directory = directory = self._open(fingerprint)
         field = "checkpoint.resumeFrom" if self._config.resume_from else "checkpoint.storage"
         where = self._config.resume_from or self._config.checkpoint_dir
-        if self._config.resume_version and directory.is_of_an_earlier_job():
+        storage = Path(self._config.checkpoint_dir)
+        if self._config.resume_version and has_versions_of_others(storage, self._owner()):
             raise InvalidSpecError(
                 "checkpoint.storage",
-                f"{self._config.checkpoint_dir} has checkpoints of an earlier job, which would "
+                f"{storage} has checkpoints of an earlier job, which would "
                 f"count before step {self._config.resume_version} of {where}; with resumeVersion "
                 "give the job a storage without any",
             )
@@ -132,12 +134,7 @@ class Checkpointing:
         return CheckpointDirectory(
             Path(config.checkpoint_dir),
             Whose(
-                owner=Owner(
-                    uid=config.job,
-                    name=config.name,
-                    namespace=config.namespace,
-                    claimed_at_s=time.time(),
-                ),
+                owner=self._owner(),
                 identity=identity_of(config),
                 fingerprint=fingerprint,
             ),
@@ -145,6 +142,15 @@ class Checkpointing:
             Path(config.resume_from) if config.resume_from else None,
             keys,
             config.resume_version,
+        )
+
+    def _owner(self) -> Owner:
+        config = self._config
+        return Owner(
+            uid=config.job,
+            name=config.name,
+            namespace=config.namespace,
+            claimed_at_s=time.time(),
         )
 
     def _claim(self, directory: CheckpointDirectory) -> None:

@@ -157,15 +157,6 @@ class CheckpointDirectory:
         """
         owner.claim(self._root, self._whose.owner)
 
-    def is_of_an_earlier_job(self) -> bool:
-        """Return whether versions are in the job's own directory that it has not written.
-
-        Raises:
-            OSError: the storage refuses.
-        """
-        kept = any(kind == "" for _, (_, kind) in self._entries(self._root))
-        return kept and not owner.is_claimed(self._root, self._whose.owner)
-
     def look(self, *, anybodys: bool = False) -> tuple[Manifest | None, tuple[Skipped, ...]]:
         """Return the newest version that can be read, and why each newer one is skipped.
 

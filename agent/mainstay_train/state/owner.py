@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, OwnershipError
+from mainstay_core.wire.checkpoint_manifest import parse_name
 from mainstay_core.wire.checkpoint_owner import (
     KEPT_CLAIMS,
     OWNER,
@@ -64,13 +65,18 @@ def claim(root: Path, me: Owner) -> None:
     raise OSError(errno.EBUSY, "others claim the directory again and again", str(root))
 
 
-def is_claimed(root: Path, me: Owner) -> bool:
-    """Return whether the newest claim of a directory is this very job's.
+def has_versions_of_others(root: Path, me: Owner) -> bool:
+    """Return whether a directory has complete versions, and its newest claim is not this job's.
 
     Raises:
         OSError: the storage refuses.
     """
-    claims = _find_claims(root) if root.is_dir() else []
+    names = [parse_name(path.name) for path in root.iterdir()] if root.is_dir() else []
+    return any(named and named[1] == "" for named in names) and not _is_claimed(root, me)
+
+
+def _is_claimed(root: Path, me: Owner) -> bool:
+    claims = _find_claims(root)
     newest = max(claims, key=lambda c: c.generation, default=None)
     return newest is not None and newest.owner is not None and newest.owner.uid == me.uid
 

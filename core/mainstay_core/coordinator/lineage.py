@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
 from mainstay_core.coordinator.situation import rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
@@ -132,6 +133,10 @@ def why_never(state: CoordinatorState) -> str:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
+    if state.shape.stages == 2:
+        return "with two stages none has two neighbours to make it anew from"
+    if state.shape.order is Order.SWAPPED:
+        return "in a swapped pipeline no stage is made anew from others in this version"
     if state.config.snapshots is not None:
         return (
             "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "

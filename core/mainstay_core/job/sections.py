@@ -258,6 +258,20 @@ class Checkpoint(Section):
     mode takes the key from the file that MAINSTAY_CHECKPOINT_KEY_FILE names."""
 
     @property
+    def problem_of_version(self) -> str:
+        """What is wrong with ``resumeVersion`` beside the other fields; empty if nothing is."""
+        if self.resume_version is None:
+            return ""
+        if self.resume_from is None:
+            return "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom"
+        if self.storage == self.resume_from:
+            return (
+                "goes back in the directory that is the job's own storage, too; give the job "
+                "another storage, as newer checkpoints in its own count"
+            )
+        return ""
+
+    @property
     def copy_bytes(self) -> int:
         """``copyMebibytes`` in bytes."""
         return self.copy_mebibytes * MEBIBYTE

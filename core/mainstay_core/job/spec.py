@@ -442,17 +442,8 @@ def _check_settings(spec: TrainingJobSpec) -> None:
             "heartbeatSeconds, so that one late heartbeat is no fault",
         )
     recovery = spec.recovery
-    if spec.checkpoint.resume_version is not None and not spec.checkpoint.resume_from:
-        raise InvalidSpecError(
-            "spec.checkpoint.resumeVersion",
-            "is for jobs that go on from an earlier run; name its checkpoints in resumeFrom",
-        )
-    if spec.checkpoint.resume_version and spec.checkpoint.storage == spec.checkpoint.resume_from:
-        raise InvalidSpecError(
-            "spec.checkpoint.resumeVersion",
-            "goes back in the directory that is the job's own storage, too; give the job another "
-            "storage, as newer checkpoints in its own count",
-        )
+    if spec.checkpoint.problem_of_version:
+        raise InvalidSpecError("spec.checkpoint.resumeVersion", spec.checkpoint.problem_of_version)
     _check_approximate(spec)
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(

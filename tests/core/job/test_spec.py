@@ -348,6 +348,11 @@ def test_the_plan_of_checks_reaches_the_trainers(
             "is for jobs that go on from an earlier run; name its",
         ),
         ("spec.checkpoint.resumeVersion", 0, "must be greater than"),
+        (
+            "spec.checkpoint",
+            {"resumeVersion": 6, "resumeFrom": "/ckpt/a", "storage": "/ckpt/a"},
+            "goes back in the directory that is the job's own storage",
+        ),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
         ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),

@@ -9,7 +9,12 @@ from tests.train.checks.step import Spot, Step
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_core.planning.program import Action, Op
+from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.compute.doubts import Doubts
+from mainstay_train.compute.micro_batch import MicroBatch
+from mainstay_train.exact.draws import Address
 from mainstay_train.model.workload import WorkloadError
 
 MUCH = 1 << 30
@@ -73,11 +78,15 @@ def test_with_piggyback_the_type_is_computed_again_and_somebody_tells_of_it(stag
 
 
 @pytest.mark.parametrize(("mode", "recompute"), [(Mode.FULL, False), (Mode.PIGGYBACK, True)])
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (2, 1), (1, 2)])
 def test_what_comes_back_is_the_users_mistake(
-    mode: Mode, recompute: bool, stages: int, monkeypatch: pytest.MonkeyPatch
+    mode: Mode,
+    recompute: bool,
+    stages: int,
+    micro_batches: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    step = Step("bounded", recompute=recompute, stages=stages, micro_batches=1)
+    step = Step("bounded", recompute=recompute, stages=stages, micro_batches=micro_batches)
     monkeypatch.setattr(bounded, "MOST", 1e-9)
 
     with pytest.raises(WorkloadError, match=bounded.SAID):
@@ -96,3 +105,22 @@ def test_without_checks_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatc
         step.run(Mode.OFF)
     (engine,) = step._engines[Mode.OFF]
     assert not engine.checks.void
+
+
+def test_two_micro_batches_that_raise_at_once_are_doubted_once() -> None:
+    """A table or a weight that is wrong for a while makes each of them raise."""
+    doubts = Doubts(Checks(Mode.FULL), stage=0, num_stages=1, num_inner=1)
+
+    def raise_in(micro_batch: int) -> bool:
+        action = Action(op=Op.FORWARD, stage=0, type=0, micro_batch=micro_batch)
+        flow = MicroBatch(Address(0, 5, 0, micro_batch))
+        with doubts.over(action, flow):
+            raise ValueError("no such token")
+        return flow.is_void
+
+    doubts.begin(5, is_again=False)
+    assert raise_in(0)
+    assert raise_in(1)
+    doubts.begin(5, is_again=False)
+    with pytest.raises(ValueError, match="no such token"):
+        raise_in(0)

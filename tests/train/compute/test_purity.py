@@ -14,7 +14,6 @@ from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.settings import Mode
-from mainstay_train.checks import checker
 from mainstay_train.checks.checker import UnreliableDeviceError
 from mainstay_train.compute import purity
 from mainstay_train.exact import numerics
@@ -84,8 +83,6 @@ def test_a_device_that_is_always_wrong_is_no_fault_of_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Worn(monkeypatch)
-    assert checker.FIELD == purity.FIELD
-
     with pytest.raises(UnreliableDeviceError, match="also where no code of the workload ran"):
         check(torch.zeros_like)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mainstay_core.base.shape import Cut
 from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.dmr.static import plan_checks
 from mainstay_train.checks.kernels import key_of
@@ -43,6 +44,7 @@ def build(
         workloads.load(entrypoint, config),
         stage=stage,
         num_stages=stages,
+        cut=Cut.BALANCED,
         seed=3,
         recompute=recompute,
         device=torch.device("cpu"),
