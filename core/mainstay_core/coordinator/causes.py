@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from mainstay_core.base.bounds import Count
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Cause
@@ -44,6 +46,10 @@ class Repetition:
     """Who was left out then."""
     hosts: tuple[PodUid, ...] = ()
     """Pods where these quorums met, the last one last."""
+    furthest: Count = field(default=0, metadata=OMITTED)
+    """Most steps that were committed when it came: a restart goes back behind where it comes."""
+    doubted: tuple[Slot, ...] = field(default=(), metadata=OMITTED)
+    """Devices between which a chain of the same members was asked last to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

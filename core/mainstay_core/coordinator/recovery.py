@@ -259,13 +259,13 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
-    if state.suspicion.doubted and not left:
-        asked = _ask_another(state, now_s, nonce)
-        if asked is not None:
-            return asked
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
+    if not left and answer.rung < Rung.RESTART:
+        asked = _ask_another(state, now_s, nonce)
+        if asked is not None:
+            return asked
     if answer.rung is Rung.FAIL:
         return end_job(state, JobPhase.FAILED, answer.reason)
     if cause is not None:
@@ -317,8 +317,11 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:
     """Have another trainer compute what devices have computed differently, or wait for one.
 
+    The same members meet again if a chain of theirs may decide; but once only, as what it tells may
+    not count where these devices differ.
+
     Returns:
-        None where none of these devices serves any more.
+        None without such devices, or where none of them serves any more.
     """
     suspicion, plan = state.suspicion, state.plan
     assert suspicion is not None
@@ -337,10 +340,15 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
     )
     # A trainer that is held back disturbs nobody in a job that stands still.
     known = frozenset(suspicion.doubted)
-    made = seating.another_plan(state, draft, known, usable_slots(state, now_s))
+    made = None if repeats.was_asked(state) else seating.serving_plan(state, draft, known)
+    if made is not None:
+        state = repeats.note_asked(state)
+    made = made or seating.another_plan(state, draft, known, usable_slots(state, now_s))
     made = made or seating.another_plan(state, draft, known, usable_slots(state, math.inf))
     if made is not None:
-        return publish(open_suspicion(state, (), made, draft.reason), made, JobPhase.RECOVERING)
+        opened = open_suspicion(state, (), made, draft.reason)
+        opened = replace(opened, reforms=state.reforms + 1)
+        return publish(opened, made, JobPhase.RECOVERING)
     reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))

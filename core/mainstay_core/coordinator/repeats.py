@@ -3,7 +3,8 @@
 To meet again mends what was an accident. A cause that comes back is none. It is the same cause if
 its kind is, and if it names a slot that it named before: as a source (from which the fault came) or
 as a witness (who saw it). What is named each time remains, so who is named by chance drops out. The
-cause is forgotten once all that it names have committed ``COMMITS_THAT_CLEAR`` steps in one quorum.
+cause is forgotten once all that it names have committed ``COMMITS_THAT_CLEAR`` steps in one quorum,
+and are further than they were when it came.
 
 When it has come back ``recovery.escalateAfter`` times, the job goes on without its sources. After
 twice as many it goes on without the witnesses, after three times as many all members restart from
@@ -95,10 +96,15 @@ def note_repetition(state: CoordinatorState) -> tuple[CoordinatorState, Repetiti
     known = next((r for r in state.repetitions if _is_same(r, new)), None)
     host = state.plan.rendezvous.pod
     if known is None:
-        counted = replace(new, hosts=(host,))
+        counted = replace(new, hosts=(host,), furthest=state.step)
     else:
-        hosts = (*(h for h in known.hosts if h != host), host)
-        counted = replace(_again(state, known, new), rung=known.rung, hosts=hosts)
+        counted = replace(
+            _again(state, known, new),
+            rung=known.rung,
+            hosts=(*(h for h in known.hosts if h != host), host),
+            furthest=max(known.furthest, state.step),
+            doubted=known.doubted,
+        )
     others = [r for r in state.repetitions if r is not known]
     return replace(state, repetitions=(*others, counted)[-MAX_KINDS:]), counted
 
@@ -193,14 +199,36 @@ def note_answer(state: CoordinatorState, cause: Repetition, answer: Escalation) 
     return replace(state, repetitions=tuple(noted if r is cause else r for r in state.repetitions))
 
 
+def was_asked(state: CoordinatorState) -> bool:
+    """Return whether the same members have met again for the doubt that the suspicion tells of."""
+    assert state.suspicion is not None
+    return any(r.doubted == state.suspicion.doubted for r in state.repetitions)
+
+
+def note_asked(state: CoordinatorState) -> CoordinatorState:
+    """Return the state in which the same members meet again for the suspicion's doubt."""
+    assert state.suspicion is not None
+    cause = cause_of(state.suspicion)
+    if cause is None:
+        return state
+    doubted = state.suspicion.doubted
+    noted = (replace(r, doubted=doubted) if _is_same(r, cause) else r for r in state.repetitions)
+    return replace(state, repetitions=tuple(noted))
+
+
 def forget_mended(state: CoordinatorState) -> CoordinatorState:
     """Return the state after a commit: what all that a cause names have overcome is forgotten.
 
     A cause for which some were left out stays known until these have come back and committed, too.
+    After a restart the steps that are done again tell nothing of it.
     """
     if not state.repetitions or state.commits < COMMITS_THAT_CLEAR:
         return state
     assert state.plan is not None
     members = {m.slot for m in state.plan.members}
-    kept = [r for r in state.repetitions if not members.issuperset(r.excluded)]
+    kept = [
+        r
+        for r in state.repetitions
+        if state.step <= r.furthest or not members.issuperset(r.excluded)
+    ]
     return replace(state, repetitions=tuple(kept))

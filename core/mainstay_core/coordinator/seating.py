@@ -169,6 +169,24 @@ def void_plan(
     return replace(plan, lineage=plan.lineage + 1)
 
 
+def serving_plan(state: CoordinatorState, draft: Draft, doubted: Collection[Slot]) -> Plan | None:
+    """Return a plan of the same members, in which a chain can decide between doubted devices.
+
+    Args:
+        state: of the job.
+        draft: of the plan.
+        doubted: devices of one position that have computed something differently.
+
+    Returns:
+        The plan; None if all chains that serve have a doubted device, or none has.
+    """
+    seats = [s for s in living_seats(state) if s.replica is not None]
+    positions = {s.position for s in seats if s.slot in doubted}
+    if not any(s.position in positions and s.slot not in doubted for s in seats):
+        return None
+    return compose(state, living_seats(state), draft)
+
+
 def another_plan(
     state: CoordinatorState, draft: Draft, doubted: Collection[Slot], takers: Sequence[SlotState]
 ) -> Plan | None:
@@ -176,7 +194,7 @@ def another_plan(
 
     It computes what that one and others have computed differently. The doubted one stays a
     follower: it may be right. A follower of the stage is taken before a free trainer, which heals
-    first. Where a chain serves that was not asked yet, the same members meet again.
+    first.
 
     Args:
         state: of the job.
@@ -192,9 +210,11 @@ def another_plan(
     if not chained:
         return None
     place = max(chained, key=lambda s: (s.replica or 0, s.slot))
-    others = [s for s in seats if s.position == place.position and s.slot not in doubted]
-    if any(s.replica is not None for s in others):
-        return compose(state, seats, draft)
+    others = [
+        s
+        for s in seats
+        if s.position == place.position and s.slot not in doubted and s.replica is None
+    ]
     free = [s for s in takers if s.slot not in doubted]
     if not others:
         others = seat_joiners(locations_of(state), seats, [place.position], free) if free else []

@@ -97,18 +97,15 @@ def unheard(
     return (own,)
 
 
-def find_doubt(
-    plan: Plan, reports: Sequence[SettleReport], version: int, staying: Sequence[int]
-) -> Doubt | None:
+def find_doubt(plan: Plan, reports: Sequence[SettleReport], staying: Sequence[int]) -> Doubt | None:
     """Return the type that is in doubt in the settled step; None if there is none.
 
     Args:
         plan: the plan being adopted.
         reports: by member index.
-        version: at which all go on.
         staying: indices of the members that were there already, with what they have heard.
     """
-    return open_doubt(plan, [reports[i] for i in staying], _bad_types(reports, version))
+    return open_doubt(plan, [reports[i] for i in staying])
 
 
 def plan_settled_step(
@@ -148,19 +145,19 @@ def _bad_types(reports: Iterable[SettleReport], version: int) -> set[int]:
     return {t for r in reports if r.version == version for t in r.bad}
 
 
-def open_doubt(
-    plan: Plan, reports: Iterable[SettleReport], bad: Iterable[int] = ()
-) -> Doubt | None:
+def open_doubt(plan: Plan, reports: Iterable[SettleReport]) -> Doubt | None:
     """Return the type on which chains disagree, or of which one alone has told; None if none is.
 
     Of a type that one chain has computed while the other was lost, nobody has compared anything. So
-    it is computed again as well, by others too.
+    it is computed again as well, by others too. So is one on which most agree by now: no vote has
+    looked at the copy that is held, and whoever was wrong may have made it.
+
+    Of a type that votes have called wrong what was told may be there of some positions only; then
+    it is computed like any other.
 
     Args:
         plan: the plan being adopted.
         reports: of the members that stay at the settled version.
-        bad: types that some member calls wrong. Of a type that votes have called wrong what was
-            told may be there of some positions only; then it is computed like any other.
     """
     found: dict[int, dict[tuple[int, int, int], dict[int, DoubtedAccount]]] = {}
     for report in sorted(reports, key=lambda r: r.index):
@@ -169,7 +166,7 @@ def open_doubt(
             asked = (doubted.quorum, doubted.attempt, doubted.replica)
             cells = found.setdefault(doubted.account.type, {}).setdefault(asked, {})
             cells.setdefault(position, doubted)
-    num_positions, void = len(plan.positions), frozenset(bad)
+    num_positions = len(plan.positions)
     for shard_type in sorted(found):
         told = tuple(
             _told(asked, cells)
@@ -179,7 +176,7 @@ def open_doubt(
         if shard_type >= len(plan.suppliers) or not told:
             continue
         is_compared = len(told) > 1 and rule(told).agreed is not None
-        if not is_compared or (shard_type in void and len({t.telling for t in told}) > 1):
+        if not is_compared or len({t.telling for t in told}) > 1:
             return Doubt(type=shard_type, told=told[-MAX_TOLD:])
     return None
 
@@ -199,8 +196,9 @@ def _told(asked: tuple[int, int, int], cells: Mapping[int, DoubtedAccount]) -> T
 def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compared:
     """Return by whom a doubted type is computed: by one chain more than those who have told of it.
 
-    The first one's copy counts. A chain with a cell that heals is none of those if there is
-    another: it computes when that is done.
+    The first one's copy counts: where all have told, that of one that told what most agree on. A
+    chain with a cell that heals is none of those if there is another: it computes when that is
+    done.
 
     Args:
         plan: the plan being adopted.
@@ -210,7 +208,10 @@ def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compar
     unfit, asked = frozenset(healing), {told.cells for told in doubt.told}
     chains = sorted(plan.chains, key=lambda chain: chain.replica)
     fresh = [chain for chain in chains if cells_of(plan, chain) not in asked]
+    agreed = rule(doubt.told).agreed
+    right = {told.cells for told in doubt.told if told.telling == agreed}
     known = [chain for chain in chains if cells_of(plan, chain) in asked]
+    known.sort(key=lambda chain: cells_of(plan, chain) not in right)
     chosen = [*fresh[:1], *known, *fresh[1:]][:MOST_ASKED]
     first = [chain for chain in chosen if not unfit.intersection(chain.cells)]
     rest = [chain for chain in chosen if unfit.intersection(chain.cells)]

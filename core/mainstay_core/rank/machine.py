@@ -399,7 +399,10 @@ def _refused(
             # What was computed from a bad state says nothing of a device.
             void = replace(void, told=(), told_of=None, watched=None)
         if state.index in verdict.state_bad:
-            void, prefix = replace(void, valid=False), (*prefix, VoidSave(state.version))
+            void = replace(void, valid=False)
+            # Its moments may have been wrong before its parameters were.
+            suspect = range(max(0, state.version - 1), state.version + 1)
+            prefix = (*prefix, *map(VoidSave, suspect))
         prefix = (*prefix, DropHeld(), Leave())
         cause = Cause.STATE if verdict.state_bad else Cause.RESULT
         return park(void, verdict.reason, (), *prefix, cause=cause, differing=verdict.differing)

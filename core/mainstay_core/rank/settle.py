@@ -202,7 +202,7 @@ def settle(
     # What was told of a stage that is another one now says nothing of it.
     made = StateAction.MAKE in actions
     staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
-    doubt = find_doubt(plan, ordered, version, staying)
+    doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)

@@ -169,9 +169,10 @@ def _differing(plan: Plan, states: Mapping[int, str], state_bad: Sequence[int]) 
 def _certified(saves: Saves, step: int, state_bad: Sequence[int]) -> Saves:
     """Return the saves that may become durable.
 
-    Votes on the version, or later ones, found all states good.
+    Votes on a version compare its parameters. That its moments were wrong shows only in the next
+    one's parameters, so where states differ the version before is not believed either.
     """
-    if saves.safe is not None and saves.safe.version >= step and state_bad:
+    if saves.safe is not None and saves.safe.version >= step - 1 and state_bad:
         return replace(saves, safe=None)
     return saves
 

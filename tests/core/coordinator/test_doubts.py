@@ -72,6 +72,55 @@ def test_where_a_chain_was_not_asked_yet_the_same_members_meet_again(start: Star
     assert world.state.phase is JobPhase.RECOVERING
 
 
+def test_whom_the_same_members_could_not_decide_on_a_spare_decides_on(start: Start) -> None:
+    """What the third chain told does not count: it differed at an earlier place."""
+    world = start(spares=1, replicas=3, stages=2)
+    pair = world.member(0, 1), world.member(1, 1)
+    disagree(world, *pair)
+    assert not [m for m in world.plan.members if m.joining]
+    assert world.state.reforms == 1, "the next time after a longer pause"
+    world.settle()
+
+    disagree(world, *pair)
+
+    (joiner,) = [m for m in world.plan.members if m.joining]
+    assert (joiner.rank.replica, joiner.rank.stage) == (1, 1)
+
+
+def test_doubts_without_end_escalate(start: Start) -> None:
+    world = start(replicas=3, stages=1, escalate_after=1)
+    pairs = [(0, 1), (1, 2), (0, 2), (0, 1)]
+    methods = []
+    for one, other in pairs:
+        disagree(world, world.member(one, 0), world.member(other, 0))
+        world.tick(after_s=4 * PAUSE_S)
+        methods.append(world.plan.method)
+        if not world.state.terminal:
+            world.settle()
+    assert methods[:3] == [Method.REFORM, Method.REFORM, Method.RESTART]
+    assert world.state.phase is JobPhase.FAILED
+
+
+def test_copies_without_a_majority_again_after_each_restart_fail_the_job(start: Start) -> None:
+    world = start(replicas=2, stages=1, steps=20, escalate_after=1)
+    world.commit(0)
+    for _ in range(4):
+        assert world.state.phase is not JobPhase.FAILED
+        for step in (1, 2, 3):
+            world.commit(step)
+        facts = [
+            world.about(FactKind.PARKED, m, evidence="differ", cause=Cause.STATE)
+            for m in world.plan.members
+        ]
+        world.tell(*facts)
+        world.tick(after_s=4 * PAUSE_S)
+        if not world.state.terminal:
+            assert world.plan.method is Method.RESTART
+            world.settle(1)
+    assert world.state.phase is JobPhase.FAILED
+    assert "4 quorums ended for the same cause" in world.ended().reason
+
+
 def test_without_another_trainer_the_job_waits_and_goes_on_when_one_comes(start: Start) -> None:
     world = start(replicas=2, stages=1)
     one, other = world.member(0, 0), world.member(1, 0)

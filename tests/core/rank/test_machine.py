@@ -346,6 +346,18 @@ def test_a_rank_in_doubt_of_its_state_parks_with_nothing() -> None:
     assert VoidSave(0) in outcome.actions, "what it has copied of that state is bad, too"
 
 
+def test_the_version_before_a_bad_state_is_not_made_durable_nor_its_part_ever_called_safe() -> None:
+    """Wrong moments of version 4 show in the parameters of version 5: its vote finds them."""
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    part = {"step": 5, "checkpoint_safe": 4, "checkpoint_nonce": "n"}
+    votes = (vote(state="other", **part), vote(**part), vote(**part))
+
+    outcome = machine.step(replace(voting(plan), version=5), VotesGathered(votes))
+
+    assert not [a for a in outcome.actions if isinstance(a, RenameCheckpoint)]
+    assert {VoidSave(4), VoidSave(5)} <= set(outcome.actions)
+
+
 def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed() -> None:
     plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
     votes = (vote(), vote(state="other"), vote())

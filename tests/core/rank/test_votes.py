@@ -290,8 +290,10 @@ def test_an_attempt_of_an_older_quorum_counts_when_all_its_parts_are_safe() -> N
     assert judged(votes).saves.safe == Attempt(version=4, nonce="older")
 
 
-@pytest.mark.parametrize(("version", "is_safe"), [(4, True), (5, False), (6, False)])
-def test_a_version_whose_states_differ_is_not_completed(version: int, is_safe: bool) -> None:
+@pytest.mark.parametrize(("version", "is_safe"), [(3, True), (4, False), (5, False), (6, False)])
+def test_a_version_whose_states_differ_is_not_completed_nor_the_one_before(
+    version: int, is_safe: bool
+) -> None:
     plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)})
     part = {"checkpoint_safe": version, "checkpoint_nonce": "n"}
     votes = [replace(v, step=5, **part) for v in votes_of(plan)]

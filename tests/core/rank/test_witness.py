@@ -268,6 +268,44 @@ def test_what_two_chains_have_told_alike_is_no_doubt() -> None:
     assert (outcome.doubt, outcome.step.compared) == (None, None)
 
 
+def test_what_most_agree_on_by_now_is_computed_again_as_the_copy_held_may_be_wrong() -> None:
+    """b, a fresh chain, was to supply; all three told, and the quorum broke before the vote."""
+    plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)}, shards_per_lane=2, quorum=3)
+    first = doubted("a.1", (1, 0), 0, "v")
+    a, b, c = (
+        doubted(f"{life}.1", (2, 0), replica, word)
+        for replica, (life, word) in enumerate((("a", "v"), ("b", "wrong"), ("c", "v")))
+    )
+    outcome = settled(
+        plan,
+        report(0, held=(Partial(lane=0, first=1, last=1),), doubted=(first, a)),
+        report(1, held=(COPY, RUNS[1]), doubted=(first, b)),
+        report(2, held=(RUNS[2],), doubted=(first, c)),
+    )
+    assert outcome.step.compared == Compared(type=0, replicas=(0, 2, 1))
+    assert outcome.step.kept[1] == (RUNS[1],), "the wrong copy does not count"
+    assert Supply(partial=COPY, index=0) in outcome.step.table[0]
+
+
+def test_who_was_wrong_before_and_is_asked_first_does_not_supply_what_most_agree_on() -> None:
+    """a and b differed in a vote; then all three told twice, and no vote heard them."""
+    plan = make_plan({r: [f"{'abc'[r]}.1"] for r in range(3)}, shards_per_lane=2, quorum=3)
+    words = ("wrong", "v", "v")
+    heard = [doubted(f"{'ab'[r]}.1", (1, 0), r, words[r]) for r in (0, 1)]
+    own = [
+        [doubted(f"{'abc'[r]}.1", asked, r, words[r]) for asked in ((1, 1), (2, 0))]
+        for r in range(3)
+    ]
+    held = ((COPY, Partial(lane=0, first=1, last=1)), (RUNS[1],), (RUNS[2],))
+    reports = [report(r, held=held[r], doubted=(*heard, *own[r])) for r in range(3)]
+
+    outcome = settled(plan, *reports)
+
+    assert outcome.step.compared == Compared(type=0, replicas=(1, 2, 0))
+    assert outcome.step.kept[0] == (Partial(lane=0, first=1, last=1),)
+    assert Supply(partial=COPY, index=1) in outcome.step.table[0]
+
+
 def test_who_rolls_forward_to_the_version_knows_of_a_disagreement_in_it_as_all_do() -> None:
     differ = VotesGathered((told("x"), told("y"), vote(stats=())))
     state = machine.step(voting("a.1", RUNS[0]), differ).state
