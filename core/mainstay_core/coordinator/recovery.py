@@ -304,6 +304,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         ),
         frozenset(m.slot for m in excluded),
     )
+    if method is Method.RESTART and state.approximate_since is not None:
+        plan = seating.next_course(plan)
     opened = open_suspicion(drop_hand_overs(state, left), excluded, plan, reason)
     for member in excluded:
         opened = _hold_back(opened, member.slot, now_s)

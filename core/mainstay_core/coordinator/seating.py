@@ -135,11 +135,16 @@ def restart_plan(state: CoordinatorState, draft: Draft, takers: Sequence[SlotSta
     # Beyond the first lineage the job may have forked though it is not known here: a store that has
     # lost it hears of that with a commit of the newest quorum. A lineage too many costs nothing.
     forked = state.approximate_since is not None or plan.lineage > 0
-    if draft.method is Method.RESTART and forked:
-        # What is loaded may be from before the fork. Then the job comes to the same versions on
-        # another course, and a trainer that was cut off must not bring its state of this one.
-        return replace(plan, lineage=plan.lineage + 1)
-    return plan
+    return next_course(plan) if draft.method is Method.RESTART and forked else plan
+
+
+def next_course(plan: Plan) -> Plan:
+    """Return the plan of a restart of a job that has forked: of the next lineage.
+
+    What is loaded may be from before the fork. Then the job comes to the same versions on another
+    course, and a trainer that was cut off must not bring its state of this one.
+    """
+    return replace(plan, lineage=plan.lineage + 1)
 
 
 def void_plan(

@@ -25,7 +25,7 @@ from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.forks import tell_history
-from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
@@ -110,6 +110,25 @@ def test_a_history_that_names_no_fork_is_refused_before_it_is_kept(world: Any) -
     world.settle(step=5, history=FORKED)
     world.commit(step=5)
     assert record(world).approximate_since == 5
+
+
+def test_a_restart_for_copies_that_differ_begins_a_new_lineage_after_a_fork(start: Start) -> None:
+    """It may go back before the fork, and come to the same versions on another course."""
+    world = start(spares=3, replicas=2, lanes=2, stages=3, approximate=ALLOWED, escalate_after=5)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE[:3])
+    for _ in range(5):
+        world.commit()
+    world.tell(*(world.down_fact(m) for m in world.plan.members if m.rank.stage == 1))
+    assert (world.plan.method, world.plan.lineage) == (Method.APPROXIMATE, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, since=5)
+    members = [m for m in world.plan.members if m.rank.stage == 0]
+    facts = [world.about(FactKind.PARKED, m, evidence="differ", cause=Cause.STATE) for m in members]
+    world.tell(*facts)
+    world.tick(10.0)
+
+    assert (world.plan.method, world.plan.lineage) == (Method.RESTART, 2)
 
 
 def test_what_follows_a_fork_is_exact_again_and_stays_in_its_lineage(world: Any) -> None:
