@@ -25,6 +25,7 @@ from mainstay_train.comm.mesh import SINGLE
 from mainstay_train.dmr.passage import StagePasses
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage
+from mainstay_train.dmr.run_planner import PlannedStage
 from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.exact import fingerprint, numerics
 from mainstay_train.model import compilation
@@ -73,24 +74,28 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         _, passage = passes.run(step, timer_of(device, clock))
         assert passage is not None
         passages.append(passage)
-    num_passages = max(1, shape.num_types * shape.micro_batches // shape.replicas)
-    in_flight = min(num_passages, shape.stages - question.stage)
-    # A stage has as many micro-batches in flight, and each may retain as much.
-    budget_bytes = question.budget_bytes // in_flight
+    fingerprint = _fingerprint(config, workload, device)
+    planned = PlannedStage(
+        shape=shape,
+        stage=question.stage,
+        fingerprint=fingerprint,
+        profile_steps=question.steps,
+        memory_bytes=question.budget_bytes,
+    )
     windows = plan_windows(
         fullest_of(passages),
         stage=question.stage,
         num_stages=shape.stages,
-        num_passages=num_passages,
+        num_passages=planned.num_passages,
         replicas=shape.replicas,
         lengths=dict.fromkeys(WAITS, (question.window_s, question.window_s)),
-        headroom_bytes=budget_bytes,
+        headroom_bytes=planned.budget_bytes,
     )
     return make_profile(
         passages,
-        fingerprint=_fingerprint(config, workload, device),
+        fingerprint=fingerprint,
         stage=question.stage,
-        budget_bytes=budget_bytes,
+        budget_bytes=planned.budget_bytes,
         windows=windows,
     )
 
