@@ -29,7 +29,7 @@ from mainstay_api.streams import Streams
 from mainstay_api.transactions import Transactions
 from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD
 from mainstay_core.base.ids import JobUid, QuorumId
-from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
+from mainstay_core.control_plane.job_store import StoreUnavailableError, UnknownJobError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.coordinator.state import CoordinatorState, is_gone, slot_name
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.settings import Mode

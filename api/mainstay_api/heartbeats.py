@@ -20,10 +20,10 @@ from mainstay_api.transactions import Transactions
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.logs import about
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import UnknownJobError
+from mainstay_core.control_plane.watch import Watch
 from mainstay_core.coordinator.events import Transition
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.job_store import UnknownJobError
-from mainstay_core.coordinator.watch import Watch
 
 logger = logging.getLogger(__name__)
 

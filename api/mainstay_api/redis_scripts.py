@@ -1,6 +1,6 @@
 """Scripts in Lua: each is what Redis does for a store of jobs in one step.
 
-:mod:`mainstay_core.coordinator.job_store` says the same on values, and a test compares the two.
+:mod:`mainstay_core.control_plane.job_store` says the same on values, and a test compares the two.
 """
 
 from __future__ import annotations

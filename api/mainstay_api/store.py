@@ -59,15 +59,15 @@ from mainstay_core.base.errors import RemoteProtocolError, StoreConflictError
 from mainstay_core.base.field_texts import FieldTexts
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
-from mainstay_core.coordinator.job_store import (
+from mainstay_core.control_plane.job_store import (
     BeatReply,
     Change,
     Seen,
     Snapshot,
     StoreUnavailableError,
 )
+from mainstay_core.control_plane.stream import StreamItem
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding

@@ -9,6 +9,15 @@ from typing import Any, Protocol
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
+from mainstay_core.control_plane.job_store import (
+    STREAM_KINDS,
+    BeatReply,
+    Change,
+    Seen,
+    Snapshot,
+    UnknownJobError,
+)
+from mainstay_core.control_plane.stream import StreamItem
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,
@@ -18,16 +27,7 @@ from mainstay_core.coordinator.events import (
     Inject,
     PublishPlan,
 )
-from mainstay_core.coordinator.job_store import (
-    STREAM_KINDS,
-    BeatReply,
-    Change,
-    Seen,
-    Snapshot,
-    UnknownJobError,
-)
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey

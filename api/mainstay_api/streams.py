@@ -3,8 +3,8 @@
 A plan must reach every supervisor within milliseconds of being stored, and
 thousands of supervisors must not mean thousands of blocking reads of the store:
 one reader per job and process hands the stream to all who listen here
-(:mod:`mainstay_core.coordinator.stream`). A listener whose queue is full is cut off: it comes back
-with the id of the last entry it has seen and gets the rest from the store.
+(:mod:`mainstay_core.control_plane.stream`). A listener whose queue is full is cut off: it comes
+back with the id of the last entry it has seen and gets the rest from the store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mainstay_api.store_protocol import JobStore, Store
 from mainstay_api.tasks import end_tasks
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.logs import about
-from mainstay_core.coordinator.job_store import StoreUnavailableError
-from mainstay_core.coordinator.stream import JobStream, StreamItem
+from mainstay_core.control_plane.job_store import StoreUnavailableError
+from mainstay_core.control_plane.stream import JobStream, StreamItem
 
 logger = logging.getLogger(__name__)
 

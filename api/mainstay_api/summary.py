@@ -13,7 +13,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
-from mainstay_core.coordinator.checkpoints import describe_problem
+from mainstay_core.coordinator.intake.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.scaling import plan_pods

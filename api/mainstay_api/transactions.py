@@ -2,7 +2,7 @@
 
 This process holds nothing that another replica of the api would need. The decisions about one
 job queue up within the process, so that it races only against other replicas. What a
-transaction is, :mod:`mainstay_core.coordinator.transactions` says.
+transaction is, :mod:`mainstay_core.control_plane.transactions` says.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from mainstay_api.store_protocol import JobStore, Store, history_line
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.base.logs import about
+from mainstay_core.control_plane.answers import SupervisorAnswers
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import BeatReply, StoreUnavailableError, UnknownJobError
 from mainstay_core.coordinator import machine
-from mainstay_core.coordinator.answers import SupervisorAnswers
 from mainstay_core.coordinator.events import (
     Announce,
     Event,
@@ -42,10 +44,8 @@ from mainstay_core.coordinator.events import (
     StopRequested,
     Transition,
 )
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.job_store import BeatReply, StoreUnavailableError, UnknownJobError
+from mainstay_core.coordinator.intake.store_recovery import refuse_behind
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat

@@ -16,9 +16,9 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
+from mainstay_core.control_plane.job_store import Change, Lease, StoredJob
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import Action, Announce, EndJob, PublishPlan, RecordRecovery
-from mainstay_core.coordinator.job_store import Change, Lease, StoredJob
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat

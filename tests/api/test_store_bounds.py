@@ -12,9 +12,9 @@ from mainstay_api.store import RedisStore, kept_steps
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import JobUid, QuorumId
 from mainstay_core.base.shape import JobShape
+from mainstay_core.control_plane.job_store import Change
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import Announce
-from mainstay_core.coordinator.job_store import Change
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.ledger import LedgerEntry

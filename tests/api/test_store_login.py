@@ -15,7 +15,7 @@ from mainstay_api.__main__ import open_store
 from mainstay_api.redis_client import SentinelUrl, parse_sentinel_url
 from mainstay_api.settings import Settings
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.job_store import StoreUnavailableError
+from mainstay_core.control_plane.job_store import StoreUnavailableError
 
 # A character that a url could not hold.
 PASSWORD = "s3/cr@t:"

@@ -20,15 +20,15 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, StoreConflictError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import Change, Snapshot, StoreUnavailableError
 from mainstay_core.coordinator.events import (
     Announce,
     FactsReported,
     PodRegistered,
     StepsCommitted,
 )
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
 from mainstay_core.coordinator.invariants import check_invariants
-from mainstay_core.coordinator.job_store import Change, Snapshot, StoreUnavailableError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import (
     Heartbeat,

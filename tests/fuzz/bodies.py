@@ -29,7 +29,7 @@ from mainstay_api.settings import Settings
 from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
 from mainstay_core.wire.facts import Fact
 
 UID, POD = JobUid("5eed"), "pod-0"

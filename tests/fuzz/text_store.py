@@ -1,7 +1,7 @@
 """A store of jobs in memory that keeps text, as Redis does: what is loaded was read from text.
 
 It is a value with copies, so every input begins with the same jobs. What the scripts in Redis do is
-said in :mod:`mainstay_core.coordinator.job_store`; here is as much of it as one api process sees.
+said in :mod:`mainstay_core.control_plane.job_store`; here is as much of it as one api process sees.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from mainstay_api.store_protocol import NewFindings, stream_items
 from mainstay_core.base import codec
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import JobUid, PodUid, QuorumId
-from mainstay_core.coordinator.job_store import BeatReply, Change, Seen, Snapshot
+from mainstay_core.control_plane.job_store import BeatReply, Change, Seen, Snapshot
+from mainstay_core.control_plane.stream import StreamItem
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.stream import StreamItem
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.findings import MAX_KEPT, FindingsPage, ToldFinding

@@ -46,6 +46,7 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
     Transition,
 )
+from mainstay_core.coordinator.intake.store_recovery import refuse_behind
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.state import (
@@ -55,7 +56,6 @@ from mainstay_core.coordinator.state import (
     pod_name,
     slot_name,
 )
-from mainstay_core.coordinator.store_recovery import refuse_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.wire.crashes import Crash

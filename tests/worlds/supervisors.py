@@ -36,7 +36,7 @@ from mainstay_core.coordinator.events import (
     StepsCommitted,
     Tick,
 )
-from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.gather.server import Send

@@ -33,7 +33,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_NAME, MAX_TOLD, Instant, Longest, Name, SlotIndex
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import FaultFired
-from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.coordinator.state import is_gone
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.facts import Heartbeat, PodRegistration

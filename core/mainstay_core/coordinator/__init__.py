@@ -5,17 +5,9 @@
 - ``events``: what the coordinator learns, and what its shell is told to do
 - ``machine``: the state machine: its table names who handles which event
 - ``invariants``: what must hold of the state after every event
-- ``reports``: takes in what pods, supervisors and the store report
-- ``ends``: notes that a trainer or a pod has ended
-- ``intake``: takes facts into the state, before anything is decided
-- ``check_plans``: how the checks of each stage are planned
-- ``checkpoints``: what is known of durable checkpoints
-- ``crashes``: when the same exception has come back too often
+- ``intake/``: takes facts into the state, before anything is decided
 - ``fingerprints``: whose arithmetic differs from the job's
 - ``leaving``: pods that will end, and who announced it
-- ``heartbeats``: how long pods have been silent
-- ``backoff``: how long trainers that end again and again are kept out
-- ``pruning``: drops what need not be known any longer
 - ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
@@ -32,14 +24,6 @@
 - ``submission``: what may change when a job is submitted again
 - ``publishing``: makes a decision visible: a new plan, or the end of the job
 - ``progress``: which steps are first commits, and the share of the time that they took
-- ``silence``: when a pod that is not heard gave its last sign of life
 - ``records``: the record of each recovery and its five times
-- ``store_recovery``: what is believed when the store lost the job or fell back
-- ``job_store``: what a store keeps of one job, and what its scripts do to that
-- ``stream``: what a listener to the job's stream gets, and in which order
-- ``transactions``: stores decisions: load, decide, compare-and-set, and again
-- ``answers``: what a replica of the api answers supervisors
-- ``problems``: how a refusal, or trouble with the store, is answered
-- ``watch``: which jobs a replica of the api looks at for silence, and when
 - ``injection``: injected faults: given, drawn for spares, recorded
 """

@@ -38,11 +38,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.forming import decide_forming
 from mainstay_core.coordinator.injection import inject_into_spares, record_fired, request_faults
-from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
-from mainstay_core.coordinator.permission import note_permission
-from mainstay_core.coordinator.publishing import end_job
-from mainstay_core.coordinator.recovery import decide_running, decide_suspended, decide_waiting
-from mainstay_core.coordinator.reports import (
+from mainstay_core.coordinator.intake.reports import (
     take_commit,
     take_commit_before_suspension,
     take_facts,
@@ -52,13 +48,17 @@ from mainstay_core.coordinator.reports import (
     take_stored,
     take_tick,
 )
+from mainstay_core.coordinator.intake.store_recovery import (
+    note_plan,
+    reopen,
+)
+from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
+from mainstay_core.coordinator.permission import note_permission
+from mainstay_core.coordinator.publishing import end_job
+from mainstay_core.coordinator.recovery import decide_running, decide_suspended, decide_waiting
 from mainstay_core.coordinator.scaling import note_scale
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-)
-from mainstay_core.coordinator.store_recovery import (
-    note_plan,
-    reopen,
 )
 from mainstay_core.coordinator.submission import note_submission, note_topology
 from mainstay_core.coordinator.suspension import note_suspend

@@ -6,8 +6,8 @@
           --resume--> next commit of a step
 
 A death that was found out by waiting is dated by the last sign of life, so the wait is a part of
-detect (:mod:`mainstay_core.coordinator.silence`). How much later than normal the next commit came
-follows from the ledger's times alone (:mod:`mainstay_core.coordinator.progress`).
+detect (:mod:`mainstay_core.coordinator.intake.silence`). How much later than normal the next commit
+came follows from the ledger's times alone (:mod:`mainstay_core.coordinator.progress`).
 
 Times are differences of wall clocks of one machine, or of machines kept in step. They are shown and
 never decide anything: a wrong clock yields a wrong number and nothing else. Negative times are

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from mainstay_core.coordinator.job_store import Change
+from mainstay_core.control_plane.job_store import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
-from mainstay_core.sim.provider import Pod
-from mainstay_core.sim.scenario import Fault
+from mainstay_core.sim.scenarios.scenario import Fault
+from mainstay_core.sim.services.provider import Pod
 from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.store import NODE as STORE
-from mainstay_core.sim.trainer import Trainer
+from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.supervisor.events import LeaveRequested
 
 PATIENCE_S = 8.0

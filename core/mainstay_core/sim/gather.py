@@ -9,8 +9,8 @@ from mainstay_core.gather.client import ClientProtocol, QuorumAborted
 from mainstay_core.gather.frames import Abort, Join, Leave, Newer, Post
 from mainstay_core.gather.server import Actions, Send, ServerProtocol
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Process, Signal, Steps
+from mainstay_core.sim.invariants.checks import Checks
 from mainstay_core.sim.network import End, Listener, Network
 from mainstay_core.supervisor import gossip
 from mainstay_core.supervisor.gossip import Given, Holds

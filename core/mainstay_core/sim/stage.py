@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mainstay_core.sim.api import Api
-from mainstay_core.sim.provider import MAX_PODS, Pod, Provider
-from mainstay_core.sim.scenario import PLANNED, Scenario
+from mainstay_core.sim.scenarios.scenario import PLANNED, Scenario
+from mainstay_core.sim.services.api import Api
+from mainstay_core.sim.services.provider import MAX_PODS, Pod, Provider
+from mainstay_core.sim.services.wishes import Wishes
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.sim.wishes import Wishes
 
 PLANS, PLANS_PER_FAULT = 12, 24
 PODS_PER_SUSPENSION = 16

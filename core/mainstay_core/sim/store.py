@@ -1,6 +1,6 @@
 """The store of the api: one played Redis, with what it forgets and how it is reached.
 
-What a script does to a job is said in :mod:`mainstay_core.coordinator.job_store`. A call takes a
+What a script does to a job is said in :mod:`mainstay_core.control_plane.job_store`. A call takes a
 while each way. While the store is away it fails, and what was carried out before the answer got
 lost stays carried out.
 """
@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from mainstay_core.base.errors import StoreConflictError
 from mainstay_core.base.ids import PodUid, QuorumId
-from mainstay_core.coordinator.events import PublishPlan
-from mainstay_core.coordinator.job_store import (
+from mainstay_core.control_plane.job_store import (
     PUSHED,
     BeatReply,
     Change,
@@ -24,10 +23,11 @@ from mainstay_core.coordinator.job_store import (
     StoreUnavailableError,
     StreamEntry,
 )
+from mainstay_core.control_plane.stream import StreamItem, order
+from mainstay_core.coordinator.events import PublishPlan
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.stream import StreamItem, order
-from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.engine import Awaited, Engine, Signal, Steps
+from mainstay_core.sim.invariants.checks import Checks
 from mainstay_core.sim.network import Network
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from mainstay_core.base.ids import Incarnation
+from mainstay_core.control_plane.job_store import Change
 from mainstay_core.coordinator import machine
-from mainstay_core.coordinator.job_store import Change
-from mainstay_core.sim.checks import Checks
 from mainstay_core.sim.compute import Wrong
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Engine, Process
+from mainstay_core.sim.invariants.checks import Checks
 from mainstay_core.sim.network import Network
-from mainstay_core.sim.pace import Pace
-from mainstay_core.sim.scenario import Scenario
+from mainstay_core.sim.scenarios.pace import Pace
+from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.store import Store
 from mainstay_core.wire.plan import Plan
 

@@ -9,9 +9,9 @@ from mainstay_core.base.errors import MainstayError
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.faults import Faults
-from mainstay_core.sim.scenario import Scenario
+from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.stage import Stage
-from mainstay_core.sim.trainer import Trainer
+from mainstay_core.sim.trainers.trainer import Trainer
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mainstay_core.coordinator.backoff import clear_failures
+from mainstay_core.coordinator.intake.backoff import clear_failures
 from mainstay_core.coordinator.state import with_slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.worlds.pods import PlayedPods, make_config
 
-from mainstay_core.coordinator.checkpoints import describe_problem
+from mainstay_core.coordinator.intake.checkpoints import describe_problem
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 

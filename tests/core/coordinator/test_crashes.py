@@ -8,7 +8,7 @@ from typing import Any
 from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base import codec
-from mainstay_core.coordinator.crashes import MAX_KINDS
+from mainstay_core.coordinator.intake.crashes import MAX_KINDS
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.crashes import Crash

@@ -7,7 +7,7 @@ from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.coordinator.events import DrainRequested, ScaleRequested
-from mainstay_core.coordinator.pruning import MAX_GONE_PODS
+from mainstay_core.coordinator.intake.pruning import MAX_GONE_PODS
 from mainstay_core.coordinator.siting import surplus_slots
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind

@@ -18,7 +18,7 @@ from mainstay_core.coordinator.events import (
     StopRequested,
     Tick,
 )
-from mainstay_core.coordinator.intake import UnregisteredPodError
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.dmr.flips import Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import FaultAction, FaultPoint

@@ -20,8 +20,8 @@ from mainstay_core.coordinator.events import (
     SuspendRequested,
     Tick,
 )
+from mainstay_core.coordinator.intake.store_recovery import is_behind
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.store_recovery import is_behind
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind

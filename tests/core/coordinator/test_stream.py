@@ -7,8 +7,8 @@ import random
 from collections.abc import Coroutine
 from typing import Any
 
-from mainstay_core.coordinator.job_store import StoreUnavailableError
-from mainstay_core.coordinator.stream import JobStream, StreamItem, order
+from mainstay_core.control_plane.job_store import StoreUnavailableError
+from mainstay_core.control_plane.stream import JobStream, StreamItem, order
 from mainstay_core.job.phase import JobPhase
 
 LAST = 12

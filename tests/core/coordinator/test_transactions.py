@@ -11,11 +11,11 @@ import pytest
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.control_plane.job_store import Change, Snapshot, StoredJob, StoreUnavailableError
+from mainstay_core.control_plane.transactions import MAX_TOGETHER, JobTransactions
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import Event, FactsReported, PodRegistered
-from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.job_store import Change, Snapshot, StoredJob, StoreUnavailableError
-from mainstay_core.coordinator.transactions import MAX_TOGETHER, JobTransactions
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.facts import PodRegistration, TrainerUp
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey

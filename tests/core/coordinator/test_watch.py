@@ -15,15 +15,15 @@ from mainstay_core.base.errors import (
     StoreConflictError,
 )
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import UnknownJobError
+from mainstay_core.control_plane.problems import problem_of
+from mainstay_core.control_plane.transactions import find_news
+from mainstay_core.control_plane.watch import Watch
 from mainstay_core.coordinator.events import Transition
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.job_store import UnknownJobError
-from mainstay_core.coordinator.problems import problem_of
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
+from mainstay_core.coordinator.intake.store_recovery import StoreBehindError
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.store_recovery import StoreBehindError
-from mainstay_core.coordinator.transactions import find_news
-from mainstay_core.coordinator.watch import Watch
 from mainstay_core.wire.api import ApiRefused
 from mainstay_core.wire.formats import UnknownFormatError
 from mainstay_core.wire.ledger import LedgerEntry

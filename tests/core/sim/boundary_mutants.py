@@ -19,10 +19,10 @@ from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
-from mainstay_core.sim.boundary_replayer import BoundaryReplayer
-from mainstay_core.sim.drawing import draw_cascade, draw_losses
-from mainstay_core.sim.replayer import Replayer
-from mainstay_core.sim.scenario import Fault, Scenario
+from mainstay_core.sim.scenarios.drawing import draw_cascade, draw_losses
+from mainstay_core.sim.scenarios.scenario import Fault, Scenario
+from mainstay_core.sim.trainers.boundary_replayer import BoundaryReplayer
+from mainstay_core.sim.trainers.replayer import Replayer
 from mainstay_core.snapshots.stretches import Border, Stretch
 from mainstay_core.wire.plan import Plan
 

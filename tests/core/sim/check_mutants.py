@@ -17,7 +17,7 @@ from mainstay_core.rank.events import DropHeld
 from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.scenario import WITNESSED, Fault, Scenario
+from mainstay_core.sim.scenarios.scenario import WITNESSED, Fault, Scenario
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import SettleReport

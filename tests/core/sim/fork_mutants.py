@@ -14,12 +14,13 @@ from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
-from mainstay_core.sim import disk, draw, trainer
+from mainstay_core.sim import disk, draw
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.lineages import fork_rules
-from mainstay_core.sim.points import COMMIT_POINTS, FORK_POINTS
-from mainstay_core.sim.scenario import FORKING, Fault, Scenario
-from mainstay_core.sim.trainer import Trainer
+from mainstay_core.sim.invariants.lineages import fork_rules
+from mainstay_core.sim.scenarios.points import COMMIT_POINTS, FORK_POINTS
+from mainstay_core.sim.scenarios.scenario import FORKING, Fault, Scenario
+from mainstay_core.sim.trainers import trainer
+from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import History, MadePosition
 

@@ -22,11 +22,12 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
-from mainstay_core.sim import draw, keeper
-from mainstay_core.sim.drawing import draw_losses
-from mainstay_core.sim.keeper import SegmentKeeper
-from mainstay_core.sim.scenario import Scenario
+from mainstay_core.sim import draw
+from mainstay_core.sim.scenarios.drawing import draw_losses
+from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.segments import SegmentStore
+from mainstay_core.sim.trainers import keeper
+from mainstay_core.sim.trainers.keeper import SegmentKeeper
 from mainstay_core.snapshots import recopies
 from mainstay_core.snapshots.recopies import Recopy
 from mainstay_core.snapshots.windows import Window

@@ -16,8 +16,8 @@ from typing import Any
 
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.base.shape import Order
+from mainstay_core.control_plane.job_store import StoredJob
 from mainstay_core.coordinator import repeats
-from mainstay_core.coordinator.job_store import StoredJob
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
 from mainstay_core.rank import adoption, checkpoints, connections, settle, votes
@@ -30,8 +30,8 @@ from mainstay_core.sim import Outcome, draw, simulate, terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Sleep
 from mainstay_core.sim.gather import GatherClient
-from mainstay_core.sim.scenario import LASTING, Fault, Scenario
-from mainstay_core.sim.trainer import Trainer
+from mainstay_core.sim.scenarios.scenario import LASTING, Fault, Scenario
+from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.supervisor import conversation, outbox, slots
 from mainstay_core.supervisor import machine as supervisor_machine
 from mainstay_core.wire.facts import Fact

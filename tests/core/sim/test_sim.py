@@ -32,7 +32,15 @@ from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
-from mainstay_core.sim.scenario import FORKING, IN_MEMORY, KINDS, LASTING, PLANNED, WITNESSED, Fault
+from mainstay_core.sim.scenarios.scenario import (
+    FORKING,
+    IN_MEMORY,
+    KINDS,
+    LASTING,
+    PLANNED,
+    WITNESSED,
+    Fault,
+)
 
 SEEDS_PER_TEST = 10
 ALL_MUTANTS = {

@@ -7,8 +7,8 @@ import pytest
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim import World, draw
 from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.services.wishes import LOOK_S
 from mainstay_core.sim.store import NODE
-from mainstay_core.sim.wishes import LOOK_S
 
 API = "api0"
 

@@ -15,8 +15,8 @@ from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Violation
-from mainstay_core.sim.kept_boundaries import KeptBoundaries, Places
-from mainstay_core.sim.units import key_of
+from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries, Places
+from mainstay_core.sim.invariants.units import key_of
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (

@@ -18,10 +18,10 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.sim.kept import Kept
-from mainstay_core.sim.kept_boundaries import KeptBoundaries
-from mainstay_core.sim.life import Life
-from mainstay_core.sim.lineages import Lineages
+from mainstay_core.sim.invariants.kept import Kept
+from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
+from mainstay_core.sim.invariants.life import Life
+from mainstay_core.sim.invariants.lineages import Lineages
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mainstay_core.coordinator.job_store import StoreUnavailableError
-from mainstay_core.coordinator.stream import JobStream, StreamItem
+from mainstay_core.control_plane.job_store import StoreUnavailableError
+from mainstay_core.control_plane.stream import JobStream, StreamItem
 from mainstay_core.sim.engine import Process, Signal, Sleep
 from mainstay_core.sim.network import End
 from mainstay_core.sim.store import Reached

@@ -7,11 +7,11 @@ from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.sim.api_client import ApiClient
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.segments import SegmentStore
+from mainstay_core.sim.services.api_client import ApiClient
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import (
     Event,

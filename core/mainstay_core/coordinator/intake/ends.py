@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.base.ids import Incarnation, PodUid
-from mainstay_core.coordinator.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.silence import dated
+from mainstay_core.coordinator.intake.backoff import hold_domain, hold_slot
+from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
     CoordinatorState,

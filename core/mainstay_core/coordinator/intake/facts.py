@@ -14,22 +14,22 @@ from typing import Any
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.coordinator.causes import Suspicion, ToldCause
-from mainstay_core.coordinator.check_plans import note_checks
-from mainstay_core.coordinator.checkpoints import (
+from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
+from mainstay_core.coordinator.fingerprints import difference_of, refusal
+from mainstay_core.coordinator.intake.check_plans import note_checks
+from mainstay_core.coordinator.intake.checkpoints import (
     note_checkpoint,
     note_how,
     note_reached,
     note_replayed,
     note_settled,
 )
-from mainstay_core.coordinator.crashes import explain_end, keep_newest, note_crash
-from mainstay_core.coordinator.ends import end_all, end_slot, lose_pod, note_end
-from mainstay_core.coordinator.events import Announce, RecordRecovery, Transition
-from mainstay_core.coordinator.fingerprints import difference_of, refusal
+from mainstay_core.coordinator.intake.crashes import explain_end, keep_newest, note_crash
+from mainstay_core.coordinator.intake.ends import end_all, end_slot, lose_pod, note_end
+from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
-from mainstay_core.coordinator.silence import dated
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,

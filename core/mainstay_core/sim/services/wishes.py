@@ -9,7 +9,7 @@ from __future__ import annotations
 from mainstay_core.coordinator.events import ScaleRequested
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Steps, Violation
-from mainstay_core.sim.provider import Provider
+from mainstay_core.sim.services.provider import Provider
 
 LOOK_S = 0.5
 HEARD = 200

@@ -25,9 +25,9 @@ from mainstay_core.coordinator.events import (
     StoreReopened,
     Transition,
 )
+from mainstay_core.coordinator.intake.silence import patience_s
 from mainstay_core.coordinator.invariants import find_contradiction
 from mainstay_core.coordinator.leaving import outgoing
-from mainstay_core.coordinator.silence import patience_s
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mainstay_core.rank.replaying import Replay, can_go_on
 from mainstay_core.sim import terms
-from mainstay_core.sim.boundary_replayer import DiffersError
+from mainstay_core.sim.trainers.boundary_replayer import DiffersError
 from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 

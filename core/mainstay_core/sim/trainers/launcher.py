@@ -6,7 +6,7 @@ from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.network import End
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.sim.trainer import Trainer
+from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.supervisor.events import Exited, Forked
 from mainstay_core.supervisor.launcher import (
     Event,

@@ -30,7 +30,7 @@ from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
-from mainstay_core.sim.life import Life
+from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Method, Plan

@@ -4,7 +4,7 @@ A replica of the api holds nothing that another one would need: the state is in 
 all replicas share, and a change of it names the revision from which it was decided. Whoever
 lost that race loads again and decides again (protocol section 8).
 
-The procedures await nothing but a store (:mod:`mainstay_core.coordinator.job_store`) and what a
+The procedures await nothing but a store (:mod:`mainstay_core.control_plane.job_store`) and what a
 subclass of :class:`JobTransactions` defines, so asyncio drives them in the api, and simulated time
 in the simulation.
 """
@@ -21,6 +21,14 @@ from typing import Any
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError, StoreConflictError
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.base.shape import JobShape
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import (
+    BeatReply,
+    JobStore,
+    Snapshot,
+    UnknownJobError,
+    change_of,
+)
 from mainstay_core.coordinator.events import (
     Event,
     PlanStored,
@@ -29,16 +37,8 @@ from mainstay_core.coordinator.events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.job_store import (
-    BeatReply,
-    JobStore,
-    Snapshot,
-    UnknownJobError,
-    change_of,
-)
+from mainstay_core.coordinator.intake.store_recovery import is_behind, refuse_behind
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.store_recovery import is_behind, refuse_behind
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 

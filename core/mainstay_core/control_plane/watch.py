@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from mainstay_core.base.ids import JobUid
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import Transition
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
 
 
 class Watch:

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from mainstay_core.coordinator.job_store import PUSHED, StoreUnavailableError
+from mainstay_core.control_plane.job_store import PUSHED, StoreUnavailableError
 from mainstay_core.job.phase import TERMINAL
 
 BLOCK_S = 5.0
@@ -27,7 +27,7 @@ class StreamItem:
     id: str
     """Position, two numbers as Redis gives them: ``time-number``; empty where it is no entry."""
     kind: str
-    """As in :data:`mainstay_core.coordinator.job_store.STREAM_KINDS`."""
+    """As in :data:`mainstay_core.control_plane.job_store.STREAM_KINDS`."""
     data: Any
     """What it tells, in the store's form."""
 

@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.coordinator.backoff import clear_failures
-from mainstay_core.coordinator.checkpoints import note_checkpoint, note_reached
-from mainstay_core.coordinator.crashes import forget_overcome
-from mainstay_core.coordinator.ends import lose_pod
 from mainstay_core.coordinator.events import (
     FactsReported,
     PlanStored,
@@ -22,9 +18,15 @@ from mainstay_core.coordinator.events import (
     Tick,
     Transition,
 )
-from mainstay_core.coordinator.intake import note_facts, note_pod, settle_all
+from mainstay_core.coordinator.intake.backoff import clear_failures
+from mainstay_core.coordinator.intake.checkpoints import note_checkpoint, note_reached
+from mainstay_core.coordinator.intake.crashes import forget_overcome
+from mainstay_core.coordinator.intake.ends import lose_pod
+from mainstay_core.coordinator.intake.facts import note_facts, note_pod, settle_all
+from mainstay_core.coordinator.intake.pruning import prune_gone_pods
+from mainstay_core.coordinator.intake.silence import note_signs
+from mainstay_core.coordinator.intake.store_recovery import drop_let_go, note_heard, note_unheard
 from mainstay_core.coordinator.progress import lateness_s, note_commit
-from mainstay_core.coordinator.pruning import prune_gone_pods
 from mainstay_core.coordinator.records import (
     close_known,
     is_shown,
@@ -32,14 +34,12 @@ from mainstay_core.coordinator.records import (
     step_committed,
 )
 from mainstay_core.coordinator.repeats import forget_mended
-from mainstay_core.coordinator.silence import note_signs
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     CoordinatorState,
     all_settled,
     uid_of,
 )
-from mainstay_core.coordinator.store_recovery import drop_let_go, note_heard, note_unheard
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Checkpoint, PodGone
 

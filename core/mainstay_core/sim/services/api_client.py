@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.coordinator.stream import StreamItem
-from mainstay_core.sim.api import Reply, Request
+from mainstay_core.control_plane.stream import StreamItem
 from mainstay_core.sim.engine import Awaited, Flag, Process, Signal, Sleep, Turn
 from mainstay_core.sim.network import End, Unreachable
+from mainstay_core.sim.services.api import Reply, Request
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.supervisor.events import Ended, Event, PlanReceived
 from mainstay_core.wire.api import (

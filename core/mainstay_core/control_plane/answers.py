@@ -8,10 +8,10 @@ from typing import Any
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.control_plane.job_store import BeatReply
+from mainstay_core.control_plane.transactions import JobTransactions
 from mainstay_core.coordinator.events import FactsReported, PlanReported, PodRegistered
-from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.job_store import BeatReply
-from mainstay_core.coordinator.transactions import JobTransactions
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
 from mainstay_core.wire.api import HeartbeatReply, HeldJob

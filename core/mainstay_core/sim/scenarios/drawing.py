@@ -22,7 +22,7 @@ from mainstay_core.job.config import (
 )
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
-from mainstay_core.sim.points import (
+from mainstay_core.sim.scenarios.points import (
     API_POINTS,
     COMMIT_POINTS,
     FORK_POINTS,
@@ -33,7 +33,7 @@ from mainstay_core.sim.points import (
     RULED_BETWEEN,
     WRITE_POINTS,
 )
-from mainstay_core.sim.scenario import (
+from mainstay_core.sim.scenarios.scenario import (
     APART,
     CHECKED,
     FORKING,

@@ -20,15 +20,15 @@ from mainstay_core.rank.shell import MessageT
 from mainstay_core.rank.step_plan import Compared
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.connections import Connections
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps
-from mainstay_core.sim.heal import HealClient, HealServer
-from mainstay_core.sim.keeper import SegmentKeeper
-from mainstay_core.sim.lineages import fork_rules
+from mainstay_core.sim.invariants.lineages import fork_rules
+from mainstay_core.sim.invariants.units import job_units
 from mainstay_core.sim.network import End
-from mainstay_core.sim.saving import Saving
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.sim.units import job_units
+from mainstay_core.sim.trainers.connections import Connections
+from mainstay_core.sim.trainers.heal import HealClient, HealServer
+from mainstay_core.sim.trainers.keeper import SegmentKeeper
+from mainstay_core.sim.trainers.saving import Saving
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import Commit, SaveStatus, Vote

@@ -12,10 +12,10 @@ from mainstay_core.base.errors import (
     RemoteProtocolError,
     StoreConflictError,
 )
-from mainstay_core.coordinator.answers import StaleFactsError
-from mainstay_core.coordinator.intake import UnregisteredPodError
-from mainstay_core.coordinator.job_store import StoreUnavailableError, UnknownJobError
-from mainstay_core.coordinator.store_recovery import StoreBehindError
+from mainstay_core.control_plane.answers import StaleFactsError
+from mainstay_core.control_plane.job_store import StoreUnavailableError, UnknownJobError
+from mainstay_core.coordinator.intake.facts import UnregisteredPodError
+from mainstay_core.coordinator.intake.store_recovery import StoreBehindError
 from mainstay_core.wire.api import UNKNOWN_FORMAT
 from mainstay_core.wire.formats import UnknownFormatError
 

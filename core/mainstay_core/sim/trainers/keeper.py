@@ -19,15 +19,20 @@ from mainstay_core.rank.replaying import Replay, UnfinishedReplay
 from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
-from mainstay_core.sim.boundary_replayer import BoundaryReplayer, DiffersError, UnusableError
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
 from mainstay_core.sim.groups import ChainGroup
-from mainstay_core.sim.life import Life
-from mainstay_core.sim.replayer import Replayer
-from mainstay_core.sim.segment_client import SegmentClient, Wait
+from mainstay_core.sim.invariants.life import Life
+from mainstay_core.sim.invariants.units import is_whole, key_of, size_of, unit_number
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.sim.units import is_whole, key_of, size_of, unit_number
+from mainstay_core.sim.trainers.boundary_replayer import (
+    BoundaryReplayer,
+    DiffersError,
+    UnusableError,
+)
+from mainstay_core.sim.trainers.replay_segments import ReplaySegments
+from mainstay_core.sim.trainers.replayer import Replayer
+from mainstay_core.sim.trainers.segment_client import SegmentClient, Wait
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
@@ -336,7 +341,7 @@ class SegmentKeeper:
             replayer = Replayer(plan.lineage, replay.position)
         self._world.checks.seen["replay gone on with"] += replayer.has_begun
         try:
-            params = await replayer.run(replay, _ReplaySegments(self, wait, plan))
+            params = await replayer.run(replay, ReplaySegments(self, wait, plan))
         except UnusableError as error:
             if wait.ended and not isinstance(error, DiffersError):
                 self._unfinished.keep(plan, replayer)
@@ -357,7 +362,7 @@ class SegmentKeeper:
     ) -> StateLoaded | LoadFailed:
         """Compute a lost stage's steps again."""
         shape = self._world.config.shape
-        segments = _ReplaySegments(self, wait, plan)
+        segments = ReplaySegments(self, wait, plan)
         cell = None if chain is None else chain.cell
         replayer = BoundaryReplayer(
             plan, index, replay, segments, shape.shards_per_lane, shape.micro_batches, cell
@@ -461,40 +466,3 @@ class SegmentKeeper:
         """A replayed step is applied."""
         await self._owner.point("replay-half")
         await Sleep(self._world.pace.hiccup_s())
-
-
-class _ReplaySegments:
-    """The segments that a boundary replay reads and writes in one quorum."""
-
-    def __init__(self, keeper: SegmentKeeper, wait: Wait, plan: Plan) -> None:
-        self._keeper, self._wait, self._plan = keeper, wait, plan
-        self._written: list[SegmentKey] = []
-
-    async def read(self, key: SegmentKey, holders: Sequence[Holder]) -> terms.UnitTerm:
-        """Read a segment from the first holder whose copy is good."""
-        return await self._keeper.read(self._wait, key, holders)
-
-    async def read_new(self, key: SegmentKey, holder: Holder) -> terms.UnitTerm:
-        """Read what a holder gets in this quorum."""
-        return await self._keeper.read_new(self._wait, self._plan, key, holder, self.why_full)
-
-    def why_full(self) -> str:
-        """Return why something that was written is not kept; empty if all is, or may be."""
-        return self._keeper.why_full(self._written)
-
-    def write(self, key: SegmentKey, content: str) -> None:
-        """Write what a replayed stage sends into the own store."""
-        self._written.append(key)
-        self._keeper.write_again(self._plan, key, content)
-
-    async def hook(self, action: Action) -> None:
-        """A place before an action of the program."""
-        await self._keeper.reach(action)
-
-    async def point(self, name: str) -> None:
-        """A place after an action of a replay."""
-        await self._keeper.point(name)
-
-    async def applied(self) -> None:
-        """A replayed step is applied."""
-        await self._keeper.applied()

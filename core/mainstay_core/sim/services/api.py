@@ -9,27 +9,27 @@ from typing import Any
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import JobUid, QuorumId
+from mainstay_core.control_plane.answers import StaleFactsError, SupervisorAnswers
+from mainstay_core.control_plane.heartbeats import HeartbeatLag
+from mainstay_core.control_plane.job_store import (
+    Change,
+    StoreUnavailableError,
+    UnknownJobError,
+)
+from mainstay_core.control_plane.problems import problem_of
+from mainstay_core.control_plane.watch import Watch
 from mainstay_core.coordinator import machine
-from mainstay_core.coordinator.answers import StaleFactsError, SupervisorAnswers
 from mainstay_core.coordinator.events import (
     DrainRequested,
     Event,
     SuspendRequested,
     Transition,
 )
-from mainstay_core.coordinator.heartbeats import HeartbeatLag
-from mainstay_core.coordinator.job_store import (
-    Change,
-    StoreUnavailableError,
-    UnknownJobError,
-)
-from mainstay_core.coordinator.problems import problem_of
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.coordinator.watch import Watch
 from mainstay_core.sim.engine import Process, Sleep, Turn
 from mainstay_core.sim.network import Exchange, Listener
+from mainstay_core.sim.services.streams import Stream
 from mainstay_core.sim.store import Reached
-from mainstay_core.sim.streams import Stream
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.wire.api import HeldJob
 from mainstay_core.wire.ledger import LedgerEntry

@@ -16,12 +16,12 @@ from mainstay_core.pool.losses import PodDemand
 from mainstay_core.pool.memory import PoolMemory
 from mainstay_core.pool.observed import ObservedPod, PodPhase
 from mainstay_core.pool.repair import Repair, RepairPolicy, plan_repair
-from mainstay_core.sim.api import Request
 from mainstay_core.sim.engine import Process, Steps, Violation
-from mainstay_core.sim.launcher import Launcher
 from mainstay_core.sim.network import Unreachable
-from mainstay_core.sim.supervisor import Supervisor
+from mainstay_core.sim.services.api import Request
+from mainstay_core.sim.services.supervisor import Supervisor
 from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.sim.trainers.launcher import Launcher
 from mainstay_core.supervisor.events import LeaveRequested
 from mainstay_core.wire.facts import Fact
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
-from mainstay_core.sim.scenario import Scenario
+from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.snapshots.job_units import Expert, JobUnits
 from mainstay_core.snapshots.prices import StateTypes
 from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind

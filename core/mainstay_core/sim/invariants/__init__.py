@@ -1,0 +1,9 @@
+"""Checks the invariants of the protocol in a simulated run, after every change.
+
+- ``life``: what checks look at in a trainer
+- ``units``: the units of a job, and their sizes
+- ``kept_boundaries``: the boundary logs that were confirmed to be there
+- ``kept``: what was confirmed to be in memory
+- ``lineages``: what forks do to a job
+- ``checks``: the invariants
+"""

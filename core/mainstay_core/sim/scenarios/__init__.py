@@ -1,0 +1,7 @@
+"""Says what a simulated run is: a job, its surroundings and its faults, drawn from a seed.
+
+- ``scenario``: the job, surroundings and faults of a run
+- ``points``: the places at which a fault may strike
+- ``pace``: how long each thing takes
+- ``drawing``: the scenario that a seed means
+"""
