@@ -4,6 +4,7 @@ time."""
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,13 @@ def run(
     corpus: Path,
     faults: list[dict[str, Any]],
     layout: Layout = LAYOUT,
+    options: Sequence[str] = (),
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     job = make_job(layout, NUM_STEPS, corpus, recovery=recovery)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
-    with local_job(directory, job, faults) as running:
+    with local_job(directory, job, faults, *options) as running:
         return running.report()
 
 
@@ -84,6 +86,23 @@ def test_a_lost_inner_stage_is_made_anew_as_the_papers_formula_says(
     assert steps == twin(tmp_path, (LOST_AT, 1))
     assert steps[:LOST_AT] == undisturbed[:LOST_AT]
     assert not set(steps[LOST_AT:]) & set(undisturbed[LOST_AT:])
+
+
+@pytest.mark.chaos
+def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Two forks at different steps; the run that repeats them is killed here and there itself."""
+    first = run(tmp_path, corpus, [kill(1, 6), kill(2, 10)], **ALLOWED)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+
+    again = run(tmp_path / "again", corpus, [], options=options)
+    disturbed = run(tmp_path / "disturbed", corpus, [kill(3, 8)], LAYOUT, options, **ALLOWED)
+
+    assert {r["fault"] for r in again["recoveries"]} == {"nothing has failed"}
+    assert [r["method"] for r in again["recoveries"]] == ["approximate", "approximate"]
+    assert compare_reports(first, again) == []
+    assert compare_reports(first, disturbed) == []
 
 
 @pytest.mark.chaos

@@ -12,6 +12,7 @@ from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
 
@@ -44,6 +45,7 @@ def first_state(
         checkpoint_every_steps=every_steps,
         snapshots=snapshot_rules(config.snapshots, training),
         fork_rules=fork_rules(config, training),
+        repeats=read_repeats(config),
         witness_every_steps=config.witness_every_steps,
         compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
         tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,

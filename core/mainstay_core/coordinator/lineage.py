@@ -35,10 +35,14 @@ EXACT_AGAIN = "ExactAgain"
 def note_course(state: CoordinatorState, event: StepsCommitted) -> CoordinatorState:
     """Return the state with what a commit says of the states that follow it.
 
-    Entries of older quorums come late: a step before a fork is exact, and says nothing of it.
+    Entries of older quorums come late: a step before a fork is exact, and says nothing of it. So is
+    one that was rolled forward in the quorum of the fork. What the quorum's first member has told
+    counts.
     """
     since, plan = event.approximate_since, state.plan
     if plan is None or event.quorum != plan.quorum or since == state.approximate_since:
+        return state
+    if state.is_history_told:
         return state
     return _on_course(state, since)
 
@@ -129,6 +133,8 @@ def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
 
 def why_never(state: CoordinatorState) -> str:
     """Return why no stage of the job can be made anew from others; empty if some may be."""
+    if state.config.repeats:
+        return "the job repeats the lineage of another run, and makes no other fork"
     if state.shape.stages == 1:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"

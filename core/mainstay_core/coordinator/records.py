@@ -90,10 +90,11 @@ def open_suspicion(
     assert suspicion is not None
     who = ", ".join(slot_name(state, s) for s in suspicion.reporters)
     what = "devices disagree" if suspicion.doubted else "a collective failed"
+    fault = f"{what}, told by {who}: {suspicion.evidence or 'no detail'}"
     return _open(
         state,
         plan,
-        fault=f"{what}, told by {who}: {suspicion.evidence or 'no detail'}",
+        fault=fault if suspicion.repeats is None else "nothing has failed",
         reason=reason,
         members=excluded,
         died_at_s=suspicion.observed_at_s,

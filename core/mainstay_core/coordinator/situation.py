@@ -45,6 +45,8 @@ def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
     something has ended since.
     """
     policy, permission = state.config.approximate, state.permission
+    if state.config.repeats:
+        return None  # it makes the forks of another run, and no others
     if permission is None or not is_permitted(state, permission):
         return policy
     return permitted_rules(policy)

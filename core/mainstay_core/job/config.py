@@ -106,6 +106,8 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+MAX_FORKS = 1024
+"""Re-initialisations of one job."""
 MAX_LR_BOOST = 100.0
 """Factor of a learning rate. More than that trains nothing."""
 
@@ -211,6 +213,11 @@ class JobConfig:
     """None in a job without snapshots in memory."""
     approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
     """None in a job whose every recovery is exact."""
+    repeats: Annotated[tuple[Document, ...], Longest(MAX_FORKS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """The forks of another run, as its report has them, that this one makes at the same versions
+    (:mod:`mainstay_core.wire.repeated_lineage`). It then makes no others."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

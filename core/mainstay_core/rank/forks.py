@@ -146,19 +146,50 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     return plan.fork.made_with(lost, plan.ranks_per_stage) if plan.fork else frozenset()
 
 
-def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
+def find_due(repeats: History, history: History, version: int) -> int | None:
+    """Return the number of the fork that comes next before a step is computed; None: none does.
+
+    Args:
+        repeats: the forks that the job makes again.
+        history: of the state.
+        version: of the state.
+    """
+    number = len(history)
+    is_next = number < len(repeats) and history == repeats[:number]
+    return number if is_next and repeats[number].version == version else None
+
+
+def positions_to_repeat(plan: Plan, version: int, history: History) -> frozenset[int]:
+    """Return the positions that are made anew though members hold them: a fork is made again.
+
+    Args:
+        plan: which may order that.
+        version: at which all go on.
+        history: of the states there.
+    """
+    fork = plan.fork.repeats if plan.fork is not None else None
+    if plan.fork is None or fork is None or fork.version != version or fork in history:
+        return frozenset()
+    return frozenset(plan.fork.positions)
+
+
+def goes_back(plan: Plan, rules: ForkRules | None, version: int, durable: int) -> bool:
     """Return whether an exact state is loaded, though the plan orders a fork.
 
     The coordinator orders forks by what it has been told, and the newest checkpoint may have become
     durable just before the fault. The trainers see the disk. At a version that is kept there, or
-    can be made from the seed, nothing would be lost without a fork.
+    can be made from the seed, nothing would be lost without a fork. A fork that is made again is
+    made at its own version, and at no other.
 
     Args:
+        plan: that orders it.
         rules: of the job.
         version: at which it would be forked.
         durable: newest version on the disk; 0: the seed's initial state, of which nobody has to be
             told.
     """
+    if plan.fork is not None and plan.fork.repeats is not None:
+        return version != plan.fork.repeats.version
     if rules is None:
         return False
     if version <= durable:
@@ -208,6 +239,8 @@ def plan_fork(
     """
     if not positions:
         return known
+    if plan.fork is not None and plan.fork.repeats is not None:
+        return _repeated(plan.fork.repeats, known)
     if rules is None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork, which this job does not allow")
     width = plan.ranks_per_stage
@@ -239,8 +272,19 @@ def plan_fork(
         lr_boost=rules.lr_boost,
         boost_steps=rules.boost_steps,
     )
-    extended = hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
-    return Forked(fork, (*history, fork), extended)
+    return Forked(fork, (*history, fork), _extend(chain, fork))
+
+
+def _repeated(fork: Fork, known: Forked) -> Forked:
+    """Return the fork of another run as it is made here."""
+    if fork in known.history:
+        # It was begun under a plan before.
+        return Forked(fork, known.history, known.chain)
+    return Forked(fork, (*known.history, fork), _extend(known.chain, fork))
+
+
+def _extend(chain: str, fork: Fork) -> str:
+    return hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mainstay_core.base.errors import LocalProtocolError
@@ -193,7 +193,10 @@ def settle(
         Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
     )
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
-    version = goal.version
+    version, history = goal.version, _history(plan, goal, stores)
+    if not goal.from_disk:
+        again = forks.positions_to_repeat(plan, version, history.forks)
+        goal = replace(goal, made=goal.made | again)
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one.
@@ -205,7 +208,7 @@ def settle(
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
-    history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
+    basis = find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
     fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
@@ -307,7 +310,7 @@ def _choose_version(
             continue
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
-            if made and forks.goes_back(rules, version, durable):
+            if made and forks.goes_back(plan, rules, version, durable):
                 continue
             return _Goal(
                 version=version, from_disk=False, counted=counted, origin=origin, made=made

@@ -143,6 +143,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    repeats: History = ()
+    """The forks of another run that this one makes again, each at its version."""
     snapshots: SnapshotRules | None = None
     """None in a job without snapshots."""
     window: Window | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -719,3 +720,88 @@ def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) ->
     ]
     assert page.stages[0].reason == "stage 0 is an end of the pipeline: it has no two neighbours"
     assert page.stages[1].reason.startswith("stages 0 and 2, weighed by their squared gradient")
+
+
+def test_a_step_that_was_rolled_to_the_forks_version_says_nothing_of_what_follows(
+    world: Any,
+) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 4, since=None)
+
+    assert world.state.approximate_since == 5
+    assert world.state.history == (fork_at(5, 1),)
+
+
+def test_the_first_members_word_counts_though_commits_were_quicker(world: Any) -> None:
+    lose(world, 1)
+    for step in range(5, 5 + COMMITS_THAT_SETTLE):
+        commit(world, step, since=5)
+    assert world.state.history == ()
+    first = next(m for m in world.plan.members if m.index == 0)
+    world.tell(world.about(FactKind.SETTLED, first, step=5, history=FORKED))
+
+    assert (world.state.approximate_since, world.state.history) == (5, (fork_at(5, 1),))
+
+
+def park_for(world: Any, number: int) -> None:
+    """All members have come to the version of a fork that they make again."""
+    facts = (world.about(FactKind.PARKED, m, repeats=number) for m in world.plan.members)
+    world.tell(*facts)
+    world.tick(10.0)
+
+
+@pytest.fixture
+def repeating(start: Start) -> Any:
+    """A job that makes the fork of another run again, and may not make one of its own."""
+    fork = codec.encode(fork_at(5, 1))
+    world = start(
+        spares=2, replicas=1, lanes=1, stages=5, repeats=(fork,), approximate=ALLOWED
+    )
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+def test_the_fork_of_another_run_is_ordered_when_all_have_come_to_its_version(
+    repeating: Any,
+) -> None:
+    park_for(repeating, 0)
+
+    plan = repeating.plan
+    assert (plan.method, plan.planned, plan.lineage) == (Method.APPROXIMATE, False, 1)
+    assert (plan.fork.positions, plan.fork.since) == ((1,), 0)
+    assert plan.fork.repeats == fork_at(5, 1)
+    assert not any(m.joining for m in plan.members)
+    repeating.settle(step=5, history=FORKED)
+    repeating.commit(step=5)
+    assert record(repeating).fault == "nothing has failed"
+    assert (record(repeating).exact, record(repeating).approximate_since) == (False, 5)
+
+
+def test_a_fork_that_is_made_again_is_repeated_until_all_have_settled(repeating: Any) -> None:
+    park_for(repeating, 0)
+    repeating.park(repeating.member(0, 2))
+    repeating.tick(10.0)
+
+    assert repeating.plan.fork.repeats == fork_at(5, 1)
+    assert (repeating.plan.lineage, repeating.plan.fork.since) == (2, 0)
+
+
+def test_a_job_that_repeats_a_lineage_makes_no_fork_of_its_own(repeating: Any) -> None:
+    lose(repeating, 2)
+
+    assert (repeating.plan.method, repeating.plan.fork) == (Method.RESTART, None)
+    page = show_lineage(repeating.state)
+    assert {stage.reason for stage in page.stages} == {
+        "the job repeats the lineage of another run, and makes no other fork"
+    }
+
+
+def test_a_trainer_that_asks_for_a_fork_that_there_is_not_fails_the_job(repeating: Any) -> None:
+    park_for(repeating, 7)
+
+    assert repeating.state.phase is JobPhase.FAILED
+    assert repeating.state.outcome == "a trainer asks for fork 8 of 1"

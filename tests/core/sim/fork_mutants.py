@@ -9,12 +9,13 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base import codec
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
-from mainstay_core.sim import disk, draw
+from mainstay_core.sim import World, disk, draw
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.invariants.lineages import fork_rules
 from mainstay_core.sim.scenarios.points import COMMIT_POINTS, FORK_POINTS
@@ -94,6 +95,23 @@ def draw_two_losses(seed: int, kinds: tuple[str, ...]) -> Scenario:
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)
+
+
+def ends_of(world: World) -> set[str]:
+    """Digests of the histories of a run's final states."""
+    return {final.history for final in world.store.last.finals}
+
+
+def repeating(first: World, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario of a run that makes the forks of another run again, and has faults."""
+    scenario, rng = first.scenario, random.Random(f"repeat {first.scenario.seed} {kinds}")
+    repeats = tuple(codec.encode(fork) for fork in first.store.last.history)
+    config = replace(scenario.config, repeats=repeats, approximate=None, spares=2)
+    faults = tuple(
+        Fault(kind=rng.choice(kinds), point=rng.choice(COMMIT_POINTS), times=rng.randint(1, 20))
+        for _ in range(rng.randint(1, 3) if kinds else 0)
+    )
+    return replace(scenario, config=config, faults=faults)
 
 
 def _of_its_lineage(state: RankState, plan: Plan, member: Member) -> bool:
