@@ -43,10 +43,11 @@ def run(
     faults: list[dict[str, Any]],
     layout: Layout = LAYOUT,
     options: Sequence[str] = (),
+    checkpoint: dict[str, Any] | None = None,
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery)
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, checkpoint=checkpoint or {})
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
     with local_job(directory, job, faults, *options) as running:
         return running.report()
@@ -124,6 +125,20 @@ def test_an_end_of_the_pipeline_has_the_ladders_next_answer(tmp_path: Path, corp
     assert "for want of anything newer" in recovery["reason"]
     assert report["exact"]
     assert report["digests"]["steps"] == twin(tmp_path)
+
+
+@pytest.mark.chaos
+def test_an_end_loads_a_checkpoint_of_its_own_alone(tmp_path: Path, corpus: Path) -> None:
+    """And a run that loses nothing repeats that, from its own checkpoint of the same step."""
+    allowed = {"allowApproximate": True, "approximateAfterLostSteps": 1}
+    allowed |= {"approximate": {"staleSteps": 4}}
+    first = run(tmp_path, corpus, [kill(0)], checkpoint={"everySteps": 5}, **allowed)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+    again = run(tmp_path / "again", corpus, [], options=options, checkpoint={"everySteps": 5})
+
+    check_forked(first)
+    assert "made anew from its own copy of step 5, 3 steps old" in first["recoveries"][0]["reason"]
+    assert compare_reports(first, again) == []
 
 
 @pytest.mark.chaos

@@ -8,8 +8,7 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
 from mainstay_core.rank.forks import ForkRules
-from mainstay_core.reinitialisation.sources import Policy
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import policy_of
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.repeated_lineage import read_repeats
@@ -88,7 +87,7 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
         return None
     return ForkRules(
         outline=training.outline(),
-        policy=Policy(weighting=Weighting(how.weights)),
+        policy=policy_of(how),
         after_lost_steps=how.after_lost_steps,
         lr_boost=how.lr_boost,
         boost_steps=how.boost_steps,

@@ -57,7 +57,20 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
         )
         raise UsageError(f"--repeat-lineage: {path} is of another job:{listed}")
     try:
-        read_repeats(replace(config, repeats=forks))
+        known = read_repeats(replace(config, repeats=forks))
     except InvalidSpecError as error:
         raise UsageError(f"--repeat-lineage: {path}: {error}") from error
+    copies = {
+        source.version
+        for fork in known
+        for place in fork.made.positions
+        for block in place.blocks
+        for source in block.sources
+        if source.version is not None
+    }
+    if copies and not job.spec.checkpoint.every_steps:
+        raise UsageError(
+            f"--repeat-lineage: {path}: a stage was loaded from a checkpoint of step {min(copies)}, "
+            "so this run has to keep the same ones; set spec.checkpoint.everySteps"
+        )
     return forks

@@ -15,8 +15,7 @@ from mainstay_core.coordinator.situation import rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
-from mainstay_core.reinitialisation.sources import Policy
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.wire.reinitialisation import (
     REINITIALISED,
     Fork,
@@ -119,15 +118,16 @@ def show_lineage(state: CoordinatorState) -> LineagePage:
 def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     """Return for each stage from what it could be made anew, were every copy of it lost now."""
     rules = rules_of(state)
-    weighting = Weighting(rules.weights) if rules is not None else Weighting.GRADIENT_NORM
     why = why_never(state)
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
     return list_prospects(
         state.outline,
-        policy=Policy(weighting=weighting),
+        policy=policy_of(rules) if rules is not None else Policy(),
         ranks_per_stage=state.shape.ranks_per_stage,
+        version=state.step,
+        durable=state.durable,
     )
 
 
@@ -139,7 +139,8 @@ def why_never(state: CoordinatorState) -> str:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
-    if state.shape.stages == 2:
+    rules = rules_of(state)
+    if state.shape.stages == 2 and (rules is None or rules.stale_steps is None):
         return "with two stages none has two neighbours to make it anew from"
     if state.shape.order is Order.SWAPPED:
         return "in a swapped pipeline no stage is made anew from others in this version"

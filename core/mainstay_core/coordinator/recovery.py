@@ -319,18 +319,14 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     return publish(opened, plan, JobPhase.RECOVERING)
 
 
-def _make_again(
-    state: CoordinatorState, number: int, now_s: float, nonce: str
-) -> Transition:
+def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) -> Transition:
     """Order the fork that is due in a job that repeats the lineage of another run."""
     forks = read_repeats(state.config)
     if number >= len(forks):
         reason = f"a trainer asks for fork {number + 1} of {len(forks)}"
         return end_job(state, JobPhase.FAILED, reason)
     reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
-    draft = Draft(
-        method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce
-    )
+    draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = seating.repeating_plan(state, draft, forks[number])
     opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)

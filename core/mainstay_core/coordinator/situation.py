@@ -15,6 +15,7 @@ from mainstay_core.coordinator.state import (
     keeps_segments,
 )
 from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.reinitialisation.sources import Policy, policy_of
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -110,4 +111,5 @@ def find_situation(
         allow_approximate=rules is not None,
         approximate_after_lost_steps=rules.after_lost_steps if rules is not None else None,
         outline=state.outline,
+        reinitialisation=policy_of(rules) if rules is not None else Policy(),
     )

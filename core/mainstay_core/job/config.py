@@ -123,6 +123,9 @@ class ApproximateConfig:
     """Factor of the learning rate of what was made anew."""
     boost_steps: Count | None = None
     """Steps for which it lasts; None: to the job's end."""
+    stale_steps: Count | None = field(default=None, metadata=OMITTED)
+    """A durable version of the lost stage that is at most so many steps old is loaded alone, before
+    other stages are looked at; None: no stage goes back alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

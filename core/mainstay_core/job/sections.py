@@ -375,6 +375,12 @@ class ApproximateRecovery(Section):
     theirs."""
     boost_steps: Positive | None = None
     """Steps for which that lasts. Left out: to the job's end."""
+    stale_steps: Positive | None = None
+    """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
+    its moments, while the other stages stay where they are. That goes before its neighbours, and is
+    the only way for the first and the last stage, and for two lost stages side by side. Left out:
+    no stage goes back alone. It takes checkpoint.everySteps, and approximateAfterLostSteps, without
+    which all go back to a checkpoint."""
     optimizer_state: Literal["Zero"] = "Zero"
     """The optimizer's state of what was made anew. Zero: it begins from nothing."""
 

@@ -249,6 +249,7 @@ def _approximate(recovery: RecoveryPolicy) -> ApproximateConfig | None:
         weights=how.weights,
         lr_boost=how.lr_boost_percent / 100,
         boost_steps=how.boost_steps,
+        stale_steps=how.stale_steps,
     )
 
 
@@ -357,6 +358,13 @@ def _inner(ranks_per_stage: int) -> str:
 
 def _check_approximate(spec: TrainingJobSpec) -> None:
     recovery, stages = spec.recovery, spec.parallelism.stages
+    stale_steps = recovery.approximate.stale_steps
+    if stale_steps is not None and not spec.checkpoint.every_steps:
+        raise InvalidSpecError(
+            "spec.recovery.approximate.staleSteps",
+            f"is {stale_steps}, but the job keeps no checkpoint from which a stage could be "
+            "loaded; set spec.checkpoint.everySteps, or remove it",
+        )
     if not recovery.allow_approximate:
         if recovery.approximate_after_lost_steps is not None:
             raise InvalidSpecError(

@@ -19,7 +19,9 @@ from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
     Policy,
+    Position,
     plan_reinitialisation,
+    policy_of,
 )
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Plan
@@ -29,6 +31,7 @@ from mainstay_core.wire.reinitialisation import (
     History,
     MadePosition,
     Outline,
+    SourceKind,
     ToldHistory,
     since_of,
 )
@@ -68,6 +71,10 @@ class Making:
     made: MadePosition
     beside: tuple[Beside, ...]
     """The positions that it copies, ascending."""
+    stale: int | None = None
+    """The version of its own that it loads; None: it is made of others."""
+    stale_history: History = ()
+    """Forks that this version contains."""
 
 
 class Forked(NamedTuple):
@@ -103,11 +110,59 @@ def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork by weights {how.weights!r}")
     return replace(
         rules,
-        policy=replace(rules.policy, weighting=Weighting(how.weights)),
+        policy=policy_of(how, rules.policy),
         after_lost_steps=how.after_lost_steps,
         lr_boost=how.lr_boost,
         boost_steps=how.boost_steps,
     )
+
+
+def _left_of(
+    rules: ForkRules, lost: Sequence[Position], version: int, durable: int, history: History
+) -> Left:
+    """Return what is left of lost positions: their parts of the newest checkpoint, if that counts.
+
+    One of the very version of a fork may be from before or after it.
+    """
+    is_clear = not any(fork.version == durable for fork in history)
+    if not rules.policy.stale_steps or not 0 < durable < version or not is_clear:
+        return Left()
+    return Left(stale=dict.fromkeys(lost, durable))
+
+
+def lacks_sources(
+    plan: Plan,
+    rules: ForkRules | None,
+    positions: Collection[int],
+    version: int,
+    durable: int,
+    history: History,
+) -> bool:
+    """Return whether an ordered fork has no sources any more: a stale copy has gone meanwhile.
+
+    Args:
+        plan: that orders it.
+        rules: of the job.
+        positions: numbers of those that are to be made anew.
+        version: at which all go on.
+        durable: newest version on the disk.
+        history: of the states at the version.
+    """
+    repeats = plan.fork is not None and plan.fork.repeats is not None
+    if rules is None or not rules.policy.stale_steps or repeats:
+        return False
+    width = plan.ranks_per_stage
+    lost = [divmod(position, width) for position in positions]
+    answer = plan_reinitialisation(
+        rules.outline,
+        lost,
+        version=version,
+        norms_sq={},
+        left=_left_of(rules, lost, version, durable, history),
+        policy=rules.policy,
+        ranks_per_stage=width,
+    )
+    return isinstance(answer, NoSource)
 
 
 def tell_history(history: History, *, made: bool) -> ToldHistory | None:
@@ -223,6 +278,7 @@ def plan_fork(
     version: int,
     commit: Commit | None,
     known: Forked,
+    durable: int = 0,
 ) -> Forked:
     """Return a fork, if there is one, and the history and the commit chain of all states with it.
 
@@ -233,6 +289,7 @@ def plan_fork(
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
+        durable: newest version on the disk.
 
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
@@ -252,7 +309,7 @@ def plan_fork(
         lost,
         version=version,
         norms_sq=norms_sq,
-        left=Left(),
+        left=_left_of(rules, lost, version, durable, known.history),
         policy=rules.policy,
         ranks_per_stage=width,
     )
@@ -297,6 +354,7 @@ def plan_making(
     index: int,
     holders: Mapping[int, Sequence[int]],
     reports: Sequence[SettleReport],
+    history: History = (),
 ) -> Making:
     """Return what a member does to make its position anew.
 
@@ -308,12 +366,15 @@ def plan_making(
         index: of the member.
         holders: by number of a position, the members that will have the version without making it.
         reports: by member index.
+        history: of all states with the fork.
     """
     width, position = plan.ranks_per_stage, plan.position_of(index)
     (made,) = [m for m in fork.made.positions if m.stage * width + m.inner == position]
     turn = [m.index for m in plan.position_members(position)].index(index)
     beside = []
-    others = {s.stage * width + s.inner for block in made.blocks for s in block.sources}
+    sources = [source for block in made.blocks for source in block.sources]
+    stale = next((s.version for s in sources if s.kind is SourceKind.STALE_COPY), None)
+    others = {s.stage * width + s.inner for s in sources if s.kind is not SourceKind.STALE_COPY}
     for other in sorted(others):
         members = tuple(holders[other])
         start = turn % len(members) if members else 0
@@ -325,7 +386,12 @@ def plan_making(
                 expected=told.pop() if len(told) == 1 else "",
             )
         )
-    return Making(made=made, beside=tuple(beside))
+    return Making(
+        made=made,
+        beside=tuple(beside),
+        stale=stale,
+        stale_history=() if stale is None else history_at(history, stale),
+    )
 
 
 def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:

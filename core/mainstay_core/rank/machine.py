@@ -195,7 +195,9 @@ def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleRepor
         ]
         for position, members in enumerate(state.plan.positions)
     }
-    return forks.plan_making(state.plan, outcome.fork, state.index, holders, reports)
+    return forks.plan_making(
+        state.plan, outcome.fork, state.index, holders, reports, outcome.history
+    )
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:

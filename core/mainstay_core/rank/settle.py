@@ -210,7 +210,8 @@ def settle(
     patched = _computed(plan, step) if any(held.values()) else ()
     basis = find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
-    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known)
+    durable = max(r.durable for r in ordered)
+    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known, durable)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -310,11 +311,15 @@ def _choose_version(
             continue
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
-            if made and forks.goes_back(plan, rules, version, durable):
-                continue
-            return _Goal(
+            goal = _Goal(
                 version=version, from_disk=False, counted=counted, origin=origin, made=made
             )
+            if made and forks.goes_back(plan, rules, version, durable):
+                continue
+            there = _history(plan, goal, stores).forks if made else ()
+            if made and forks.lacks_sources(plan, rules, made, version, durable, there):
+                continue
+            return goal
         # It takes stores, and they reach less than the disk.
     version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"

@@ -8,6 +8,7 @@ from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
     Policy,
+    Position,
     plan_reinitialisation,
 )
 from mainstay_core.reinitialisation.weights import Weighting
@@ -21,7 +22,12 @@ _HOW = {
 
 
 def list_prospects(
-    stages: Sequence[StageOutline], *, policy: Policy, ranks_per_stage: int = 1
+    stages: Sequence[StageOutline],
+    *,
+    policy: Policy,
+    ranks_per_stage: int = 1,
+    version: int = 0,
+    durable: int = 0,
 ) -> tuple[Prospect, ...]:
     """Return for each stage from what it could be made anew, were it lost alone, or why not.
 
@@ -31,17 +37,22 @@ def list_prospects(
         stages: the cut: the blocks of every stage.
         policy: how lost blocks may be made anew.
         ranks_per_stage: inner ranks of each stage; all of them are lost.
+        version: at which all would go on.
+        durable: newest durable version; 0: there is none.
     """
+    has_stale = bool(durable) and version - durable <= policy.stale_steps
     return tuple(
         _prospect(
             stage,
             plan_reinitialisation(
                 stages,
                 [(stage, inner) for inner in range(ranks_per_stage)],
-                version=0,
+                version=version,
                 # The weights depend on norms that only trainers know. The sources do not.
                 norms_sq={},
-                left=Left(),
+                left=Left(stale=_own_copies(stage, ranks_per_stage, durable))
+                if has_stale
+                else Left(),
                 policy=policy,
                 ranks_per_stage=ranks_per_stage,
             ),
@@ -50,6 +61,10 @@ def list_prospects(
         )
         for stage in range(len(stages))
     )
+
+
+def _own_copies(stage: int, ranks_per_stage: int, durable: int) -> dict[Position, int]:
+    return {(stage, inner): durable for inner in range(ranks_per_stage)}
 
 
 def _prospect(
@@ -62,8 +77,11 @@ def _prospect(
         return Prospect(stage=stage, possible=False, reason=answer.reason)
     blocks = [block for place in answer.positions for block in place.blocks]
     others = sorted({s.stage for block in blocks for s in block.sources})
+    stale = [s.version for block in blocks for s in block.sources if s.version is not None]
     by_norms = weighting is Weighting.GRADIENT_NORM
-    if by_norms and others and set(rules) == {Rule.COPY}:
+    if stale:
+        reason = f"its own checkpoint of step {stale[0]}"
+    elif by_norms and others and set(rules) == {Rule.COPY}:
         reason = f"a copy of stage {stage - 1} or {stage + 1}, by which has the larger gradient"
     elif not others:
         reason = "nothing, as it has no block"

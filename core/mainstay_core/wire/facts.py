@@ -242,7 +242,7 @@ class Parked(_RankFact):
     """Devices that have computed a shard type differently, each time that they were asked: another
     one has to compute it, so that most of them can say which is wrong."""
     repeats: Count | None = field(default=None, metadata=OMITTED)
-    """Number of the fork that comes next in the lineage that the job repeats: nothing has failed."""
+    """Number of the fork that is due in a job that repeats a lineage: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,14 @@ from mainstay_cli.local.repeated import load_lineage
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.spec import TrainingJob, parse_training_job
-from mainstay_core.wire.reinitialisation import Fork, MadePosition, Reinitialisation
+from mainstay_core.wire.reinitialisation import (
+    BlockSource,
+    Fork,
+    MadeBlock,
+    MadePosition,
+    Reinitialisation,
+    SourceKind,
+)
 from mainstay_core.wire.repeated_lineage import show_lineage_of
 
 
@@ -118,3 +126,14 @@ def test_another_lineage_is_refused_with_what_is_wrong(
 def test_a_fork_of_stages_that_there_are_not_is_refused(write: Write) -> None:
     with pytest.raises(UsageError, match="names rank 0 of stage 7, and the job has 3 stages of 1"):
         load_lineage(write(fork(4, stage=7)), job())
+
+
+def test_a_stage_that_was_loaded_from_a_checkpoint_takes_checkpoints(write: Write) -> None:
+    source = BlockSource(kind=SourceKind.STALE_COPY, stage=1, block="b", version=3)
+    place = MadePosition(stage=1, blocks=(MadeBlock(block="b", sources=(source,)),))
+    made = Reinitialisation(positions=(place,), reason="so")
+    report = write(replace(fork(4), made=made))
+
+    with pytest.raises(UsageError, match=r"of step 3, so this run has to keep the same ones"):
+        load_lineage(report, job())
+    assert load_lineage(report, job(checkpoint={"everySteps": 3}))

@@ -755,9 +755,7 @@ def park_for(world: Any, number: int) -> None:
 def repeating(start: Start) -> Any:
     """A job that makes the fork of another run again, and may not make one of its own."""
     fork = codec.encode(fork_at(5, 1))
-    world = start(
-        spares=2, replicas=1, lanes=1, stages=5, repeats=(fork,), approximate=ALLOWED
-    )
+    world = start(spares=2, replicas=1, lanes=1, stages=5, repeats=(fork,), approximate=ALLOWED)
     world.register("teller")
     world.up("teller", outline=OUTLINE)
     for _ in range(5):

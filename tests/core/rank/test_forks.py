@@ -18,6 +18,7 @@ from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGath
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.wire.facts import Failed, Parked, Settled
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import (
@@ -693,3 +694,75 @@ def test_a_rank_waits_at_the_version_of_a_fork_that_follows_the_same_commits(
         assert facts[-1].repeats == 0
     else:
         assert "of another model, data or device" in facts[-1].evidence
+
+
+def settled_with_copies(
+    plan: Plan, told: Sequence[SettleReport], stale_steps: int, after: int = 0
+) -> Settlement:
+    """Settle a job whose stages may load checkpoints of theirs alone."""
+    policy = Policy(stale_steps=stale_steps)
+    rules = replace(RULES, policy=policy, after_lost_steps=after)
+    return settle(plan, 1, told, fork_rules=rules)
+
+
+def with_durable(told: Sequence[SettleReport], durable: int) -> list[SettleReport]:
+    return [replace(report, durable=durable) for report in told]
+
+
+def versions_of(fork: Fork | None) -> list[tuple[int, int | None]]:
+    assert fork is not None
+    return [(p.stage, s.version) for p in fork.made.positions for b in p.blocks for s in b.sources]
+
+
+@pytest.mark.parametrize(
+    ("lost", "stale_steps", "made"),
+    [
+        pytest.param((1,), 3, [(1, 5)], id="young enough: before its neighbours"),
+        pytest.param((1,), 2, [(1, None), (1, None)], id="too old: its neighbours"),
+        pytest.param((0,), 3, [(0, 5)], id="an end of the pipeline"),
+        pytest.param((1, 2), 3, [(1, 5), (2, 5)], id="two side by side"),
+    ],
+)
+def test_a_lost_stage_loads_its_own_checkpoint_while_the_others_stay(
+    lost: tuple[int, ...], stale_steps: int, made: list[tuple[int, int | None]]
+) -> None:
+    plan = order(pipeline(2, *lost), *lost)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, *lost), 5), stale_steps)
+
+    assert outcome.version == 8
+    assert [i for i, action in enumerate(outcome.actions) if action is MAKE] == list(lost)
+    assert versions_of(outcome.fork) == made
+
+
+@pytest.mark.parametrize("durable", [0, 8])
+def test_without_a_checkpoint_left_all_go_back(durable: int) -> None:
+    """It went from the disk after the coordinator looked, or it has the very version."""
+    plan = order(pipeline(2, 0), 0)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, 0), durable), 9)
+
+    assert set(outcome.actions) == {LOAD}
+    assert (outcome.version, outcome.fork) == (durable, None)
+
+
+def test_a_checkpoint_of_a_forks_very_version_does_not_count() -> None:
+    """Nobody knows whether it is from before or after the fork."""
+    plan = order(pipeline(2, 1), 1)
+    noted = {life: {"history": (fork(5, "layers.3"),)} for life in "acde"}
+    told = with_durable(reports(plan, 8, 1, **noted), 5)
+
+    assert versions_of(settled_with_copies(plan, told, 9).fork) == [(1, None), (1, None)]
+
+
+def test_a_maker_that_loads_its_own_checkpoint_copies_nobody() -> None:
+    plan = order(pipeline(2, 0), 0)
+    told = with_durable(reports(plan, 8, 0), 5)
+    rules = replace(RULES, policy=Policy(stale_steps=9), after_lost_steps=0)
+    maker = adopted(rank("a.2", valid=False, position=-1, fork_rules=rules), plan)
+
+    making = machine.step(maker, ReportsGathered(tuple(told)))
+
+    (load,) = [action for action in making.actions if isinstance(action, LoadState)]
+    assert load.making is not None
+    assert (load.making.stale, load.making.stale_history, load.making.beside) == (5, (), ())

@@ -92,6 +92,25 @@ def draw_two_losses(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, faults=faults)
 
 
+def draw_stale(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one whose lost stages, the ends among them, may load a checkpoint of theirs alone."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"stale {seed}")
+    shape = replace(scenario.config.shape, steps=10, checkpoint_every_steps=rng.choice((2, 3)))
+    faults = [
+        Fault(
+            kind=rng.choice(("kill-stage", "kill-stage", "kill-inner")),
+            point="applied",
+            times=rng.randint(4 * shape.stages, 8 * shape.stages),
+        )
+    ]
+    if rng.random() < 0.6:
+        kind = rng.choice(("kill-meeting", "kill-trainer", "kill-stage", "reset"))
+        faults.append(Fault(kind=kind, point=rng.choice(FORK_POINTS), times=rng.randint(1, 6)))
+    approximate = ApproximateConfig(after_lost_steps=0, stale_steps=rng.choice((1, 2, 9)))
+    config = replace(scenario.config, shape=shape, spares=3, approximate=approximate)
+    return replace(scenario, config=config, faults=tuple(faults))
+
+
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)

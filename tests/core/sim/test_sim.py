@@ -24,6 +24,7 @@ from tests.core.sim.fork_mutants import (
     draw_forbidden,
     draw_forks,
     draw_inner_ranks,
+    draw_stale,
     ends_of,
     repeating,
 )
@@ -217,6 +218,17 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
             seen.update(outcome.seen)
     assert seen["made anew"]
     assert seen["plan restart"]
+
+
+def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
+    loaded: set[int] = set()
+    for seed in (6, 12, 13, 24, 28):
+        world = World(draw_stale(seed, FORKING))
+        outcome = world.run()
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        forks = world.store.last.history
+        loaded |= {place.stage for fork in forks for place in fork.made.positions}
+    assert {0, 1, 2, 4} <= loaded
 
 
 def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:

@@ -25,8 +25,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.forks import ForkRules, digest_of, history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
-from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import Left, plan_reinitialisation, policy_of
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
@@ -49,7 +48,7 @@ def fork_rules(config: JobConfig) -> ForkRules | None:
         return None
     return ForkRules(
         outline=terms.outline(config.shape.stages),
-        policy=Policy(weighting=Weighting(approximate.weights)),
+        policy=policy_of(approximate),
         after_lost_steps=approximate.after_lost_steps,
         lr_boost=approximate.lr_boost,
         boost_steps=approximate.boost_steps,
@@ -225,7 +224,7 @@ class Lineages:
             _places(fork),
             version=fork.version,
             norms_sq=dict(zip(names, norms, strict=True)) if norms else {},
-            left=Left(),
+            left=Left(stale=_stale_in(fork)),
             policy=rules.policy,
             ranks_per_stage=self._shape.ranks_per_stage,
         )
@@ -376,6 +375,17 @@ class Lineages:
         _hold(digest in self._histories, "I9: the job ends with a history that no state had")
         self._seen["ended approximate"] += bool(digest)
         return self._histories[digest]
+
+
+def _stale_in(fork: Fork) -> dict[tuple[int, int], int]:
+    """Return the versions of their own that positions of a fork were loaded from."""
+    return {
+        (place.stage, place.inner): source.version
+        for place in fork.made.positions
+        for block in place.blocks
+        for source in block.sources
+        if source.version is not None
+    }
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:
