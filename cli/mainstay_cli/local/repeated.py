@@ -70,7 +70,8 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
     }
     if copies and not job.spec.checkpoint.every_steps:
         raise UsageError(
-            f"--repeat-lineage: {path}: a stage was loaded from a checkpoint of step {min(copies)}, "
+            f"--repeat-lineage: {path}: a stage was loaded from its checkpoint of step "
+            f"{min(copies)}, "
             "so this run has to keep the same ones; set spec.checkpoint.everySteps"
         )
     return forks

@@ -303,7 +303,8 @@ def _sources(answer: Reinitialisation) -> str:
     ]
     if not versions:
         return "other stages"
-    own = f"their own checkpoint of step {max(versions)}"
+    whose = "its" if len(answer.positions) == 1 else "their"
+    own = f"{whose} own checkpoint of step {max(versions)}"
     return own if len(versions) == len(kinds) else f"{own}, and from other stages"
 
 

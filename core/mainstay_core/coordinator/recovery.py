@@ -24,7 +24,12 @@ from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
-from mainstay_core.coordinator.situation import find_situation, rules_of
+from mainstay_core.coordinator.situation import (
+    cut_off,
+    find_situation,
+    rules_of,
+    waits_until,
+)
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     Waiting,
@@ -32,6 +37,7 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
+    pod_name,
     slot_name,
     still_joining,
     with_slot,
@@ -145,6 +151,9 @@ def _recover(
         # A trainer that is held back disturbs nobody in a job that stands still.
         answer = ladder.decide(find_situation(state, len(lost), math.inf, rules))
         takers = usable_slots(state, math.inf)
+    until_s = waits_until(state, rules)
+    if answer.row is ladder.Row.APPROXIMATE and now_s < until_s:
+        return _wait(state, _for_silent(state, answer), now_s, least_until_s=until_s)
     if answer.row is ladder.Row.MASK:
         draft = Draft(
             method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
@@ -172,12 +181,34 @@ def _recover(
     return publish(recovered, plan, JobPhase.RECOVERING)
 
 
-def _wait(state: CoordinatorState, answer: ladder.Decision, now_s: float) -> Transition:
-    """Carry out row 6: keep all members parked until the condition holds or time is over."""
+def _for_silent(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
+    """Return the answer to wait for holders that were cut off, before a stage is made anew."""
+    silent = cut_off(state)
+    names = ", ".join(dict.fromkeys(pod_name(state, m.slot.pod) for m in silent))
+    inner = state.shape.ranks_per_stage > 1
+    places = sorted({m.rank.position for m in silent})
+    stages = tuple((stage, number if inner else None) for stage, number in places)
+    reason = f"{answer.reason}, unless {names} is heard in time, which was only cut off"
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
+    return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
+
+
+def _wait(
+    state: CoordinatorState, answer: ladder.Decision, now_s: float, least_until_s: float = 0.0
+) -> Transition:
+    """Carry out row 6: keep all members parked until the condition holds or time is over.
+
+    Args:
+        state: of the job.
+        answer: why it waits.
+        now_s: wall clock.
+        least_until_s: before which the deadline does not begin to run.
+    """
     old, reason = state.waiting, answer.reason
     if old is not None and old.lack == answer.lack:
         return Transition(state=state)
     deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
+    deadline_s = max(deadline_s, least_until_s + state.config.startup_deadline_s)
     waiting = Waiting(
         reason=reason,
         since_s=old.since_s if old else now_s,

@@ -13,9 +13,11 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     keeps_segments,
+    still_joining,
 )
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.reinitialisation.sources import Policy, policy_of
+from mainstay_core.wire.plan import Member
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -59,8 +61,8 @@ def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
 
 
 def permitted_rules(policy: ApproximateConfig | None) -> ApproximateConfig:
-    """Return the rules of a job for one recovery that a person allows."""
-    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE)
+    """Return the rules of a job for one recovery that a person allows: it waits for nobody."""
+    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE, wait_s=0.0)
 
 
 def _goes_on_at(state: CoordinatorState) -> int:
@@ -75,6 +77,32 @@ def _goes_on_at(state: CoordinatorState) -> int:
     if state.settled_step is not None:
         return min(state.step, state.settled_step)
     return min(state.step, state.durable)
+
+
+def cut_off(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that alone have some position's state and are only silent, in index order.
+
+    Their pods count as gone. Should they be heard again, they have what they had.
+    """
+    positions = state.plan.positions if state.plan is not None else ()
+    empty = [p for p in positions if not any(holds_state(state, member) for member in p)]
+    return tuple(m for members in empty for m in members if _may_return(state, m))
+
+
+def _may_return(state: CoordinatorState, member: Member) -> bool:
+    slot = state.slot(member.slot)
+    if slot is None or still_joining(state, member):
+        return False
+    # A life that surely ended is remembered. One of a pod that registers again is told next.
+    return slot.incarnation is None and member.incarnation not in slot.ended
+
+
+def waits_until(state: CoordinatorState, rules: ApproximateConfig | None) -> float:
+    """Return until when holders that were only cut off are waited for; 0: there are none."""
+    if rules is None or not rules.wait_s:
+        return 0.0
+    noted = [slot.learnt_down_s for m in cut_off(state) if (slot := state.slot(m.slot))]
+    return max((noted_s + rules.wait_s for noted_s in noted), default=0.0)
 
 
 def find_situation(

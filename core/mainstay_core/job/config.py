@@ -126,6 +126,8 @@ class ApproximateConfig:
     stale_steps: Count | None = field(default=None, metadata=OMITTED)
     """A durable version of the lost stage that is at most so many steps old is loaded alone, before
     other stages are looked at; None: no stage goes back alone."""
+    wait_s: Seconds = field(default=0.0, metadata=OMITTED)
+    """How long a holder that was only cut off is waited for before a stage is made anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

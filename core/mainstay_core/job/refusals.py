@@ -14,8 +14,6 @@ Loc = tuple[int | str, ...]
 
 NOT_YET = {
     "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
-    "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
-    "this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""

@@ -250,6 +250,7 @@ def _approximate(recovery: RecoveryPolicy) -> ApproximateConfig | None:
         lr_boost=how.lr_boost_percent / 100,
         boost_steps=how.boost_steps,
         stale_steps=how.stale_steps,
+        wait_s=float(how.wait_seconds),
     )
 
 

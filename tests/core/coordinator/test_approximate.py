@@ -803,3 +803,82 @@ def test_a_trainer_that_asks_for_a_fork_that_there_is_not_fails_the_job(repeatin
 
     assert repeating.state.phase is JobPhase.FAILED
     assert repeating.state.outcome == "a trainer asks for fork 8 of 1"
+
+
+PATIENT = replace(ALLOWED, wait_s=20.0)
+
+
+def patient(start: Start, spares: int = 2) -> Any:
+    world = start(spares=spares, replicas=1, lanes=1, stages=5, approximate=PATIENT)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+def test_who_was_only_cut_off_is_waited_for_and_the_job_stays_exact(start: Start) -> None:
+    world = patient(start)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    assert world.state.phase is JobPhase.WAITING
+    assert f"unless {silent.slot.pod} is heard in time" in world.state.waiting.reason
+    world.tick(19.0)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+
+    assert (world.plan.method, world.plan.fork, world.plan.lineage) == (Method.REFORM, None, 0)
+    assert world.plan.member_of(silent.slot, silent.incarnation) is not None
+
+
+def test_who_is_not_heard_in_time_is_replaced_and_refused_by_its_lineage(start: Start) -> None:
+    world = patient(start)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    since = world.state.waiting.since_s
+    world.tick(19.0)
+    assert world.state.waiting.since_s == since
+    world.tick(2.0)
+
+    plan = world.plan
+    assert (plan.method, plan.fork.positions, plan.lineage) == (Method.APPROXIMATE, (1,), 1)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+    assert world.plan == plan
+
+
+def test_who_surely_ended_is_not_waited_for(start: Start) -> None:
+    world = patient(start)
+    lose(world, 1)
+
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_a_person_who_allows_a_recovery_waits_for_nobody(start: Start) -> None:
+    world = patient(start)
+    world.tick(**{world.member(0, 1).slot.pod: 99.0})
+    world.send(ApproximationAllowed(who="ann"))
+
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_the_wait_for_a_trainer_begins_after_that_for_who_was_cut_off(start: Start) -> None:
+    """The job does not fail at a deadline that was over meanwhile."""
+    world = start(
+        replicas=1,
+        lanes=1,
+        stages=5,
+        spares=1,
+        approximate=replace(ALLOWED, wait_s=500.0),
+        startup_deadline_s=10.0,
+    )
+    world.up("spare-0", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    world.tick(**{world.member(0, 1).slot.pod: 99.0})
+    world.tick(400.0)
+    assert world.state.phase is JobPhase.WAITING
+    world.tick(101.0)
+    assert world.plan.method is Method.APPROXIMATE

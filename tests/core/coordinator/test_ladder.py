@@ -335,5 +335,5 @@ def test_a_lost_stage_goes_on_from_its_own_checkpoint_up_to_an_age(
     has_neighbours = lost == (1,)
     made = own or has_neighbours
     assert decision.row is (Row.APPROXIMATE if made else Row.RESTART)
-    assert ("their own checkpoint of step 490" in decision.reason) == own
+    assert ("own checkpoint of step 490" in decision.reason) == own
     assert ("from other stages" in decision.reason) == (made and not own)

@@ -359,7 +359,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.recovery.approximate", {"guards": 2}, "is not available: no other stage keeps"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
         ("spec.recovery.approximate", {"staleSteps": 0}, "must be greater than or equal to 1"),
-        ("spec.recovery.approximate", {"waitSeconds": 9}, "is not available: a stage is made"),
+        ("spec.recovery.approximate", {"waitSeconds": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
         ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
         ("spec.recovery.approximate", {"optimizerState": "Average"}, "moments begin from zero"),
@@ -435,12 +435,18 @@ def approximate_job(**spec: Any) -> dict[str, Any]:
 
 def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
     how = {"lrBoostPercent": 125, "boostSteps": 100, "weights": "Uniform", "staleSteps": 40}
+    how["waitSeconds"] = 9
     data = approximate_job(checkpoint={"everySteps": 5})
     data["spec"]["recovery"] |= {"approximateAfterLostSteps": 0, "approximate": how}
     config = spec.parse_training_job(data).to_job_config(JobUid("u"))
 
     assert config.approximate == ApproximateConfig(
-        after_lost_steps=0, weights="Uniform", lr_boost=1.25, boost_steps=100, stale_steps=40
+        after_lost_steps=0,
+        weights="Uniform",
+        lr_boost=1.25,
+        boost_steps=100,
+        stale_steps=40,
+        wait_s=9.0,
     )
     assert codec.loads(JobConfig, codec.dumps(config)) == config
     assert "approximate" not in codec.encode(

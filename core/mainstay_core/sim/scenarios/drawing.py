@@ -232,6 +232,7 @@ def _with_inner_stages(
         lr_boost=rng.choice((1.0, 1.1, 1.25)),
         boost_steps=rng.choice((None, None, 1, 3)),
         stale_steps=_draw_stale_steps(scenario.seed),
+        wait_s=_draw_wait_s(scenario.seed),
     )
     config = replace(
         scenario.config,
@@ -252,6 +253,11 @@ def _draw_stale_steps(seed: int) -> int | None:
     """Return how old a checkpoint may be that a lost stage loads alone; None: none does. Apart."""
     rng = random.Random(f"stale {seed}")
     return rng.choice((2, 4, 8)) if rng.random() < SHARE_WITH_STALE_COPIES else None
+
+
+def _draw_wait_s(seed: int) -> float:
+    """Return how long who was cut off is waited for. Apart."""
+    return random.Random(f"wait {seed}").choice((0.0, 0.0, 0.0, 1.0, 3.0))
 
 
 def draw_forks(rng: random.Random, num_ranks: int, forking: Sequence[str]) -> list[Fault]:
