@@ -126,8 +126,9 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
+    loads = StateAction.LOAD in outcome.actions
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
-    tell = SendFact(fact_of(state, Adopted, **about))
+    tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))
     settled = replace(
         recheck.settled(settled, outcome),

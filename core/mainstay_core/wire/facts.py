@@ -252,6 +252,8 @@ class Adopted(_RankFact):
     kind: Literal[FactKind.ADOPTED] = FactKind.ADOPTED
     reached: Count | None = None
     """Newest version that any member of the settle held before it."""
+    loads: bool | None = field(default=None, metadata=OMITTED)
+    """Whether all go on from a checkpoint, or the seed; None from a pod of the version before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

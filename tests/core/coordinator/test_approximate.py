@@ -76,10 +76,11 @@ def lose(world: Any, *stages: int) -> None:
     world.tell(*(world.down_fact(world.member(0, stage)) for stage in stages))
 
 
-def adopt(world: Any, *, step: int, reached: int) -> None:
+def adopt(world: Any, *, step: int, reached: int, loads: bool | None = None) -> None:
     """All survivors hold all settle reports."""
     stayed = [m for m in world.plan.members if not m.joining]
-    world.tell(*(world.about(FactKind.ADOPTED, m, step=step, reached=reached) for m in stayed))
+    about = {"step": step, "reached": reached, "loads": loads}
+    world.tell(*(world.about(FactKind.ADOPTED, m, **about) for m in stayed))
 
 
 def record(world: Any) -> Any:
@@ -286,14 +287,28 @@ def test_what_is_lost_after_a_return_to_the_seed_is_judged_by_the_steps_since(wo
     assert world.plan.method is Method.APPROXIMATE
 
 
+def test_a_fork_at_a_version_on_the_disk_that_somebody_held_was_a_mask(world: Any) -> None:
+    """The very version is durable, and nobody loads it."""
+    lose(world, 1)
+    adopt(world, step=5, reached=5, loads=False)
+    facts = [world.about(FactKind.SETTLED, m, step=5, durable=5) for m in world.plan.members]
+    world.tell(*facts)
+    world.commit(step=5)
+
+    assert (record(world).method, record(world).exact) == (Method.MASK, True)
+    assert "nothing was made anew, as somebody held it" in record(world).reason
+
+
+@pytest.mark.parametrize("loads", [True, None])
 @pytest.mark.parametrize(
     ("step", "where"), [(0, "the seed's initial state"), (4, "step 4, which is on the disk")]
 )
 def test_a_fork_at_an_exact_source_was_a_restart_that_lost_nothing(
-    world: Any, step: int, where: str
+    world: Any, step: int, where: str, loads: bool | None
 ) -> None:
+    """Pods of the version before do not say whether they load."""
     lose(world, 1)
-    adopt(world, step=step, reached=step)
+    adopt(world, step=step, reached=step, loads=loads)
     members = world.plan.members
     facts = [world.about(FactKind.SETTLED, m, step=step, durable=step) for m in members]
     world.tell(*facts)
@@ -459,6 +474,22 @@ def test_a_store_that_lost_the_job_hears_since_when_with_the_next_commit(world: 
     commit(world, 6, 5)
 
     assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+def test_a_store_that_lost_an_approximate_job_knows_so_from_the_first_supervisor(
+    world: Any,
+) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    plan = world.plan
+    world.state = machine.initial(world.state.config, world.now_s)
+    held = PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6, approximate_since=5)
+    world.send(held)
+
+    assert world.state.approximate_since == 5
+    with pytest.raises(RemoteProtocolError, match=r"approximate_since: 99 is more than"):
+        world.send(replace(held, approximate_since=99))
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -647,6 +647,10 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
         ),
         ({"recovery": {"allowApproximate": True}}, "can only have recovery.allowApproximate false"),
         (
+            {"training": {"steps": 9, "lanes": 1, "shardsPerLane": 1}},
+            "a step has a single micro-batch, which takes one of the two ways; use InOrder, or",
+        ),
+        (
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
             "can only have snapshots.replay Gradients",
         ),
@@ -676,7 +680,7 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:
     data = swapped_with({"snapshots": {"enabled": True, "peers": 1}})
-    data["spec"]["training"]["lanes"] = 1
+    data["spec"]["training"] |= {"lanes": 1, "shardsPerLane": 2}
     snapshots = spec.parse_training_job(data).plan_snapshots()
     assert snapshots is not None
     assert not snapshots.boundary
