@@ -198,6 +198,7 @@ def _steps_of(order: Order, num_flows: int, device_s: float, steps: int) -> list
             "deviceMillisecondsPerToken": per_token_ms,
             "sequence": SEQUENCE,
             "layers": NUM_STAGES,
+            "weightShare": 1 / 3,
         },
     }
     job = make_job(

@@ -8,8 +8,8 @@ from mainstay_core.base.shape import Order
 from mainstay_core.planning.program import Action, Op, compile_compute
 from mainstay_core.planning.routes import Extent
 
-FORWARD_SHARE = 1 / 3
-"""Of a stage's time for a flow; the rest is the backward's."""
+SHARES = dict.fromkeys((Op.FORWARD, Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT), 1 / 3)
+"""Of a stage's time for a flow."""
 SENT_BY = {Op.RECV_F: (Op.SEND_F, -1), Op.RECV_B: (Op.SEND_B, 1)}
 """What gives a receive its tensor, and at which visit beside."""
 
@@ -51,5 +51,4 @@ def _ready_s(action: Action, sent_s: dict[tuple[Op, int, int], float]) -> float 
 def _takes_s(action: Action, flow_s: float) -> float:
     if action.extent in (Extent.EMBEDDING, Extent.HEAD):
         return 0.0
-    shares = {Op.FORWARD: FORWARD_SHARE, Op.BACKWARD_INPUT: 1 - FORWARD_SHARE}
-    return flow_s * shares.get(action.op, 0.0)
+    return flow_s * SHARES.get(action.op, 0.0)

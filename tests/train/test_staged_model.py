@@ -7,6 +7,7 @@ import pytest
 import torch
 from benchmarks.support.intervals import Claim, interval_of
 from benchmarks.support.losses import Draw, Loss, reaches, restarted
+from benchmarks.support.played_step import played_s
 from benchmarks.support.staged_model import StagedModel, Strategy
 from benchmarks.support.walks import FIRST_TOKEN, RESET, TURN, Walks
 
@@ -167,3 +168,12 @@ def test_every_pair_of_weights_adds_up_to_one(workload):
         weights = model.lose(stage, 3, Strategy(name="", how=how), {})
         assert set(weights) == {stage - 1, stage + 1}
         assert sum(weights.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_flows", [4, 16])
+def test_programs_in_order_take_as_long_as_a_pipeline_that_fills_and_drains(num_flows):
+    """Each stage works on every flow; the last one begins when a forward has come to it."""
+    lasts = num_flows + (STAGES - 1) * 2 / 3
+    assert played_s(Order.IN_ORDER, num_flows, STAGES, 1.0) == pytest.approx(lasts)
+    swapped = played_s(Order.SWAPPED, num_flows, STAGES, 1.0)
+    assert lasts - 1 <= swapped < 1.4 * lasts
