@@ -175,6 +175,7 @@ class Interpreter:
         # Another backward in between may be of the next type, for which there is no scratch yet.
         self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
         self._batches.expect(program, step, is_again=again is not None)
+        self._checks.settle(self._results)  # of an earlier program, after which nothing was reduced
         self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
         flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
@@ -196,7 +197,9 @@ class Interpreter:
             self._sums.clear()
             self._transfers.clear()
             self._deliver = self._log = self._again = None
-            self._checks.waiting.settle_all(self._results, self._checks.void)
+            if again is not None or not is_done:
+                # Nothing is reduced with others: what waits has no more waits to come.
+                self._checks.settle(self._results)
 
     @property
     def _lowest(self) -> int:
