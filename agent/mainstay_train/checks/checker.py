@@ -80,6 +80,8 @@ class Checks:
         self.void: set[int] = set()
         """Shard types of the step at hand that do not count: something was computed from what was
         found wrong afterwards. Until their partials are dropped."""
+        self.wrong_sum = ""
+        """The problem of a sum that this rank has given to others, until the next reduction."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
         self._plan, self._planned = plan, Orders()
@@ -150,10 +152,14 @@ class Checks:
             window: the wait.
             tensor: is there after it.
         """
-        began_s = self.planner.now_s() if self.planner is not None else 0.0
+        began_s = self.now_s()
         yield
         if self.planner is not None:
-            self.planner.received(window, tensor, self.planner.now_s() - began_s)
+            self.planner.received(window, tensor, self.now_s() - began_s)
+
+    def now_s(self) -> float:
+        """Return seconds that only grow, where a planner measures waits; else 0."""
+        return self.planner.now_s() if self.planner is not None else 0.0
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Say what goes to another stage."""
@@ -170,6 +176,24 @@ class Checks:
         self.waiting.passed(flow)
         if self.planner is not None:
             self.planner.passed(flow, results)
+
+    def settle(self, types: Iterable[int]) -> None:
+        """Execute all checks that wait of complete types, and forget all others.
+
+        Args:
+            types: that are about to count.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        if self.waiting:
+            self.waiting.settle_all(types, self.void)
+        self.waiting.drop()
+
+    def reduced(self, waited_s: float) -> None:
+        """Say that the step's gradient is reduced, and for how long that was waited for."""
+        if self.planner is not None:
+            self.planner.reduced(waited_s)
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.
