@@ -21,7 +21,7 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.schedule import Later
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, late
@@ -102,6 +102,11 @@ class Checks:
             waiting_bytes=memory,
             plan=config.dmr_plan,
         )
+
+    def change(self, rules: CheckRules) -> None:
+        """Check by other rules from now on; nothing waits any more."""
+        self._mode, self._plan = rules.mode, rules.plan
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
 
     @property
     def compares(self) -> bool:

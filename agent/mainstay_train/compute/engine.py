@@ -11,6 +11,7 @@ import torch
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -170,6 +171,14 @@ class Engine:
             inner=inner,
             checks=checks,
         )
+
+    def follow(self, rules: CheckRules) -> None:
+        """Check by other rules from now on, between two programs; the state stays as it is."""
+        self._give_up()
+        self.checks.change(rules)
+        if self.interpreter is not None:
+            self.interpreter.follow()
+        self.reducer.compare_wire(compares_wire=self.checks.compares)
 
     def computes(self, stage: int, num_stages: int, inner: int) -> bool:
         """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""

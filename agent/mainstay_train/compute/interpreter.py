@@ -86,10 +86,10 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
-        self._checks.begin_stage(block.compute for block in blocks)
         self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
         self._workload, self._blocks = workload, tuple(blocks)
+        self._checks.begin_stage(block.compute for block in blocks)
         self._stage, self._num_stages = stage, num_stages
         self._seed = seed
         self._store, self._results = store, results
@@ -139,6 +139,11 @@ class Interpreter:
             Op.WRITE_F: self._write_f,
             Op.WRITE_B: self._write_b,
         }
+
+    def follow(self) -> None:
+        """Compute by what the checks say from now on: they have changed."""
+        self._checks.begin_stage(block.compute for block in self._blocks)
+        self._batches.follow()
 
     def run(
         self,

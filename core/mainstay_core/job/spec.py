@@ -235,6 +235,7 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=_approximate(spec.recovery),
+            goes_back=spec.recovery.on_taint == "Restart",
             suspend=spec.suspend,
             faults=faults,
         )
