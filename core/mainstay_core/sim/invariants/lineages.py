@@ -213,7 +213,7 @@ class Lineages:
     def _guards(self) -> dict[tuple[str, int], int]:
         """Return the stage of the guards of all that guards keep: nothing of it is made else."""
         assert self._rules is not None
-        if not self._rules.guards:
+        if not self._rules.guards or self._shape.ranks_per_stage > 1:
             return {}
         ends = ends_of(self._shape.stages)
         named = [(name, twin) for end, twin in ends for name in self._guarded(end)]
@@ -258,6 +258,8 @@ class Lineages:
         if self._rules is None:
             return
         self._seen["fork"] += outcome.fork is not None
+        places = outcome.fork.made.positions if outcome.fork is not None else ()
+        self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
             durable = max(r.durable for r in reports)
             _hold(
