@@ -26,11 +26,20 @@ from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
+from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Planner, Spot, Window
+from mainstay_train.checks.planned import (
+    NO_STANDING,
+    Flow,
+    Orders,
+    Planner,
+    Spot,
+    Tell,
+    Window,
+)
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.model import compilation
@@ -89,6 +98,8 @@ class Checks:
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
+        self.hears: Hears | None = None
+        """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
 
     @classmethod
     def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
@@ -123,6 +134,11 @@ class Checks:
         """Whether a forward that is recomputed later calls all that its recompute calls."""
         return self.piggybacks or (self.compares and self._plan in PLANNED)
 
+    @property
+    def shows_kernels(self) -> bool:
+        """Whether kernels can be seen one by one: compiled code does not show them."""
+        return self._can_flip
+
     def notes(self, block: int) -> bool:
         """Return whether the recompute of a block of the stage is compared with its forward."""
         return self.piggybacks or block in self._planned.piggyback
@@ -134,6 +150,28 @@ class Checks:
         if self._plan not in PLANNED:
             return WHENEVER
         return self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+
+    def align(self, is_new: bool, tell: Tell) -> bool:
+        """Have the ranks of a cell execute alike what they execute together.
+
+        A forward whose recompute is compared with it is executed once, and else twice. With a
+        collective in it that must be the same on all ranks of the cell, one that has just come
+        included. So all of them call this before each program.
+
+        Args:
+            is_new: whether a block of this rank was never called.
+            tell: tells the others.
+
+        Returns:
+            Whether some rank has such a block.
+        """
+        if not self.as_recomputed:
+            return is_new  # everything is executed as often as on the others
+        mine = self.planner.standing if self.planner is not None else NO_STANDING
+        told = [tuple(each) for each in tell((is_new, *mine))]
+        if self.planner is not None:
+            self.planner.align([each[1:] for each in told])
+        return any(each[0] for each in told)
 
     def begin_program(self, first: Flow | None) -> None:
         """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
@@ -227,7 +265,7 @@ class Checks:
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
         if step != self.step:
-            self.step = step
+            self.step, self.hears = step, None
             if not self._orders.is_empty:
                 self._orders.drop_before(step)
 
@@ -249,7 +287,10 @@ class Checks:
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
         """
-        is_whole = self.compares or not self._orders.is_empty
+        hears = self.hears
+        if hears is not None and hears.shard_type != shard_type:
+            hears = None
+        is_whole = self.compares or not self._orders.is_empty or hears is not None
         is_compared = self.piggybacks and phase in (Phase.FORWARD, Phase.BACKWARD)
         if not is_whole and not is_compared:
             return UNCHECKED
@@ -268,6 +309,7 @@ class Checks:
             compares=self.compares,
             is_whole=is_whole,
             seen=seen,
+            hears=hears,
         )
 
     def arrive(self, received: torch.Tensor) -> None:
