@@ -18,6 +18,7 @@ from mainstay_core.reinitialisation.sources import (
     NoSource,
     Policy,
     plan_reinitialisation,
+    with_stale,
 )
 from mainstay_core.wire.reinitialisation import Reinitialisation, SourceKind, StageOutline
 
@@ -85,6 +86,8 @@ class Situation:
     """The blocks of every stage; empty if no trainer has told them."""
     reinitialisation: Policy = field(default_factory=Policy)
     """How lost blocks may be made anew from others."""
+    left: Left = field(default_factory=Left)
+    """The copies that are left of some of them."""
     executable: frozenset[Row] = EXECUTABLE
 
 
@@ -316,13 +319,16 @@ def _plan_sources(situation: Situation) -> Reinitialisation | NoSource:
     policy, durable = situation.reinitialisation, situation.durable_step or 0
     # An older one would be worse than to go back: that is not what was asked for.
     has_stale = bool(durable) and situation.step - durable <= policy.stale_steps
+    left = situation.left
+    if has_stale:
+        left = with_stale(left, situation.outline, lost, durable)
     # The weights depend on norms that only trainers know. Whether there are sources does not.
     return plan_reinitialisation(
         situation.outline,
         lost,
         version=situation.step,
         norms_sq={},
-        left=Left(stale=dict.fromkeys(lost, durable)) if has_stale else Left(),
+        left=left,
         policy=policy,
         ranks_per_stage=1 + max(s.inner or 0 for s in situation.stages),
     )

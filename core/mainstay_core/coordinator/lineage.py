@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
-from mainstay_core.coordinator.situation import rules_of
+from mainstay_core.coordinator.situation import left_of_lost, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
@@ -117,14 +117,15 @@ def show_lineage(state: CoordinatorState) -> LineagePage:
 
 def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     """Return for each stage from what it could be made anew, were every copy of it lost now."""
-    rules = rules_of(state)
+    rules, order = rules_of(state), Policy(order=state.shape.order)
     why = why_never(state)
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
     return list_prospects(
         state.outline,
-        policy=policy_of(rules) if rules is not None else Policy(),
+        policy=policy_of(rules, order) if rules is not None else order,
+        left=left_of_lost(state),
         ranks_per_stage=state.shape.ranks_per_stage,
         version=state.step,
         durable=state.durable,
@@ -140,10 +141,9 @@ def why_never(state: CoordinatorState) -> str:
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
     rules = rules_of(state)
-    if state.shape.stages == 2 and (rules is None or rules.stale_steps is None):
+    loads_alone = rules is not None and rules.stale_steps is not None
+    if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER and not loads_alone:
         return "with two stages none has two neighbours to make it anew from"
-    if state.shape.order is Order.SWAPPED:
-        return "in a swapped pipeline no stage is made anew from others in this version"
     if state.config.snapshots is not None:
         return (
             "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "

@@ -24,7 +24,12 @@ def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
 
 
 def check_approximate(
-    recovery: RecoveryPolicy, checkpoint: Checkpoint, *, stages: int, has_snapshots: bool
+    recovery: RecoveryPolicy,
+    checkpoint: Checkpoint,
+    *,
+    stages: int,
+    in_order: bool,
+    has_snapshots: bool,
 ) -> None:
     """Refuse rules that could never be used.
 
@@ -32,6 +37,7 @@ def check_approximate(
         recovery: what is said of it.
         checkpoint: of the job.
         stages: of its pipeline.
+        in_order: whether all micro-batches pass them in order.
         has_snapshots: whether it keeps snapshots in memory.
 
     Raises:
@@ -51,7 +57,7 @@ def check_approximate(
                 "is for jobs with allowApproximate true; remove it",
             )
         return
-    if stages == 1 or (stages == 2 and not checkpoint.every_steps):
+    if stages == 1 or (stages == 2 and in_order and not checkpoint.every_steps):
         raise InvalidSpecError(
             "spec.recovery.allowApproximate",
             f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "

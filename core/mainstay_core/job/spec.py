@@ -28,6 +28,7 @@ from mainstay_core.job import model_sizes
 from mainstay_core.job.approximation import approximate_config, check_approximate
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
+from mainstay_core.job.guards import check_guards, resolve_guards
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
@@ -120,6 +121,8 @@ class TrainingJob(Section):
         _check_topology(self.spec)
         _check_settings(self.spec)
         _check_swapped(self.spec)
+        recovery, snapshots = self.spec.recovery, self.spec.snapshots.enabled
+        check_guards(recovery, self.shape, snapshots=snapshots)
         self.plan_snapshots()
         return self
 
@@ -236,6 +239,8 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=approximate_config(spec.recovery),
+            goes_back=spec.recovery.on_taint == "Restart",
+            guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
             faults=faults,
         )
@@ -366,7 +371,6 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
         "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
-        "recovery.allowApproximate false": spec.recovery.allow_approximate,
     }
     wanted = [right for right, is_other in others.items() if is_other]
     if wanted:
@@ -420,6 +424,7 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         recovery,
         spec.checkpoint,
         stages=spec.parallelism.stages,
+        in_order=spec.pipeline.resolved_order is Order.IN_ORDER,
         has_snapshots=spec.snapshots.enabled,
     )
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:

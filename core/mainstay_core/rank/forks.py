@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.rank.guard_copies import LeftGuards, by_block
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -22,6 +24,7 @@ from mainstay_core.reinitialisation.sources import (
     Position,
     plan_reinitialisation,
     policy_of,
+    with_stale,
 )
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Plan
@@ -50,6 +53,8 @@ class ForkRules:
     """Factor of the learning rate of what is made anew (Blagoev et al., algorithm 1, line 4)."""
     boost_steps: int | None = None
     """Steps for which it lasts; None: to the job's end."""
+    guards: int = 0
+    """Cells that keep what an end of the pipeline alone has, for each end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +67,8 @@ class Beside:
     """Members that have them, best first."""
     expected: str
     """Digest of its masters; "" if no report names one, or if they name several."""
+    guarded: int | None = None
+    """The end whose blocks they guard, with the optimizer's state, if these are copied instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +125,22 @@ def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
 
 
 def _left_of(
-    rules: ForkRules, lost: Sequence[Position], version: int, durable: int, history: History
+    rules: ForkRules,
+    lost: Sequence[Position],
+    version: int,
+    durable: int,
+    history: History,
+    guards: Collection[LeftGuards],
 ) -> Left:
-    """Return what is left of lost positions: their parts of the newest checkpoint, if that counts.
+    """Return what is left of lost positions: what guards keep, and parts of the newest checkpoint.
 
-    One of the very version of a fork may be from before or after it.
+    One of the very version of a fork may be from before or after it, and does not count.
     """
+    left = Left(guards=by_block(rules.outline, guards))
     is_clear = not any(fork.version == durable for fork in history)
     if not rules.policy.stale_steps or not 0 < durable < version or not is_clear:
-        return Left()
-    return Left(stale=dict.fromkeys(lost, durable))
+        return left
+    return with_stale(left, rules.outline, lost, durable)
 
 
 def lacks_sources(
@@ -135,10 +148,15 @@ def lacks_sources(
     rules: ForkRules | None,
     positions: Collection[int],
     version: int,
+    *,
     durable: int,
     history: History,
+    guards: Collection[LeftGuards],
 ) -> bool:
-    """Return whether an ordered fork has no sources any more: a stale copy has gone meanwhile.
+    """Return whether an ordered fork cannot be made after all: a guard or a stale copy has gone.
+
+    The coordinator goes by whom the last commit showed to guard, and by the checkpoints of which it
+    has heard. What has become of them since then the trainers find out.
 
     Args:
         plan: that orders it.
@@ -147,10 +165,13 @@ def lacks_sources(
         version: at which all go on.
         durable: newest version on the disk.
         history: of the states at the version.
+        guards: whose copies of what ends alone have count.
     """
     repeats = plan.fork is not None and plan.fork.repeats is not None
-    if rules is None or not rules.policy.stale_steps or repeats:
+    if rules is None or repeats:
         return False
+    if not rules.policy.stale_steps:
+        return _lacks_guard(plan, rules, positions, guards)
     width = plan.ranks_per_stage
     lost = [divmod(position, width) for position in positions]
     answer = plan_reinitialisation(
@@ -158,11 +179,20 @@ def lacks_sources(
         lost,
         version=version,
         norms_sq={},
-        left=_left_of(rules, lost, version, durable, history),
+        left=_left_of(rules, lost, version, durable, history, guards),
         policy=rules.policy,
         ranks_per_stage=width,
     )
     return isinstance(answer, NoSource)
+
+
+def _lacks_guard(
+    plan: Plan, rules: ForkRules, made: Collection[int], left: Collection[LeftGuards]
+) -> bool:
+    """Return whether an end cannot be made anew, as nobody has what it alone has."""
+    guarded = {guards.end for guards in left}
+    stages = {position // plan.ranks_per_stage for position in made}
+    return any(s not in guarded and guarded_blocks(rules.outline, s) for s in stages)
 
 
 def tell_history(history: History, *, made: bool) -> ToldHistory | None:
@@ -278,6 +308,7 @@ def plan_fork(
     version: int,
     commit: Commit | None,
     known: Forked,
+    guards: Collection[LeftGuards] = (),
     durable: int = 0,
 ) -> Forked:
     """Return a fork, if there is one, and the history and the commit chain of all states with it.
@@ -289,6 +320,7 @@ def plan_fork(
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
+        guards: whose copies of what ends alone have count.
         durable: newest version on the disk.
 
     Raises:
@@ -309,7 +341,7 @@ def plan_fork(
         lost,
         version=version,
         norms_sq=norms_sq,
-        left=_left_of(rules, lost, version, durable, known.history),
+        left=_left_of(rules, lost, version, durable, known.history, guards),
         policy=rules.policy,
         ranks_per_stage=width,
     )
@@ -354,6 +386,7 @@ def plan_making(
     index: int,
     holders: Mapping[int, Sequence[int]],
     reports: Sequence[SettleReport],
+    guards: Collection[LeftGuards] = (),
     history: History = (),
 ) -> Making:
     """Return what a member does to make its position anew.
@@ -366,13 +399,14 @@ def plan_making(
         index: of the member.
         holders: by number of a position, the members that will have the version without making it.
         reports: by member index.
+        guards: whose copies of what ends alone have count.
         history: of all states with the fork.
     """
     width, position = plan.ranks_per_stage, plan.position_of(index)
     (made,) = [m for m in fork.made.positions if m.stage * width + m.inner == position]
     turn = [m.index for m in plan.position_members(position)].index(index)
     beside = []
-    sources = [source for block in made.blocks for source in block.sources]
+    sources = [s for block in made.blocks for s in block.sources if not block.is_exact]
     stale = next((s.version for s in sources if s.kind is SourceKind.STALE_COPY), None)
     others = {s.stage * width + s.inner for s in sources if s.kind is not SourceKind.STALE_COPY}
     for other in sorted(others):
@@ -386,6 +420,18 @@ def plan_making(
                 expected=told.pop() if len(told) == 1 else "",
             )
         )
+    for left in guards:
+        if left.end == made.stage and any(block.is_exact for block in made.blocks):
+            start = turn % len(left.members)
+            members = left.members[start:] + left.members[:start]
+            beside.append(
+                Beside(
+                    position=left.stage * width,
+                    members=members,
+                    expected=left.masters,
+                    guarded=left.end,
+                )
+            )
     return Making(
         made=made,
         beside=tuple(beside),
@@ -399,13 +445,13 @@ def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:
 
     The factor is 1 for what is not named. What other inner ranks made anew is theirs alone: where
     they hold copies of each other's parameters, all are made anew together. A second loss of the
-    same position sets a block's factor again; it does not compound.
+    same position sets a block's factor again; it does not compound. What a guard had is as it was.
     """
     boosts: dict[str, float] = {}
     for fork in history_at(history, step):
         lasts = fork.boost_steps is None or step < fork.version + fork.boost_steps
         places = (place for place in fork.made.positions if place.inner == inner)
-        blocks = (made.block for place in places for made in place.blocks)
+        blocks = (made.block for place in places for made in place.blocks if not made.is_exact)
         boosts |= dict.fromkeys(blocks, fork.lr_boost if lasts else 1.0)
     return boosts
 

@@ -10,6 +10,7 @@ from mainstay_core.reinitialisation.sources import (
     Policy,
     Position,
     plan_reinitialisation,
+    with_stale,
 )
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.reinitialisation import Prospect, Reinitialisation, Rule, StageOutline
@@ -25,6 +26,7 @@ def list_prospects(
     stages: Sequence[StageOutline],
     *,
     policy: Policy,
+    left: Left | None = None,
     ranks_per_stage: int = 1,
     version: int = 0,
     durable: int = 0,
@@ -36,6 +38,7 @@ def list_prospects(
     Args:
         stages: the cut: the blocks of every stage.
         policy: how lost blocks may be made anew.
+        left: the copies that would be left; None: there are none.
         ranks_per_stage: inner ranks of each stage; all of them are lost.
         version: at which all would go on.
         durable: newest durable version; 0: there is none.
@@ -50,9 +53,9 @@ def list_prospects(
                 version=version,
                 # The weights depend on norms that only trainers know. The sources do not.
                 norms_sq={},
-                left=Left(stale=_own_copies(stage, ranks_per_stage, durable))
+                left=with_stale(left or Left(), stages, _places(stage, ranks_per_stage), durable)
                 if has_stale
-                else Left(),
+                else left or Left(),
                 policy=policy,
                 ranks_per_stage=ranks_per_stage,
             ),
@@ -63,8 +66,8 @@ def list_prospects(
     )
 
 
-def _own_copies(stage: int, ranks_per_stage: int, durable: int) -> dict[Position, int]:
-    return {(stage, inner): durable for inner in range(ranks_per_stage)}
+def _places(stage: int, ranks_per_stage: int) -> list[Position]:
+    return [(stage, inner) for inner in range(ranks_per_stage)]
 
 
 def _prospect(
@@ -76,8 +79,9 @@ def _prospect(
     if isinstance(answer, NoSource):
         return Prospect(stage=stage, possible=False, reason=answer.reason)
     blocks = [block for place in answer.positions for block in place.blocks]
-    others = sorted({s.stage for block in blocks for s in block.sources})
     stale = [s.version for block in blocks for s in block.sources if s.version is not None]
+    guarded = [block.block for block in blocks if block.is_exact]
+    others = sorted({s.stage for b in blocks if not b.is_exact for s in b.sources})
     by_norms = weighting is Weighting.GRADIENT_NORM
     if stale:
         reason = f"its own checkpoint of step {stale[0]}"
@@ -89,4 +93,8 @@ def _prospect(
         reason = f"a copy of stage {others[0]}"
     else:
         reason = f"stages {' and '.join(map(str, others))}, {_HOW[weighting]}"
+    if guarded:
+        (guards,) = {s.stage for b in blocks if b.is_exact for s in b.sources}
+        exact = f"{' and '.join(guarded)} exactly as guards in stage {guards} have it"
+        reason = f"{reason}, and {exact}" if others else exact
     return Prospect(stage=stage, possible=True, reason=reason)

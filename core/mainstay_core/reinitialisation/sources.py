@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from mainstay_core.base.shape import Order
 from mainstay_core.base.words import count
 from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.likeness import like_blocks, match_index
 from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
 from mainstay_core.wire.reinitialisation import (
@@ -45,6 +46,27 @@ class Left:
     """Stage of a living guard, by (block, inner rank)."""
     stale: Mapping[Position, int] = field(default_factory=dict)
     """Newest version of which a copy of the position's whole state is left."""
+
+
+def with_stale(
+    left: Left, stages: Sequence[StageOutline], lost: Collection[Position], durable: int
+) -> Left:
+    """Return what is left, with the lost positions' parts of a checkpoint.
+
+    Where a guard is left, that and the twin are taken: two halves of a state would be of two steps.
+
+    Args:
+        left: beside that.
+        stages: the cut: the blocks of every stage.
+        lost: positions whose every copy is gone.
+        durable: version of the checkpoint.
+    """
+    unguarded = [
+        (stage, inner)
+        for stage, inner in lost
+        if not any((block.name, inner) in left.guards for block in stages[stage])
+    ]
+    return replace(left, stale=dict.fromkeys(unguarded, durable))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +187,10 @@ class _Place:
         blocks = tuple(
             MadeBlock(
                 block=block.name,
-                sources=(*self._held(block), *(self._guarded(block) or sources_of(block))),
+                sources=(
+                    *self._held(block),
+                    *(self._guarded(block) or self._unguarded(block, sources_of)),
+                ),
             )
             for block in self.stages[self.position[0]]
         )
@@ -177,6 +202,23 @@ class _Place:
         if guard is None:
             return ()
         return (self._source(SourceKind.GUARD, guard, block),)
+
+    def _unguarded(
+        self, block: BlockOutline, sources_of: Callable[[BlockOutline], _Sources]
+    ) -> _Sources:
+        """Return the sources of a block that no living guard has.
+
+        Raises:
+            _NoSourceError: there are none.
+        """
+        try:
+            return sources_of(block)
+        except _NoSourceError as why:
+            if block.name not in guarded_blocks(self.stages, self.position[0]):
+                raise
+            if self.policy.order is Order.IN_ORDER:
+                raise
+            raise _NoSourceError(f"{why}, and no guard of {block.name} is left") from why
 
     def _held(self, block: BlockOutline) -> _Sources:
         """Return the first living inner rank of the stage, if it holds some of the block too."""
