@@ -191,32 +191,25 @@ def settle(
             replica, or it orders a fork that the job's rules do not allow.
     """
     ordered, fork_rules = _in_order(plan, reports), forks.rules_of(plan, fork_rules)
-    by_gradients = log is LogKind.GRADIENTS
-    stores = (
-        Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
-    )
+    stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version, history = goal.version, _history(plan, goal, stores)
-    if not goal.from_disk:
-        again = forks.positions_to_repeat(plan, version, history.forks)
-        left = _guards(plan, goal.counted, version) if again else goal.guards
-        goal = replace(goal, made=goal.made | again, guards=left)
+    goal = _repeating(plan, goal, history.forks)
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
-    # Where a stage is another one now, what is held came through the lost one.
-    held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
-    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
-    # What was told of a stage that is another one now says nothing of it.
+    # Where a stage is another one now, what is held came through the lost one, and what was told of
+    # it says nothing of it.
     made = StateAction.MAKE in actions
+    held = {} if made else _held(ordered, actions, version, refused_in)
+    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
     staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
     basis = find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
-    durable = max(r.durable for r in ordered)
-    ordered_fork = plan, fork_rules, goal.made, version, history.commit, known
-    fork = forks.plan_fork(*ordered_fork, goal.guards, durable)
+    asked = plan, fork_rules, goal.made, version, history.commit, known
+    fork = forks.plan_fork(*asked, goal.guards, max(r.durable for r in ordered))
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -244,6 +237,20 @@ def settle(
         guards=goal.guards,
         doubt=doubt,
     )
+
+
+def _stores(plan: Plan, reports: Sequence[StoreReport], log: LogKind) -> AnyStores:
+    by_gradients = log is LogKind.GRADIENTS
+    return Stores(reports, plan.lineage) if by_gradients else BoundaryStores(reports, plan)
+
+
+def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
+    """Return a goal at which a fork of another run is made again, if the plan orders it there."""
+    again = forks.positions_to_repeat(plan, goal.version, history)
+    if goal.from_disk or not again:
+        return goal
+    guards = _guards(plan, goal.counted, goal.version)
+    return replace(goal, made=goal.made | again, guards=guards)
 
 
 def _ways(
