@@ -37,8 +37,8 @@ MAX_QUICK_ENDS = 5
 LOOK_S = 0.5
 """How often the pool looks at its pods and asks the api, when nothing happens."""
 QUIET_LOOKS = 20
-"""After so many looks in a row that found nothing new it looks half as often: the api's answer takes
-processor time that is the job's on this machine. A pod that ends is seen at once."""
+"""After so many looks in a row that found nothing new it looks half as often: to answer takes the
+api processor time that is the job's on this machine. A pod that ends is seen at once."""
 
 
 class LocalPool:
