@@ -41,6 +41,28 @@ QUIET_LOOKS = 20
 api processor time that is the job's on this machine. A pod that ends is seen at once."""
 
 
+class LookPace:
+    """Chooses how long to wait between two looks at the pods: longer where nothing happens.
+
+    Args:
+        look_s: seconds to wait while something does.
+    """
+
+    def __init__(self, look_s: float) -> None:
+        self._look_s = look_s
+        self._num_quiet = 0
+        """Looks in a row that found nothing new."""
+
+    def stir(self) -> None:
+        """Something has happened."""
+        self._num_quiet = 0
+
+    def next_wait_s(self) -> float:
+        """Return the seconds to the next look, after one."""
+        self._num_quiet += 1
+        return self._look_s * (2 if self._num_quiet > QUIET_LOOKS else 1)
+
+
 class LocalPool:
     """Keeps as many pods alive as the api says, until told to stop.
 
@@ -71,7 +93,7 @@ class LocalPool:
         self._job = job
         self._handover_s = handover_s
         self._policy = RepairPolicy(max_repairs=max_repairs, window_s=math.inf)
-        self._look_s = look_s
+        self._pace = LookPace(look_s)
         self._pods: dict[PodUid, Pod] = {}
         self._memory = PoolMemory()
         self._demand: PodDemand | None = None
@@ -79,8 +101,6 @@ class LocalPool:
         self._num_made = 0
         self._num_quick_ends = 0
         self._num_not_made = 0
-        self._num_quiet = 0
-        """Looks in a row that found nothing new."""
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -95,13 +115,13 @@ class LocalPool:
                 self._changed.clear()
                 known = self._demand
                 await self._look(group)
-                self._num_quiet = self._num_quiet + 1 if self._demand == known else 0
-                wait_s = self._look_s * (2 if self._num_quiet > QUIET_LOOKS else 1)
+                if self._demand != known:
+                    self._pace.stir()
                 # Not wait_for, which loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(self._pace.next_wait_s()):
                         await self._changed.wait()
-                        self._num_quiet = 0
+                        self._pace.stir()
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""
