@@ -8,12 +8,14 @@ from typing import Protocol
 
 import torch
 
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.checks.checker import Checks
 from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute import purity
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.compute.loader import Loader
@@ -43,6 +45,14 @@ class Training(Protocol):
 
     def outline(self) -> Outline:
         """Return the blocks of every stage, from which another could be made anew."""
+        ...
+
+    def try_blocks(self, mode: Mode) -> None:
+        """Try whether blocks are pure functions, before checks take them to be.
+
+        Raises:
+            InvalidSpecError: one is not.
+        """
         ...
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
@@ -120,6 +130,12 @@ class BlockTraining:
         with user_code("laying out the model"):
             inner = inner_mesh(self.config, self.device, 0)
             return outline_of(self.workload, self.config.shape.stages, inner, self.config.shape.cut)
+
+    def try_blocks(self, mode: Mode) -> None:
+        """Run each kind of block some times under checks."""
+        self.loader.rest()  # a data set is called by one thread
+        with user_code("trying the blocks"):
+            purity.check(self.workload, torch.device(self.device), mode)
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Build the other position's blocks, with an optimizer that keeps nothing."""

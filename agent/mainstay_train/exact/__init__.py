@@ -2,6 +2,7 @@
 
 - ``layout``: flat buffers and the fixed chunk grid
 - ``slices``: the part of a tensor that an inner rank holds
+- ``buckets``: cuts a flat gradient into what is reduced together
 - ``reduction``: the sum of gradients over the cells of a stage
 - ``early``: the same, while the last type is still computed
 - ``wire_sums``: digests of what cells send each other in a reduction

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import Order
-from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
+from mainstay_core.rank.adoption import follow
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
@@ -34,7 +34,7 @@ def first_state(
         InvalidSpecError: the model does not tell enough for what the job wants.
     """
     config = settings.config
-    return machine.RankState(
+    state = machine.RankState(
         slot=Slot(pod=PodUid(settings.pod), index=settings.slot),
         incarnation=Incarnation(settings.incarnation),
         num_steps=config.shape.steps,
@@ -44,10 +44,8 @@ def first_state(
         checkpoint_every_steps=every_steps,
         snapshots=snapshot_rules(config.snapshots, training),
         fork_rules=fork_rules(config, training),
-        witness_every_steps=config.witness_every_steps,
-        compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
-        tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
     )
+    return follow(state, config.checks)
 
 
 def snapshot_rules(

@@ -22,6 +22,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -40,6 +41,7 @@ from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Partial
 from mainstay_core.wire.reinitialisation import MadePosition
+from mainstay_core.wire.rules import without_rules
 from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
@@ -99,6 +101,8 @@ class Session(GuardingSession):
         )
         connections.on_plan = self._uplink.pass_plan
         self._checks = Checks.of(config, state.slot, self.tell_finding)
+        self._rules, self._is_tried = config.checks, config.dmr is not Mode.OFF
+        """What is checked, and whether the blocks were tried for that."""
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._fingerprint = ""
@@ -151,10 +155,11 @@ class Session(GuardingSession):
         """Say hello; what to do first is to wait for a plan."""
         rules = self.state.fork_rules
         self._uplink.start(hello | ({"outline": codec.encode(rules.outline)} if rules else {}))
-        self._fingerprint = fingerprint.digest_of(hello["fingerprint"])
-        durable = self._checkpoints.start(hello["fingerprint"])
+        numerics = without_rules(hello["fingerprint"])
+        self._fingerprint = fingerprint.digest_of(numerics)
+        durable = self._checkpoints.start(numerics)
         if self._segments is not None:
-            self._segments.start(hello["fingerprint"])
+            self._segments.start(numerics)
         self.state = machine.saw_durable(self.state, durable)
 
     def advance(self, event: events.Event | None) -> events.Event | events.Compute:
@@ -316,13 +321,31 @@ class Session(GuardingSession):
                 self._engine.close()
             if self._segments is not None:
                 self._segments.forget_state()
-            self._engine, self._checks.planner, config = None, None, self._settings.config
+            self._engine, self._checks.planner = None, None
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
-            tell = partial(self._tell_checks, self._engine.stage)
-            starts = self.plan.method is Method.START
-            self._checks.planner = plan_stage(
-                config, self._engine, self._fingerprint, tell, starts=starts
-            )
+            self._plan_checks(self._engine, starts=self.plan.method is Method.START)
+
+    def _plan_checks(self, engine: Engine, *, starts: bool) -> None:
+        config = self._settings.config.with_checks(self._rules)
+        tell = partial(self._tell_checks, engine.stage)
+        self._checks.planner = plan_stage(config, engine, self._fingerprint, tell, starts=starts)
+
+    def follow_checks(self) -> None:
+        """Check by the rules of the adopted plan from now on: the same on all its members.
+
+        Raises:
+            InvalidSpecError: a block is no pure function, as is tried when checks are switched on.
+        """
+        rules = self.plan.checks
+        if rules is None or rules == self._rules:
+            return
+        if rules.mode is not Mode.OFF and not self._is_tried:
+            self._training.try_blocks(rules.mode)
+            self._is_tried = True
+        logger.info("from step %d on: %s", self.state.step_at_hand, rules.describe())
+        self._rules = rules
+        self.engine.follow(rules)
+        self._plan_checks(self.engine, starts=False)
 
     def _tell_checks(self, stage: int, told: Told) -> None:
         """Tell which checks a stage's plan has executed."""
@@ -366,6 +389,7 @@ class Session(GuardingSession):
         early: EarlyReduction[Group] | None,
     ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
+        self.follow_checks()
         keeper, state = self._segments, self.state
         log: SentLog | None = None
         if keeper is not None:
@@ -419,6 +443,7 @@ class Session(GuardingSession):
         self, group: Group | None, table: Sequence[Supply], members: Sequence[int]
     ) -> None:
         """Reduce the position's gradient in canonical order."""
+        self.follow_checks()
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.

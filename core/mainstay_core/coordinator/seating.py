@@ -363,6 +363,8 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         replicas_wanted=state.wanted,
         suspend_wanted=state.suspend,
         other_stores=other_stores_of(state, members),
+        checks=state.wanted_checks,
+        voided=previous.voided if previous else (),
     )
     loads = draft.method in (Method.RESTART, Method.START)
     if previous is None or previous.fork is None or loads or all_settled(state):

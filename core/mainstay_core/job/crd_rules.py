@@ -265,7 +265,9 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".pipeline"),
     _constant("spec", ".workload"),
     _constant("spec", ".runtime"),
-    _constant("spec", ".detection"),
+    _constant("spec.detection", ".hangSeconds"),
+    _constant("spec.detection", ".heartbeatSeconds"),
+    _constant("spec.detection", ".heartbeatTimeoutSeconds"),
     _constant("spec", ".checkpoint"),
     _constant("spec", ".snapshots"),
     _constant("spec", ".protection"),
@@ -301,6 +303,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
 )
 """Rules about what a change must leave alone. Free to change are suspend, parallelism.replicas and
 minReplicas, supervisor.resources, spares, activeDeadlineSeconds, ttlSecondsAfterFinished,
-recovery.window and recovery.quarantine."""
+detection.dmr, detection.witness, what recovery may do, recovery.window and
+recovery.quarantine."""
 
 RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

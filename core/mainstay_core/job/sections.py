@@ -400,10 +400,13 @@ class RecoveryPolicy(Section):
     this. Left out: rather than begin from the seed after step 100, but never in place of a
     checkpoint."""
     approximate: ApproximateRecovery = ApproximateRecovery()
-    on_taint: Literal["Report"] = "Report"
+    on_taint: Literal["Report", "Restart"] = "Report"
     """What happens with the steps that a device has computed since a witness agreed with it last,
-    once others show that it computes wrongly each time. Report: its finding says from which step on
-    they are tainted, and the job goes on."""
+    once others show that it computes wrongly each time. Report: status, finding and report say
+    which steps are tainted, and the job goes on. Restart: as soon as it can do without the device,
+    the job goes back to the newest checkpoint that is no later than that witness, or to the seed,
+    and computes the steps again. Checkpoints of tainted steps are put aside, and stay on the
+    disk."""
     on_hosts_lost: Literal["Rehost"] = "Rehost"
     """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
     max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10

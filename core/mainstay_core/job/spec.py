@@ -238,6 +238,7 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=_approximate(spec.recovery),
+            goes_back=spec.recovery.on_taint == "Restart",
             guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
             faults=faults,

@@ -299,6 +299,9 @@ class RenameCheckpoint:
     version: int
     nonce: str
     """Nonce of the quorum in which its parts were copied."""
+    clean_at: int | None = None
+    """Newest version that no device has tainted: one no later than that stays on the disk. None in
+    a job without a witness."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import SettleReport
+from mainstay_core.wire.votes import SettleReport, Vote
 
 __all__ = [
     "Interrupt",
@@ -221,8 +221,17 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         last_gradient=last.gradient,
         last_masters=last.masters,
         recomputed=0,
+        clean_from=_clean_from(state.clean_from, outcome.version),
     )
     return _begin(restored, replayed=event.told)
+
+
+def _clean_from(known: int | None, version: int) -> int | None:
+    """Return from where no witness has agreed with a device, now that it goes on at a version.
+
+    What it computes again nobody has compared.
+    """
+    return None if known is None else min(known, version)
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
@@ -357,6 +366,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(plan, event.votes, state.clip_norm, before)
+    state = replace(state, all_clean_at=_all_clean_at(event.votes))
     state, rename = checkpoints.note_saves(state, verdict.saves)
     state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
@@ -375,6 +385,12 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
+
+
+def _all_clean_at(votes: Sequence[Vote]) -> int | None:
+    """Return the newest version that no device has tainted, as far as witnesses have agreed."""
+    told = [vote.clean_from for vote in votes if vote.clean_from is not None]
+    return min(told, default=None)
 
 
 def _refused(

@@ -141,6 +141,7 @@ def vote_of(
         stats=ballot.stats,
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
+        clean_from=state.clean_from if state.witness_every_steps else None,
         **asdict(saves),
     )
 

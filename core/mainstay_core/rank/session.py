@@ -216,6 +216,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         held = self.held(judged=True) if action.report.held else ()
         own = unheard(self.state.watched, self.state.slot, self.account)
+        if action.plan.voided:
+            self.writer.go_back(action.plan.voided, puts_aside=action.report.index == 0)
         report = replace(
             action.report,
             held=held,

@@ -109,6 +109,9 @@ class RankState:
     clean_from: int | None = None
     """First step in which no witness has agreed with this device yet: the one after that in which
     one did last, or the first that this trainer has computed; None before it has computed any."""
+    all_clean_at: int | None = None
+    """Newest version that no device of the quorum has tainted, whichever is named, by the votes;
+    None in a job without a witness."""
     told: tuple[Told, ...] = ()
     """What chains have told of the compared type in earlier attempts at the step, as they differ;
     and in quorums before this one."""

@@ -183,6 +183,9 @@ class Vote(SaveStatus):
     a function of the step. Empty in a job whose trainers do not check what they compute."""
     witness: WitnessAccount | None = field(default=None, metadata=codec.OMITTED)
     """Of the type that several chains compute in this step, if this rank's does."""
+    clean_from: Count | None = field(default=None, metadata=codec.OMITTED)
+    """First step in which no witness has agreed with this rank's device yet; None in a job without
+    a witness."""
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types that this rank has computed wrongly. Their copies are void in every position, with all
     that they were summed into."""

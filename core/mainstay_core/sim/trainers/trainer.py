@@ -433,7 +433,7 @@ class Trainer(Process, GuardingTrainer):
         self._saving.write(action, self.made_cell(), name_attempt(self.plan.quorum))
 
     def rename(self, action: events.RenameCheckpoint) -> None:
-        self._saving.complete(action)
+        self._saving.complete(action, self.plan.lineage)
 
     async def wait_written(self) -> SaveStatus:
         await Awaited(self._saving.wait_idle())
