@@ -323,12 +323,6 @@ def test_the_plan_of_checks_reaches_the_trainers(
             "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
         (
-            "spec",
-            SMALLEST["spec"]
-            | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "several ranks of a stage compute together is not compared in this version; use 0",
-        ),
-        (
             "spec.recovery.onTaint",
             "Restart",
             "is 'Restart', but no job goes back to before a device",
