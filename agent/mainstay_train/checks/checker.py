@@ -21,7 +21,7 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.schedule import Later
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, late
@@ -89,6 +89,8 @@ class Checks:
         self.void: set[int] = set()
         """Shard types of the step at hand that do not count: something was computed from what was
         found wrong afterwards. Until their partials are dropped."""
+        self.wrong_sum = ""
+        """The problem of a sum that this rank has given to others, until the next reduction."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
         self._plan, self._planned = plan, Orders()
@@ -111,6 +113,11 @@ class Checks:
             waiting_bytes=memory,
             plan=config.dmr_plan,
         )
+
+    def change(self, rules: CheckRules) -> None:
+        """Check by other rules from now on; nothing waits any more."""
+        self._mode, self._plan = rules.mode, rules.plan
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
 
     @property
     def compares(self) -> bool:
@@ -188,10 +195,14 @@ class Checks:
             window: the wait.
             tensor: is there after it.
         """
-        began_s = self.planner.now_s() if self.planner is not None else 0.0
+        began_s = self.now_s()
         yield
         if self.planner is not None:
-            self.planner.received(window, tensor, self.planner.now_s() - began_s)
+            self.planner.received(window, tensor, self.now_s() - began_s)
+
+    def now_s(self) -> float:
+        """Return seconds that only grow, where a planner measures waits; else 0."""
+        return self.planner.now_s() if self.planner is not None else 0.0
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Say what goes to another stage."""
@@ -208,6 +219,24 @@ class Checks:
         self.waiting.passed(flow)
         if self.planner is not None:
             self.planner.passed(flow, results)
+
+    def settle(self, types: Iterable[int]) -> None:
+        """Execute all checks that wait of complete types, and forget all others.
+
+        Args:
+            types: that are about to count.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        if self.waiting:
+            self.waiting.settle_all(types, self.void)
+        self.waiting.drop()
+
+    def reduced(self, waited_s: float) -> None:
+        """Say that the step's gradient is reduced, and for how long that was waited for."""
+        if self.planner is not None:
+            self.planner.reduced(waited_s)
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.

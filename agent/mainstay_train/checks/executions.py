@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.settings import Mode
@@ -37,6 +37,7 @@ from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import Pushed
+from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
@@ -91,6 +92,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         self._seen, self._hears = seen, hears
         self._spot: Spot | None = None
         """Of the kernel that is executed."""
+        self._once: tuple[Once, Execution | None] | None = None
+        """The kernels that are executed again together, and which execution this is."""
 
     def __enter__(self) -> Self:
         if self._is_whole:
@@ -109,6 +112,28 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def twice(self) -> AbstractContextManager[None]:
         """Have each kernel executed twice meanwhile."""
         return self._checking(compares=True)
+
+    @contextmanager
+    def once(self, once: Once, execution: Execution | None) -> Iterator[None]:
+        """Have each kernel executed once meanwhile; the caller executes all of them again.
+
+        Args:
+            once: describes them; written in the primary execution, and read in others.
+            execution: which one it is; None: the third.
+        """
+        key, before = (self._place.in_pass, self._place.block), self._compares
+        ended_at = self._ordinals[key]
+        if execution is Execution.PRIMARY:
+            once.place, once.start = self._place, ended_at
+        else:
+            self._ordinals[key] = once.start
+        self._once, self._compares = (once, execution), False
+        try:
+            yield
+        finally:
+            self._once, self._compares = None, before
+            if execution is not Execution.PRIMARY:
+                self._ordinals[key] = ended_at
 
     def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
         """Note meanwhile what kernels make."""
@@ -209,7 +234,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         await_copies(operands, outputs)
         call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         self._spot = Spot.of(self._place, call.ordinal, kernel.name)
-        flips = self._orders.take(self._place, call.ordinal, kernel.name)
+        flips = self._flips_of(call)
         put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
             result = outputs[0].item()
@@ -236,6 +261,20 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         _, third = call.again(call.given_again(kept))
         put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
+
+    def _flips_of(self, call: Call) -> list[Flip]:
+        """Return the flips of a call, as those of a primary execution."""
+        if self._once is None or self._once[1] is Execution.PRIMARY:
+            flips = self._orders.take(self._place, call.ordinal, call.kernel.name)
+            if flips and self._once is not None:
+                self._once[0].flips[call.ordinal] = flips
+            return flips
+        once, execution = self._once
+        return [
+            replace(flip, execution=Execution.PRIMARY)
+            for flip in once.flips.get(call.ordinal, ())
+            if flip.sticky or (execution is not None and flip.execution is not Execution.PRIMARY)
+        ]
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a kernel for the first time."""

@@ -129,6 +129,9 @@ class Planner(Protocol):
     def received(self, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
         """Note what came from another stage, and how long it was waited for."""
 
+    def reduced(self, waited_s: float) -> None:
+        """Note for how long the cell has waited for others in a reduction."""
+
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Note what goes to another stage."""
 

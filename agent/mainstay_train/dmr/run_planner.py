@@ -45,7 +45,7 @@ from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Standing, Wi
 from mainstay_train.compute.engine import Engine
 from mainstay_train.dmr.cells import CellProfile, agreed, number_of
 from mainstay_train.dmr.passage import declare_stage
-from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, PassageRecord
 from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.model.blocks import Block
@@ -206,6 +206,8 @@ class RunPlanner:
         """Says which plan is followed; 0: none is."""
         self._recorded: list[_Recording] = []
         self._waits: dict[str, list[float]] = {}
+        self._was_recorded = False
+        """Whether the program was recorded whose gradient is reduced next."""
         self.profile: Profile | None = None
         """Of the recorded steps, once there is one."""
 
@@ -245,6 +247,7 @@ class RunPlanner:
     def end_program(self, *, completed: bool) -> None:
         """A program has ended."""
         recording, self._recording = self._recording, None
+        self._was_recorded = completed and recording is not None
         if self._is_over or self._first is None:
             return
         self._first = None
@@ -271,6 +274,12 @@ class RunPlanner:
         if window.flow == self._first:
             kind = "activation" if window.op is Op.RECV_F else "gradient"
             recording.record.declare(tensor, f"received {kind}", Origin.RECEIVED)
+
+    def reduced(self, waited_s: float) -> None:
+        """Note for how long the cell has waited for others in a reduction."""
+        if self._was_recorded:
+            self._waits.setdefault("REDUCE", []).append(waited_s)
+        self._was_recorded = False
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Note what goes to another stage."""
@@ -355,13 +364,15 @@ class RunPlanner:
     def _make_profile(self) -> Profile:
         planned, passages = self._planned, [recording.passage for recording in self._recorded]
         budget_bytes = planned.budget_bytes
+        lengths = dict.fromkeys(WAITS, (0.0, 0.0))  # of those that have not come
+        lengths |= {name: (median(waits), min(waits)) for name, waits in self._waits.items()}
         windows = plan_windows(
             fullest_of(passages),
             stage=planned.stage,
             num_stages=planned.shape.stages,
             num_passages=planned.num_passages,
             replicas=planned.shape.replicas,
-            lengths={name: (median(waits), min(waits)) for name, waits in self._waits.items()},
+            lengths=lengths,
             headroom_bytes=budget_bytes,
         )
         return make_profile(
