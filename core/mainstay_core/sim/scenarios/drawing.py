@@ -164,11 +164,12 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
+    width = random.Random(f"witnessed cells {scenario.seed}").choice((1, 1, 2))
     shape = replace(
         scenario.config.shape,
         lanes=lanes,
         replicas=lanes,
-        ranks_per_stage=1,
+        ranks_per_stage=width,
         ranks_per_pod=1,
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
