@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -31,6 +32,7 @@ from mainstay_core.coordinator.events import (
     EndJob,
     Event,
     FactsReported,
+    JobSubmitted,
     PodRegistered,
     PublishPlan,
     StepsCommitted,
@@ -68,6 +70,8 @@ class Life:
     """Where it halted, in order."""
     computed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(step, types) of every list it worked through or began."""
+    compares: dict[int, bool] = field(default_factory=dict)
+    """By step, whether it executed its kernels twice."""
     parked: Fact | None = None
 
     @property
@@ -217,6 +221,10 @@ class PlayedSupervisors:
         self._start(new)
         return new
 
+    def submit(self, **changed: Any) -> None:
+        """The job's definition comes again, with other settings."""
+        self._feed(JobSubmitted(config=dataclasses.replace(self.state.config, **changed)))
+
     def tell(self, *facts: Fact) -> None:
         self._feed(FactsReported(facts=facts))
 
@@ -283,6 +291,7 @@ class PlayedSupervisors:
             life.points.append(message.point)
         elif isinstance(message, points.Computes):
             life.computed.append((message.step, message.types))
+            life.compares[message.step] = message.compares
         self._notify()
 
     async def _tick(self) -> None:
@@ -396,8 +405,14 @@ class PlayedSupervisors:
                     self.tell(fact)
 
     def _record(self, entry: LedgerEntry) -> None:
-        """Every cell's entry of a step must say the same, whoever computed what."""
+        """Every cell's entry of a step must say the same, whoever computed what.
+
+        One in the place of a void step has other bits.
+        """
         known = self.outcome.entries.setdefault((entry.step, entry.stage), entry)
+        for void in self.plan.voided:
+            if known.quorum.id < void.quorum <= entry.quorum.id and entry.step >= void.version:
+                known = self.outcome.entries[entry.step, entry.stage] = entry
         for what in ("masters", "gradient", "data", "loss", "norm", "tokens"):
             said, before = getattr(entry, what), getattr(known, what)
             assert said == before, f"{what} of step {entry.step}: {said}, not {before}"

@@ -21,16 +21,25 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.schedule import Later
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
+from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Planner, Spot, Window
+from mainstay_train.checks.planned import (
+    NO_STANDING,
+    Flow,
+    Orders,
+    Planner,
+    Spot,
+    Tell,
+    Window,
+)
 from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
@@ -92,6 +101,8 @@ class Checks:
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
+        self.hears: Hears | None = None
+        """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
 
     @classmethod
     def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
@@ -105,6 +116,12 @@ class Checks:
             waiting_bytes=memory,
             plan=config.dmr_plan,
         )
+
+    def change(self, rules: CheckRules) -> None:
+        """Check by other rules from now on; nothing waits any more."""
+        self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
+        self.replays.begin_program({})
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
 
     @property
     def compares(self) -> bool:
@@ -120,6 +137,11 @@ class Checks:
     def as_recomputed(self) -> bool:
         """Whether a forward that is recomputed later calls all that its recompute calls."""
         return self.piggybacks or (self.compares and self._plan in PLANNED)
+
+    @property
+    def shows_kernels(self) -> bool:
+        """Whether kernels can be seen one by one: compiled code does not show them."""
+        return self._can_flip
 
     def notes(self, block: int) -> bool:
         """Return whether the recompute of a block of the stage is compared with its forward."""
@@ -140,6 +162,28 @@ class Checks:
                 return None
             later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
         return later if later is not None and late.can_wait(place, call, effects) else None
+
+    def align(self, is_new: bool, tell: Tell) -> bool:
+        """Have the ranks of a cell execute alike what they execute together.
+
+        A forward whose recompute is compared with it is executed once, and else twice. With a
+        collective in it that must be the same on all ranks of the cell, one that has just come
+        included. So all of them call this before each program.
+
+        Args:
+            is_new: whether a block of this rank was never called.
+            tell: tells the others.
+
+        Returns:
+            Whether some rank has such a block.
+        """
+        if not self.as_recomputed:
+            return is_new  # everything is executed as often as on the others
+        mine = self.planner.standing if self.planner is not None else NO_STANDING
+        told = [tuple(each) for each in tell((is_new, *mine))]
+        if self.planner is not None:
+            self.planner.align([each[1:] for each in told])
+        return any(each[0] for each in told)
 
     def begin_program(self, first: Flow | None) -> None:
         """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
@@ -237,7 +281,7 @@ class Checks:
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
         if step != self.step:
-            self.step = step
+            self.step, self.hears = step, None
             if not self._orders.is_empty:
                 self._orders.drop_before(step)
 
@@ -259,7 +303,10 @@ class Checks:
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
         """
-        is_whole = self.compares or not self._orders.is_empty
+        hears = self.hears
+        if hears is not None and hears.shard_type != shard_type:
+            hears = None
+        is_whole = self.compares or not self._orders.is_empty or hears is not None
         is_compared = self.piggybacks and phase in (Phase.FORWARD, Phase.BACKWARD)
         if not is_whole and not is_compared:
             return UNCHECKED
@@ -278,6 +325,7 @@ class Checks:
             compares=self.compares,
             is_whole=is_whole,
             seen=seen,
+            hears=hears,
         )
 
     def arrive(self, received: torch.Tensor) -> None:

@@ -30,6 +30,7 @@ from mainstay_train.checks.calls import (
     put,
     repaired,
 )
+from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
@@ -70,6 +71,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         is_whole: whether all kernels are counted; else those alone that are executed twice, noted
             or compared with what was noted, and the others cost nothing.
         seen: who records the passage; None: nobody does.
+        hears: hears of collectives; None: nobody does.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         compares: bool,
         is_whole: bool,
         seen: Seen | None = None,
+        hears: collectives.Hears | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
@@ -92,7 +95,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """With what it is compared; None: with nothing."""
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
         self._num_collectives = 0
-        self._seen = seen
+        self._seen, self._hears = seen, hears
         self._spot: Spot | None = None
         """Of the kernel that is executed."""
         self._once: tuple[Once, Execution | None] | None = None
@@ -146,7 +149,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def compare(self, record: ForwardRecord) -> Iterator[None]:
         """Compare meanwhile what kernels make with what was noted, unless it counts no more."""
         if self._place.shard_type in self._checks.void:
-            yield
+            with self._checking():  # inner ranks that do not know it execute each collective once
+                yield
             return
         with self._checking(noted=record):
             yield
@@ -194,6 +198,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         kernel = kernel_of(func)
         if kernel.name in collectives.REPEATED:
             return self._communicate(func, args, kwargs, kernel.name)
+        if self._hears is not None and kernel.communicates and kernel.name not in SILENT:
+            self._hears.missed()
         if kernel.is_view or kernel.allocates or kernel.communicates:
             result = func(*args, **kwargs)
             if self._seen is not None and kernel.allocates:
@@ -372,8 +378,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
+        given = kernels.tensors_in(tuple(args))
         if self._seen is not None:
-            self._seen.exchange(kernels.tensors_in(tuple(args)), result)
+            self._seen.exchange(given, result)
+        if self._hears is not None:
+            self._hears.exchanged(at, given, collectives.waited(result))
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result

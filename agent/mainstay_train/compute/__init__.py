@@ -11,6 +11,7 @@
 - ``arrivals``: waits for messages of the pipeline, and has checks executed meanwhile
 - ``transfers``: sends and receives what goes from stage to stage
 - ``micro_batch``: one micro-batch on its way through the stage
+- ``cell_checks``: has the ranks of a cell check alike what they execute together
 - ``interpreter``: runs the compute part of a step's program
 - ``watched``: digests of what leaves a cell for a type that other chains compute, too
 - ``doubts``: remembers what blocks raised in a step that is checked

@@ -65,6 +65,10 @@ class Batches:
         self._upcoming.extend(Wanted(Address(self._seed, *flow), self.tells_data) for flow in flows)
         self._load_ahead()
 
+    def follow(self) -> None:
+        """Fetch batches by what the checks say from now on: they have changed."""
+        self._loader.fetch_twice(twice=self._checks.compares)
+
     def takes(self, action: Action) -> bool:
         """Return whether a forward goes through the model's first block, or its last one."""
         if action.extent is Extent.WHOLE:

@@ -11,13 +11,13 @@ import torch
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.session import types_of
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.step_plan import Supply, types_of
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
@@ -170,6 +170,14 @@ class Engine:
             inner=inner,
             checks=checks,
         )
+
+    def follow(self, rules: CheckRules) -> None:
+        """Check by other rules from now on, between two programs; the state stays as it is."""
+        self._give_up()
+        self.checks.change(rules)
+        if self.interpreter is not None:
+            self.interpreter.follow()
+        self.reducer.compare_wire(compares_wire=self.checks.compares)
 
     def computes(self, stage: int, num_stages: int, inner: int) -> bool:
         """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""
@@ -440,7 +448,7 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float, boosts: Boosts | None = None) -> str:
         """Apply the reduced gradient, the rate boosted by block; returns the masters' digest."""
-        counted, gradients = self._counted(commit), self._reduced_blocks()
+        counted, gradients = self._counted(commit), self.reduced_blocks()
         with self.checks.over(Phase.APPLY):
             self.state.apply(gradients, commit.scale, learning_rate, counted, boosts=boosts)
             self._masters = self.state.masters_digest()
@@ -454,7 +462,7 @@ class Engine:
             learning_rate: of the step.
             parameters: their model-wide names.
         """
-        gradients, names = self._reduced_blocks(), frozenset(parameters)
+        gradients, names = self.reduced_blocks(), frozenset(parameters)
         with self.checks.over(Phase.APPLY, commit.step):
             self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
 
@@ -505,7 +513,8 @@ class Engine:
             data=data,
         )
 
-    def _reduced_blocks(self) -> list[torch.Tensor]:
+    def reduced_blocks(self) -> list[torch.Tensor]:
+        """Return the reduced gradient of each block, flat."""
         return self.state.layout.block_views(self.reducer.reduced)
 
 

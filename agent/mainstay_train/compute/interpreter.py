@@ -27,6 +27,7 @@ from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.batches import Batches
 from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.cell_checks import CellChecks
 from mainstay_train.compute.doubts import Doubts
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
@@ -86,10 +87,10 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
-        self._checks.begin_stage(block.compute for block in blocks)
         self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
         self._workload, self._blocks = workload, tuple(blocks)
+        self._checks.begin_stage(block.compute for block in blocks)
         self._stage, self._num_stages = stage, num_stages
         self._seed = seed
         self._store, self._results = store, results
@@ -126,6 +127,7 @@ class Interpreter:
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
         self._undelivered = 0
+        self._cell = CellChecks(self._checks, self._blocks, inner)
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -139,6 +141,11 @@ class Interpreter:
             Op.WRITE_F: self._write_f,
             Op.WRITE_B: self._write_b,
         }
+
+    def follow(self) -> None:
+        """Compute by what the checks say from now on: they have changed."""
+        self._checks.begin_stage(block.compute for block in self._blocks)
+        self._batches.follow()
 
     def run(
         self,
@@ -178,10 +185,9 @@ class Interpreter:
         self._checks.settle(self._results)  # of an earlier program, after which nothing was reduced
         self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
-        flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
-        self._checks.begin_program(next(flows, None) if again is None else None)
         is_done = False
         try:
+            self._cell.begin(program, is_again=again is not None)
             for action in program:
                 self._hook(action)
                 for receive in action.starts:
@@ -332,7 +338,7 @@ class Interpreter:
     def _recomputable(
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
-        notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
+        notes, as_recomputed = self._cell.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
             return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
         inputs, records = [*flow.inputs], [*flow.records]

@@ -41,8 +41,9 @@ from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Window
+from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Standing, Window
 from mainstay_train.compute.engine import Engine
+from mainstay_train.dmr.cells import CellProfile, agreed, number_of
 from mainstay_train.dmr.passage import declare_stage
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, PassageRecord
@@ -201,12 +202,29 @@ class RunPlanner:
         self._first: Flow | None = None
         self._recording: _Recording | None = None
         """Of the program that runs; None: it is not recorded."""
+        self._plan_number = 0
+        """Says which plan is followed; 0: none is."""
         self._recorded: list[_Recording] = []
         self._waits: dict[str, list[float]] = {}
         self._was_recorded = False
         """Whether the program was recorded whose gradient is reduced next."""
         self.profile: Profile | None = None
         """Of the recorded steps, once there is one."""
+
+    @property
+    def standing(self) -> Standing:
+        """How far it has come. The ranks of a cell record, plan and follow their plan together."""
+        progress = (self._is_warm, len(self._recorded), self._is_over, self._plan_number)
+        return (*progress, bool(self._problem))
+
+    def align(self, standings: Sequence[Standing]) -> None:
+        """Begin anew, as all ranks of the cell do, if one of them has not come as far."""
+        if len({standing[:-1] for standing in standings}) > 1:
+            self._orders, self._plan_number, self._problem = None, 0, ""
+            self._is_over, self._is_warm = False, False
+            self._recorded, self._waits = [], {}
+        elif any(standing[-1] for standing in standings) and not self._problem:
+            self._problem = "another rank of the cell cannot be described"
 
     def begin_program(self, first: Flow | None) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
@@ -288,20 +306,20 @@ class RunPlanner:
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.
         """
-        self._is_over = True
         name = PlanName.AUTO if self._ordered is None else PlanName.FILE
         try:
-            if self._problem:
-                raise RefusedPlanError(self._problem)
-            profile = self.profile = self._make_profile()
+            profile = self.profile = self._agree()
+            self._is_over = True
             plan, schedule = (
                 plan_here(profile) if self._ordered is None else follow(profile, self._ordered)
             )
         except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
+            self._is_over = True
             self._give_up(error)
             return
         fullest = self._recorded[self._fullest()]
         self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
+        self._plan_number = number_of(plan)
         totals = plan.totals
         how = "planned from" if self._ordered is None else "verified against"
         reason = (
@@ -311,6 +329,26 @@ class RunPlanner:
         )
         self._tell(Told(plan=name.value, shares=schedule.shares, reason=reason))
         logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
+
+    def _agree(self) -> Profile:
+        """Return the profile of the stage; with several ranks to a stage that of all of them.
+
+        Raises:
+            RefusedPlanError: a rank cannot be described, or they are not alike.
+            InvalidSpecError: the same of a rank alone.
+        """
+        if self._engine.inner.size == 1:
+            if self._problem:
+                raise RefusedPlanError(self._problem)
+            return self._make_profile()
+        profile, problem = None, self._problem
+        try:
+            profile = None if problem else self._make_profile()
+        except InvalidSpecError as error:
+            problem = error.message
+        ordered = "" if self._ordered is None else str(number_of(self._ordered))
+        mine = CellProfile(problem=problem, ordered=ordered, profile=profile)
+        return agreed(mine, self._engine.inner)
 
     def _give_up(self, error: MainstayError) -> None:
         if self._ordered is not None and self._starts:

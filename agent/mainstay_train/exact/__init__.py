@@ -13,6 +13,7 @@
 - ``row_sums``: their sums in one pass on a GPU
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket
 - ``optimizer``: the update of a stage, and its state
+- ``portions``: some blocks of a state
 - ``blending``: a stage made of others, as a weighted sum
 - ``numerics``: one arithmetic for all ranks of a job
 - ``fingerprint``: what must be equal for bits to be equal

@@ -219,6 +219,11 @@ class Reducer:
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
 
+    def compare_wire(self, *, compares_wire: bool) -> None:
+        """Say whether senders state digests of what they send from now on; equal on all cells."""
+        if compares_wire != (self._wire is not None):
+            self._wire = WireSums(self._device) if compares_wire else None
+
     def reduce(
         self,
         group: Group | None,

@@ -22,6 +22,7 @@ from mainstay_core.coordinator.state import (
     uid_of,
     with_pod,
 )
+from mainstay_core.coordinator.taints import note_taint
 from mainstay_core.wire.facts import Leaving, Named
 from mainstay_core.wire.plan import Member
 
@@ -45,7 +46,7 @@ def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition
     assert pod is not None
     name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
     why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
-    return _leaves(state, pod, why, now_s, 0.0)
+    return _leaves(note_taint(state, fact), pod, why, now_s, 0.0)
 
 
 def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:

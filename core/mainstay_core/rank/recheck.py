@@ -177,7 +177,8 @@ def _named(state: RankState, shard_type: int, ruling: Ruling) -> tuple[Action, .
         actions.append(TellDeviation(state.version, shard_type, deviation, ruling.reason))
         if deviation.verdict is DeviceVerdict.DETERMINISTIC:
             what = f"step {state.version}, type {shard_type}: {ruling.reason}"
-            actions.append(SendFact(fact_of(state, Named, evidence=what)))
+            since = state.clean_from
+            actions.append(SendFact(fact_of(state, Named, evidence=what, since=since)))
     return tuple(actions)
 
 

@@ -21,13 +21,14 @@ from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.step_plan import Compared, StepPlan
+from mainstay_core.reinitialisation.guards import Guard, plan_guards
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, MadeType, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
@@ -108,6 +109,9 @@ class RankState:
     clean_from: int | None = None
     """First step in which no witness has agreed with this device yet: the one after that in which
     one did last, or the first that this trainer has computed; None before it has computed any."""
+    all_clean_at: int | None = None
+    """Newest version that no device of the quorum has tainted, whichever is named, by the votes;
+    None in a job without a witness."""
     told: tuple[Told, ...] = ()
     """What chains have told of the compared type in earlier attempts at the step, as they differ;
     and in quorums before this one."""
@@ -143,6 +147,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    guarded: tuple[GuardedDigest, ...] = ()
+    """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None
     """None in a job without snapshots."""
     window: Window | None = None
@@ -198,6 +204,19 @@ class RankState:
         if self.phase is Phase.HEALING and self.settlement is not None:
             return self.settlement.version
         return self.version
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """Return who guards what ends of the pipeline alone have, under the adopted plan."""
+        rules = self.fork_rules
+        if rules is None or self.plan is None:
+            return ()
+        return plan_guards(self.plan, rules.outline, rules.guards)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Return whether others guard some of this rank's stage."""
+        return any(guard.end == self.member_stage for guard in self.guards)
 
     @property
     def member_inner(self) -> int:
@@ -300,6 +319,7 @@ def report_of(state: RankState) -> SettleReport:
         last_gradient=state.last_gradient,
         last_masters=state.last_masters,
         history=state.history,
+        guarded=state.guarded,
         doubted=doubted_of(state.told, state.told_of, state.member_position),
     )
 

@@ -279,6 +279,8 @@ class Named(_RankFact):
     """Other devices have shown that this one computes wrongly each time: its pod is to leave."""
 
     kind: Literal[FactKind.NAMED] = FactKind.NAMED
+    since: Count | None = field(default=None, metadata=OMITTED)
+    """First step that the device may have computed wrongly; None from a trainer that tells none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
