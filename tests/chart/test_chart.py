@@ -465,6 +465,17 @@ def test_the_page_of_values_is_what_values_say() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_slow_start_is_waited_for_before_anything_is_started_again(matrix: Matrix) -> None:
+    """On a node that does much else the imports alone take longer than liveness allows."""
+    for workload in (o for o in matrix("as it comes") if o["kind"] in WORKLOADS):
+        container = container_of(workload)
+        start, live = container["startupProbe"], container["livenessProbe"]
+        assert start["periodSeconds"] * start["failureThreshold"] >= 300
+        ask = {"httpGet", "tcpSocket", "exec"}
+        if workload["kind"] == "Deployment":
+            assert {k: start[k] for k in ask & set(start)} == {k: live[k] for k in ask & set(live)}
+
+
 def test_pods_take_what_the_values_add(matrix: Matrix) -> None:
     name = "pods of one's own kind"
     for workload in (o for o in matrix(name) if o["kind"] in WORKLOADS):

@@ -87,6 +87,24 @@ def test_a_lost_inner_stage_is_made_anew_as_the_papers_formula_says(
 
 
 @pytest.mark.chaos
+def test_a_swapped_pipeline_has_the_bits_of_the_experiments_process(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Permission is refused there: the loss of a stage is answered by a restart, which is exact."""
+    pipeline = {"order": "Swapped", "microBatches": 2}
+    job = make_job(LAYOUT, NUM_STEPS, corpus, pipeline=pipeline)
+    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+
+    with local_job(tmp_path, job, [kill(1)]) as running:
+        report = running.report()
+
+    assert [r["method"] for r in report["recoveries"]] == ["restart"]
+    steps = report["digests"]["steps"]
+    assert len(steps) == NUM_STEPS
+    assert steps == twin(tmp_path)
+
+
+@pytest.mark.chaos
 def test_the_same_loss_at_the_same_step_has_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     first = run(tmp_path / "first", corpus, [kill(1)], **ALLOWED)
     second = run(tmp_path / "second", corpus, [kill(1, phase="forward")], **ALLOWED)

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.settings import Mode
@@ -30,12 +30,14 @@ from mainstay_train.checks.calls import (
     put,
     repaired,
 )
+from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import Pushed
+from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
@@ -63,6 +65,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         is_whole: whether all kernels are counted; else those alone that are executed twice, noted
             or compared with what was noted, and the others cost nothing.
         seen: who records the passage; None: nobody does.
+        hears: hears of collectives; None: nobody does.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         compares: bool,
         is_whole: bool,
         seen: Seen | None = None,
+        hears: collectives.Hears | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._checks, self._orders, self._place, self._mode = checks, orders, place, mode
@@ -85,9 +89,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """With what it is compared; None: with nothing."""
         self._ordinals: Counter[tuple[Pass, int | None]] = Counter()
         self._num_collectives = 0
-        self._seen = seen
+        self._seen, self._hears = seen, hears
         self._spot: Spot | None = None
         """Of the kernel that is executed."""
+        self._once: tuple[Once, Execution | None] | None = None
+        """The kernels that are executed again together, and which execution this is."""
 
     def __enter__(self) -> Self:
         if self._is_whole:
@@ -107,6 +113,28 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """Have each kernel executed twice meanwhile."""
         return self._checking(compares=True)
 
+    @contextmanager
+    def once(self, once: Once, execution: Execution | None) -> Iterator[None]:
+        """Have each kernel executed once meanwhile; the caller executes all of them again.
+
+        Args:
+            once: describes them; written in the primary execution, and read in others.
+            execution: which one it is; None: the third.
+        """
+        key, before = (self._place.in_pass, self._place.block), self._compares
+        ended_at = self._ordinals[key]
+        if execution is Execution.PRIMARY:
+            once.place, once.start = self._place, ended_at
+        else:
+            self._ordinals[key] = once.start
+        self._once, self._compares = (once, execution), False
+        try:
+            yield
+        finally:
+            self._once, self._compares = None, before
+            if execution is not Execution.PRIMARY:
+                self._ordinals[key] = ended_at
+
     def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
         """Note meanwhile what kernels make."""
         return self._checking(notes=record)
@@ -115,7 +143,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def compare(self, record: ForwardRecord) -> Iterator[None]:
         """Compare meanwhile what kernels make with what was noted, unless it counts no more."""
         if self._place.shard_type in self._checks.void:
-            yield
+            with self._checking():  # inner ranks that do not know it execute each collective once
+                yield
             return
         with self._checking(noted=record):
             yield
@@ -163,6 +192,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         kernel = kernel_of(func)
         if kernel.name in collectives.REPEATED:
             return self._communicate(func, args, kwargs, kernel.name)
+        if self._hears is not None and kernel.communicates and kernel.name not in SILENT:
+            self._hears.missed()
         if kernel.is_view or kernel.allocates or kernel.communicates:
             result = func(*args, **kwargs)
             if self._seen is not None and kernel.allocates:
@@ -203,7 +234,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         await_copies(operands, outputs)
         call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
         self._spot = Spot.of(self._place, call.ordinal, kernel.name)
-        flips = self._orders.take(self._place, call.ordinal, kernel.name)
+        flips = self._flips_of(call)
         put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
             result = outputs[0].item()
@@ -231,6 +262,20 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
         return self._settle(call, differing, (result, outputs), (second, found), third)
 
+    def _flips_of(self, call: Call) -> list[Flip]:
+        """Return the flips of a call, as those of a primary execution."""
+        if self._once is None or self._once[1] is Execution.PRIMARY:
+            flips = self._orders.take(self._place, call.ordinal, call.kernel.name)
+            if flips and self._once is not None:
+                self._once[0].flips[call.ordinal] = flips
+            return flips
+        once, execution = self._once
+        return [
+            replace(flip, execution=Execution.PRIMARY)
+            for flip in once.flips.get(call.ordinal, ())
+            if flip.sticky or (execution is not None and flip.execution is not Execution.PRIMARY)
+        ]
+
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Call a kernel for the first time."""
         if self._seen is None:
@@ -253,8 +298,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
+        given = kernels.tensors_in(tuple(args))
         if self._seen is not None:
-            self._seen.exchange(kernels.tensors_in(tuple(args)), result)
+            self._seen.exchange(given, result)
+        if self._hears is not None:
+            self._hears.exchanged(at, given, collectives.waited(result))
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result

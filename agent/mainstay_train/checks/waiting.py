@@ -150,10 +150,10 @@ class WaitingChecks:
             for name, check in self._waiting.items()
             if window is not None and check.is_due(window, self._passed)
         ]
-        for name in due:
+        if due:
+            self._take(dynamic.Needed(operators=tuple(due)), goes_on)
             if not goes_on():
                 return
-            self._take(dynamic.Needed(operators=(name,)))
         if not self._waiting or not is_open():
             return
         try:
@@ -170,17 +170,21 @@ class WaitingChecks:
         self._by_key.clear()
         self._passed.clear()
 
-    def _take(self, event: dynamic.Event) -> None:
+    def _take(self, event: dynamic.Event, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Execute what follows from an event; what raises, and what comes behind it, still waits.
 
         So a type counts only when all its checks were executed.
+
+        Args:
+            event: for the queue.
+            goes_on: whether more is executed; what is left waits as before.
         """
         before = self._queue.waiting
         decision = dynamic.step(self._queue, event)
         self._queue = decision.queue
         left = [chosen.operator for chosen in decision.checks]
         try:
-            while left:
+            while left and goes_on():
                 self._waiting[left[0]].execute()
                 self._forget(left.pop(0))
         finally:
@@ -188,7 +192,8 @@ class WaitingChecks:
                 known = (*before, event) if isinstance(event, dynamic.Executed) else before
                 still = {*left, *(check.operator for check in self._queue.waiting)}
                 waiting = tuple(check for check in known if check.operator in still)
-                self._queue = replace(self._queue, waiting=waiting)
+                size_bytes = sum(check.size_bytes for check in waiting)
+                self._queue = replace(self._queue, waiting=waiting, size_bytes=size_bytes)
 
     def _forget(self, name: str) -> None:
         """Let go of what a check keeps."""

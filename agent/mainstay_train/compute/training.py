@@ -10,6 +10,7 @@ import torch
 
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.checks.checker import Checks
@@ -61,6 +62,17 @@ class Training(Protocol):
             stage: the other stage.
             num_stages: stages of a chain.
             inner: which of its ranks.
+        """
+        ...
+
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Allocate a copy of what guards keep of an end of the pipeline; it is void.
+
+        Args:
+            end: its stage.
+
+        Returns:
+            The blocks with their optimizer's state, and where their statistics lie in a commit's.
         """
         ...
 
@@ -132,6 +144,16 @@ class BlockTraining:
             mesh = inner_mesh(self.config, self.device, inner)
             blocks = self.workload.build(mine, self.device, mesh)
             return StageState(blocks, optimizer.each(torch.optim.SGD))
+
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Build an end's guarded blocks, with the optimizer that the end has for them."""
+        names = guarded_blocks(self.outline(), end)
+        with user_code("building the model"):
+            stages = self.workload.stages(self.config.shape.stages, self.config.shape.cut)
+            mine = [i for i in stages[end] if self.workload.blocks[i].name in names]
+            blocks = self.workload.build(mine, self.device)
+            state = StageState(blocks, self.workload.optimizer)
+            return state, self.workload.statistics(mine)
 
     def build_engine(
         self,

@@ -84,6 +84,10 @@ class LoopTraining:
         """Never asked for, as no plan orders a fork without an outline."""
         raise AssertionError(f"an own loop has no stage {stage} of {num_stages}, rank {inner}")
 
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Never asked for, as there is no other stage."""
+        raise AssertionError(f"an own loop guards nothing of stage {end}")
+
     def build_engine(
         self,
         stage: int,

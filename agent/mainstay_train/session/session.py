@@ -31,7 +31,7 @@ from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import RankSession, run_blocking
+from mainstay_core.rank.session import run_blocking
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
@@ -58,6 +58,7 @@ from mainstay_train.dmr.run_planner import Told, plan_stage
 from mainstay_train.exact import fingerprint
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
+from mainstay_train.session.guarding import GuardingSession
 from mainstay_train.session.rules import first_state
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
@@ -70,7 +71,7 @@ from mainstay_train.state.serving import ServedState
 logger = logging.getLogger(__name__)
 
 
-class Session(RankSession[Connections]):
+class Session(GuardingSession):
     """One life of a trainer, from its first plan to the end of the job.
 
     Args:
@@ -82,7 +83,7 @@ class Session(RankSession[Connections]):
     def __init__(self, settings: TrainerSettings, training: Training, backend: str) -> None:
         config = settings.config
         connections = Connections(settings, backend)
-        self._served = ServedState(connections)
+        self._served = ServedState(connections, self._served_part)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
         self._checkpoints = Checkpointing(config, self.tell_checkpoint)
         state = first_state(settings, training, heal_server.address, self._checkpoints.every_steps)
@@ -99,7 +100,7 @@ class Session(RankSession[Connections]):
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._checks = Checks.of(config, state.slot, self._tell_finding)
+        self._checks = Checks.of(config, state.slot, self.tell_finding)
         self._rules, self._is_tried = config.checks, config.dmr is not Mode.OFF
         """What is checked, and whether the blocks were tried for that."""
         replicas = config.shape.replicas
@@ -108,6 +109,7 @@ class Session(RankSession[Connections]):
         """Digest of what this trainer's bits depend on, once it has said hello."""
         self._engine: Engine | None = None
         self._beside = BesideStates(training)
+        self.guard_copies = self._make_guard_copies(training, state.fork_rules)
         self._seen: WatchedType | None = None
         """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
@@ -372,7 +374,7 @@ class Session(RankSession[Connections]):
                 fault.id,
             )
 
-    def _tell_finding(self, finding: Finding) -> None:
+    def tell_finding(self, finding: Finding) -> None:
         """Tell what a check has found (also other threads)."""
         state = self.state
         if state.plan is not None and state.index >= 0:
@@ -422,7 +424,7 @@ class Session(RankSession[Connections]):
 
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""
-        self._tell_finding(finding_of(self.state, action))
+        self.tell_finding(finding_of(self.state, action))
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Free some partials; logs of what they were computed from count no more."""
@@ -467,9 +469,12 @@ class Session(RankSession[Connections]):
         copy_wait_s = self._wait_copied()
         boosts = boosts_of(self.state.history, commit.step, self.state.member_inner)
         digest = engine.apply(commit, learning_rate, boosts)
-        masters = engine.counted_masters(digest)
         return AppliedStep(
-            digest=digest, masters=masters, partials=engine.sent, copy_wait_s=copy_wait_s
+            digest=digest,
+            masters=engine.counted_masters(digest),
+            partials=engine.sent,
+            guarded=self.guard_copies.apply(commit, learning_rate, boosts),
+            copy_wait_s=copy_wait_s,
         )
 
     def _wait_copied(self) -> float:

@@ -36,6 +36,9 @@ MAX_QUICK_ENDS = 5
 """So many in a row mean that pods cannot live here; the run ends with the reason."""
 LOOK_S = 0.5
 """How often the pool looks at its pods and asks the api, when nothing happens."""
+QUIET_LOOKS = 20
+"""After so many looks in a row that found nothing new it looks half as often: the api's answer takes
+processor time that is the job's on this machine. A pod that ends is seen at once."""
 
 
 class LocalPool:
@@ -76,6 +79,8 @@ class LocalPool:
         self._num_made = 0
         self._num_quick_ends = 0
         self._num_not_made = 0
+        self._num_quiet = 0
+        """Looks in a row that found nothing new."""
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -88,11 +93,15 @@ class LocalPool:
         async with asyncio.TaskGroup() as group:
             while not self._stopping.is_set():
                 self._changed.clear()
+                known = self._demand
                 await self._look(group)
+                self._num_quiet = self._num_quiet + 1 if self._demand == known else 0
+                wait_s = self._look_s * (2 if self._num_quiet > QUIET_LOOKS else 1)
                 # Not wait_for, which loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._look_s):
+                    async with asyncio.timeout(wait_s):
                         await self._changed.wait()
+                        self._num_quiet = 0
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""

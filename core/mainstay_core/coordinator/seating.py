@@ -455,13 +455,14 @@ def _rendezvous(
 def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
     """Return where each pod with a member can be met, in pod order."""
     used = {m.slot.pod for m in members}
+    has_copies = state.config.snapshots is not None or state.config.guards > 0
     return tuple(
         Rendezvous(
             pod=p.registration.pod,
             gather=p.registration.gather,
             store=p.registration.store,
             snapshots=p.registration.snapshots,
-            domain=p.registration.domain if p.registration.snapshots else "",
+            domain=p.registration.domain if has_copies else "",
         )
         for p in state.pods
         if p.registration.pod in used

@@ -21,6 +21,7 @@ from mainstay_core.coordinator.ladder import Lack
 from mainstay_core.dmr.settings import CheckRules, StageChecks
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
+from mainstay_core.reinitialisation.guards import GuardingCell
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
@@ -264,6 +265,8 @@ class CoordinatorState:
     outline: Outline = ()
     """The blocks of every stage, as trainers have told them; empty in a job that must not go on
     approximately."""
+    guards: tuple[GuardingCell, ...] = field(default=(), metadata=OMITTED)
+    """Who had copies of what ends of the pipeline alone have, when a quorum committed first."""
     adopted_at_s: dict[int, float] = field(default_factory=dict)
     """Member index to when it held all settle reports of the current plan."""
     settled_at_s: dict[int, float] = field(default_factory=dict)

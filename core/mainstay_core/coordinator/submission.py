@@ -79,6 +79,7 @@ _PATHS = {
     "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",
     "hang_s": "spec.detection.hangSeconds",
     "operation_timeout_s": "spec.detection.hangSeconds",
+    "guards": "spec.recovery.approximate.guards",
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",

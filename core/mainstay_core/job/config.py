@@ -106,6 +106,11 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+MAX_GUARDS = 16
+"""Cells that keep what an end of a pipeline alone has. Each costs the end the bytes of its gradient
+in every step."""
+SWAPPED_GUARDS = 2
+"""The same where nobody says how many, in a swapped pipeline."""
 MAX_LR_BOOST = 100.0
 """Factor of a learning rate. More than that trains nothing."""
 
@@ -213,6 +218,8 @@ class JobConfig:
     """None in a job whose every recovery is exact."""
     goes_back: bool = field(default=False, metadata=OMITTED)
     """Whether it goes back to before a device was wrong, once others have shown that it is."""
+    guards: Annotated[int, Range(0, MAX_GUARDS)] = field(default=0, metadata=OMITTED)
+    """Cells of the stage beside each end of the pipeline that keep what the end alone has."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()

@@ -151,11 +151,19 @@ CROSS_FIELD: tuple[Rule, ...] = (
         field=".pipeline.order",
         rule="self.pipeline.order == 'InOrder' || self.detection.dmr.mode == 'Off' && "
         "self.runtime.compile == 'Off' && self.detection.witness.everySteps == 0 && "
-        "!self.recovery.allowApproximate && "
         "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
         message="is Swapped, with which this version can only have detection.dmr.mode Off, "
-        "detection.witness.everySteps 0, runtime.compile Off, snapshots.replay Gradients and "
-        "recovery.allowApproximate false; use these, or InOrder",
+        "detection.witness.everySteps 0, runtime.compile Off and snapshots.replay Gradients; use "
+        "these, or InOrder",
+    ),
+    Rule(
+        section=SPEC,
+        field=".recovery.approximate.guards",
+        rule="!has(self.recovery.approximate.guards) || self.recovery.approximate.guards == 0 || "
+        "self.pipeline.order == 'Swapped' && self.parallelism.ranksPerStage == 1 && "
+        "!self.snapshots.enabled",
+        message="is above 0, which takes pipeline.order Swapped, parallelism.ranksPerStage 1 and "
+        "snapshots.enabled false; use these, or 0",
     ),
     Rule(
         section="spec.detection.dmr",
@@ -263,6 +271,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".checkpoint"),
     _constant("spec", ".snapshots"),
     _constant("spec", ".protection"),
+    _constant("spec.recovery.approximate", ".guards", optional=True),
     _constant("spec.recovery", ".maxRestarts"),
     _constant("spec.recovery", ".escalateAfter"),
     _constant("spec.recovery", ".restartGraceSeconds"),

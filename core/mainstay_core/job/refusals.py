@@ -13,7 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
     "spec.recovery.approximate.staleSteps": "no stage goes back alone to an older copy in this "
     "version",
     "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "

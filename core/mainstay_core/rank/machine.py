@@ -42,11 +42,13 @@ from mainstay_core.rank.events import (
     SendFact,
     ShareSaves,
     StateLoaded,
+    TellVoidGuard,
     TodoDone,
     VoidSave,
     VotesGathered,
     WaitForPlan,
 )
+from mainstay_core.rank.guard_copies import void_copies
 from mainstay_core.rank.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.rank.state import (
@@ -165,6 +167,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     restoring = replace(
         settled, phase=Phase.HEALING, valid=False, held=(), mark=None, kept_from=outcome.kept_from
     )
+    restoring = replace(restoring, guarded=())  # a copy is of the state's version
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
     commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()
@@ -195,7 +198,8 @@ def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleRepor
         ]
         for position, members in enumerate(state.plan.positions)
     }
-    return forks.plan_making(state.plan, outcome.fork, state.index, holders, reports)
+    made = state.plan, outcome.fork, state.index, holders, reports, outcome.guards
+    return forks.plan_making(*made)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -346,9 +350,9 @@ def _reduce(state: RankState, *prefix: Action) -> Transition:
 
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
-    del event
     assert state.plan is not None
-    new = replace(state, phase=Phase.VOTING, mark=str(state.plan.quorum))
+    mark = str(state.plan.quorum)
+    new = replace(state, phase=Phase.VOTING, mark=mark, guarded=event.guarded)
     return Transition(new, (CastVote(state.version, state.attempt),), "votes")
 
 
@@ -373,8 +377,13 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     state, needless = windows.note_copies(state, event.votes)
     state = windows.note_commit(state, commit, event.votes)
     record = windows.record_of(state, commit, event.votes)
-    applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, *deviations, Apply(commit))
+    void = void_copies(plan, state.guards, event.votes, state.index)
+    guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
+    told = tuple(TellVoidGuard(commit.step, end) for end in void)
+    applying = replace(
+        state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
+    )
+    actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
 
 
@@ -439,6 +448,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         watched=None,
         named_as=None,
         digest=event.digest,
+        guarded=event.guarded,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",
         held=(),

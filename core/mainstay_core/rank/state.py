@@ -22,6 +22,7 @@ from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.step_plan import Compared, StepPlan
+from mainstay_core.reinitialisation.guards import Guard, plan_guards
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
@@ -29,7 +30,7 @@ from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, MadeType, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
@@ -154,6 +155,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    guarded: tuple[GuardedDigest, ...] = ()
+    """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None
     """None in a job without snapshots."""
     window: Window | None = None
@@ -209,6 +212,19 @@ class RankState:
         if self.phase is Phase.HEALING and self.settlement is not None:
             return self.settlement.version
         return self.version
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """Return who guards what ends of the pipeline alone have, under the adopted plan."""
+        rules = self.fork_rules
+        if rules is None or self.plan is None:
+            return ()
+        return plan_guards(self.plan, rules.outline, rules.guards)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Return whether others guard some of this rank's stage."""
+        return any(guard.end == self.member_stage for guard in self.guards)
 
     @property
     def member_inner(self) -> int:
@@ -311,6 +327,7 @@ def report_of(state: RankState) -> SettleReport:
         last_gradient=state.last_gradient,
         last_masters=state.last_masters,
         history=state.history,
+        guarded=state.guarded,
         doubted=doubted_of(state.told, state.told_of, state.member_position),
     )
 

@@ -69,6 +69,9 @@ class Compute:
         order: Order = Order.IN_ORDER,
     ) -> None:
         self._order = order
+        self.blocks = terms.blocks_of(position // width, stages, order)
+        self.has_own = order is Order.SWAPPED and position // width in (0, stages - 1)
+        """Whether it has what no other stage has."""
         self.position, self._stages, self._width = position, stages, width
         self.stage, self.inner = divmod(position, width)
         self._shards_per_lane, self._micro_batches = shards_per_lane, micro_batches
@@ -349,14 +352,15 @@ class Compute:
     def apply(self, scale: float, factors: Mapping[str, float]) -> None:
         """Apply the reduced gradient; ``factors`` are those of the learning rate, by block."""
         assert self.reduced is not None
-        boosts = terms.boosts_in(self.stage, factors)
-        self.params = terms.applied(self.params, self.reduced, scale, boosts)
+        boosts = terms.boosts_in(self.blocks, factors)
+        applied = terms.applied_end if self.has_own else terms.applied
+        self.params = applied(self.params, self.reduced, scale, boosts)
 
     def make_ballot(self, table: Iterable[Supply], index: int, step: int) -> Ballot:
         """Return what enters the vote of member ``index``, to whom the table credits types."""
         self.judge()
         return Ballot(
-            norms_sq=terms.norms_sq(self.stage, self.reduced),
+            norms_sq=terms.norms_sq(self.blocks, self.reduced),
             gradient=self.gradient_digest(),
             copies=terms.term("copies", self.stage, step),
             stats=self._stats(table, index, step),

@@ -92,6 +92,24 @@ BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
 """Shard types of the step of which a check has found, after they were used, that they are wrong."""
 
 
+MAX_GUARDED = 2
+"""Ends of a pipeline of which one rank keeps or guards blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedDigest:
+    """The digest of the blocks of a pipeline's end that guards keep, at the version of a rank."""
+
+    stage: Index
+    """The end."""
+    masters: Digest
+    rest: Digest
+    """Of a part of what is not masters: which part is a function of the version."""
+
+
+GuardedDigests = Annotated[tuple[GuardedDigest, ...], Longest(MAX_GUARDED)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStatus:
     """A rank's status of durable checkpoints.
@@ -171,6 +189,8 @@ class Vote(SaveStatus):
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types that this rank has computed wrongly. Their copies are void in every position, with all
     that they were summed into."""
+    guarded: GuardedDigests = field(default=(), metadata=codec.OMITTED)
+    """Of what it guards of other stages, and of what others guard of its own, at version = step."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")
@@ -277,3 +297,5 @@ class SettleReport:
     )
     """What cells of its position have told of the type that several chains compute, those that are
     gone by now among them; and its own account of it, if no vote has heard that yet."""
+    guarded: GuardedDigests = field(default=(), metadata=codec.OMITTED)
+    """Of what it guards of other stages, at its version."""

@@ -232,6 +232,12 @@ class Step:
         return Ended(tuple(digests), self._findings, num_refused)
 
     def _compute(self, engines: list[Engine]) -> None:
+        """Compute all types, and execute all checks of them, as before a vote."""
+        self._compute_types(engines)
+        for engine in engines:
+            engine.judge_held()
+
+    def _compute_types(self, engines: list[Engine]) -> None:
         if len(engines) == 1:
             engines[0].compute(TYPES, 0, None)
             return

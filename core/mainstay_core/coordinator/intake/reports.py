@@ -34,6 +34,7 @@ from mainstay_core.coordinator.records import (
     step_committed,
 )
 from mainstay_core.coordinator.repeats import forget_mended
+from mainstay_core.coordinator.situation import note_guards
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     CoordinatorState,
@@ -108,6 +109,8 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    if state.commits == 1:
+        state = note_guards(state)
     state = _use_permission(forget_mended(state))
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)

@@ -343,6 +343,9 @@ class Checks:
         self._connected[name].add(trainer.incarnation)
         self.seen["group connected"] += 1
         kind = name.rpartition("/")[2][0]
+        if kind == "g":
+            self.seen["guards connected"] += 1
+            return  # these end with their quorum
         mine = _formations(plan, index)[kind]
         settled = {r.settled for r in self._reports[str(plan.quorum)] if r.index in mine}
         # A store that forgot may give a number twice: the newest plan of it with this rank counts.

@@ -149,11 +149,13 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
 def _with_order(scenario: Scenario) -> Scenario:
     """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
     rng, config = random.Random(f"order {scenario.seed}"), scenario.config
-    refused = config.approximate is not None or (config.snapshots and config.snapshots.boundary)
+    refused = config.snapshots and config.snapshots.boundary
     if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
-    return replace(scenario, config=replace(config, shape=shape))
+    may = config.approximate is not None and shape.ranks_per_stage == 1
+    guards = rng.choice((0, 1, 2, 2, 3)) if may else 0
+    return replace(scenario, config=replace(config, shape=shape, guards=guards))
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
