@@ -34,6 +34,7 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
     all_settled,
+    clean_from,
     holds_state,
     is_leaving,
 )
@@ -338,6 +339,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
             address=addresses[seat.slot.pod],
             since=quorum.id if seat.since is None else seat.since,
             joining=seat.joining,
+            clean_from=clean_from(state, seat.slot),
         )
         for index, seat in enumerate(ordered)
     )

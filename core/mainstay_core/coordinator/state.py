@@ -95,6 +95,8 @@ class SlotState:
     """Evidence of the last end."""
     refused: str = ""
     """Why it can never be used; empty if it can."""
+    clean_from: int | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, as its trainers told last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,6 +458,12 @@ def keeps_segments(state: CoordinatorState) -> bool:
     named = [(h.pod, h.snapshots) for h in state.plan.hosts if h.snapshots]
     named += [(other.pod, other.address) for other in state.plan.other_stores]
     return any(has_store(state, pod, address) for pod, address in named)
+
+
+def clean_from(state: CoordinatorState, slot: Slot) -> int | None:
+    """Return since when no witness has agreed with a device; None: that is not known."""
+    known = state.slot(slot)
+    return known.clean_from if known is not None else None
 
 
 def has_store(state: CoordinatorState, uid: PodUid, address: str) -> bool:

@@ -188,6 +188,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self.connections.leave()
             case events.RenameCheckpoint():
                 self.rename(action)
+            case events.CorrectEntry():
+                self._correct_entry(action.step)
             case events.VoidSave():
                 self.writer.void(action.version)
             case events.KeepRecord():
@@ -474,6 +476,12 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 now_s=self.now_s(),
             )
             self._log = self._log.add(entry, post=False)
+
+    def _correct_entry(self, step: int) -> None:
+        """Have the ledger keep this rank's entry of a step."""
+        for entry in self._log.entries[-1:]:
+            if entry.step == step:
+                self.send_entry(replace(entry, corrects=True), post=True)
 
     def _repeat_entries(self) -> None:
         self._log, entries = self._log.again()
