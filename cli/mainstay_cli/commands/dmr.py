@@ -108,9 +108,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Write the plan into this file, too.")] = None,
     replays: Annotated[
         bool,
-        typer.Option(
-            help="Whether segments of blocks are replayed together (SpareTrain's AGC)."
-        ),
+        typer.Option(help="Whether segments of blocks are replayed together (SpareTrain's AGC)."),
     ] = True,
     sweep: Annotated[
         list[Path] | None,
