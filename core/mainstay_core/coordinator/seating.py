@@ -16,6 +16,7 @@ from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.seats import (
     Seat,
+    clean_from,
     keep_whole,
     living_seats,
     part_copies,
@@ -34,7 +35,6 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
     all_settled,
-    clean_from,
     holds_state,
     is_leaving,
 )

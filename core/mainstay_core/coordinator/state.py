@@ -450,30 +450,6 @@ def is_leaving(state: CoordinatorState, uid: PodUid) -> bool:
     return pod is not None and bool(pod.leaving)
 
 
-def keeps_segments(state: CoordinatorState) -> bool:
-    """Return whether a pod of the newest plan is left with the store of segments that it had then.
-
-    What that store holds only members can tell, once they have asked it.
-    """
-    if state.plan is None or state.config.snapshots is None:
-        return False
-    named = [(h.pod, h.snapshots) for h in state.plan.hosts if h.snapshots]
-    named += [(other.pod, other.address) for other in state.plan.other_stores]
-    return any(has_store(state, pod, address) for pod, address in named)
-
-
-def clean_from(state: CoordinatorState, slot: Slot) -> int | None:
-    """Return since when no witness has agreed with a device; None: that is not known."""
-    known = state.slot(slot)
-    return known.clean_from if known is not None else None
-
-
-def has_store(state: CoordinatorState, uid: PodUid, address: str) -> bool:
-    """Return whether a living pod has its store of segments at an address."""
-    pod = state.pod(uid)
-    return pod is not None and not pod.gone and pod.registration.snapshots == address
-
-
 def has_members(state: CoordinatorState, uid: PodUid) -> bool:
     """Return whether a pod serves in the newest plan."""
     return state.plan is not None and any(m.slot.pod == uid for m in state.plan.members)

@@ -49,7 +49,7 @@ WAITING_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRules:
-    """What is checked in a job. It may change while the job runs: a plan says what is in force.
+    """The checks of a job. They may change while the job runs: a plan says which are in force.
 
     Bits never depend on it. But all members of a quorum follow the same rules, as they tell each
     other digests by them.

@@ -222,17 +222,9 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         last_gradient=last.gradient,
         last_masters=last.masters,
         recomputed=0,
-        clean_from=_clean_from(state.clean_from, outcome.version),
+        clean_from=recheck.clean_from(state, outcome.version),
     )
     return _begin(restored, replayed=event.told)
-
-
-def _clean_from(known: int | None, version: int) -> int | None:
-    """Return from where no witness has agreed with a device, now that it goes on at a version.
-
-    What it computes again nobody has compared.
-    """
-    return None if known is None else min(known, version)
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:

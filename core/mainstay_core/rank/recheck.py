@@ -131,6 +131,14 @@ def without_witness(
     return kept, (DropPartials(copies),) if copies else ()
 
 
+def clean_from(state: RankState, version: int) -> int | None:
+    """Return since when no witness has agreed with this device, now that it goes on at a version.
+
+    What it computes again nobody has compared.
+    """
+    return None if state.clean_from is None else min(state.clean_from, version)
+
+
 def note_clean(state: RankState, votes: Sequence[Vote]) -> RankState:
     """Return the state that knows since when no witness has agreed with each device."""
     assert state.plan is not None

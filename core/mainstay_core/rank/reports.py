@@ -305,6 +305,10 @@ class EntryLog:
         """Return the log with nothing to repeat, and the entries to mirror now."""
         return replace(self, repeats=False), self.entries if self.repeats else ()
 
+    def corrected(self, step: int) -> tuple[LedgerEntry, ...]:
+        """Return the entry of a step, if it is the last, in the place of one of a bad state."""
+        return tuple(replace(e, corrects=True) for e in self.entries[-1:] if e.step == step)
+
     def add(self, entry: LedgerEntry, *, post: bool) -> EntryLog:
         """Return the log with one more entry; with ``post`` it is mirrored."""
         return replace(self, entries=(*self.entries, entry)[-KEPT_ENTRIES:], posts=post)

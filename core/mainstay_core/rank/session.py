@@ -60,17 +60,6 @@ T = TypeVar("T")
 ConnectionsT = TypeVar("ConnectionsT", bound=QuorumConnections[Any, Any, Any])
 
 
-def run_blocking(procedure: Coroutine[Any, Any, T]) -> T:
-    """Run a procedure whose shell blocks instead of suspending; return its result."""
-    try:
-        procedure.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    procedure.close()
-    raise AssertionError("a procedure of a blocking shell was suspended")
-
-
 class RankSession(RankShell, Generic[ConnectionsT]):
     """One life of a trainer without its sockets, its arithmetic and its disk.
 
@@ -189,7 +178,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             case events.RenameCheckpoint():
                 self.rename(action)
             case events.CorrectEntry():
-                self._correct_entry(action.step)
+                for entry in self._log.corrected(action.step):
+                    self.send_entry(entry, post=True)
             case events.VoidSave():
                 self.writer.void(action.version)
             case events.KeepRecord():
@@ -487,12 +477,6 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 now_s=self.now_s(),
             )
             self._log = self._log.add(entry, post=False)
-
-    def _correct_entry(self, step: int) -> None:
-        """Have the ledger keep this rank's entry of a step."""
-        for entry in self._log.entries[-1:]:
-            if entry.step == step:
-                self.send_entry(replace(entry, corrects=True), post=True)
 
     def _repeat_entries(self) -> None:
         self._log, entries = self._log.again()

@@ -42,7 +42,8 @@ def test_the_steps_of_a_named_device_are_tainted_until_its_work_is_handed_over(
     assert (taint.slot, taint.since, taint.named_in, taint.until) == (wrong.slot, 3, 5, None)
     assert taint.counts
     assert taint.describe() == (
-        f"steps from 3 on are tainted: the device of {wrong.slot.pod}/0 computes wrongly each time"
+        f"steps from 3 on are tainted: the device of {wrong.slot.pod}/0, named in step 5, computes "
+        "wrongly"
     )
     assert world.plan.planned, "it hands its work over, and nobody goes back"
     world.settle(7)

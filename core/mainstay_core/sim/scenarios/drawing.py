@@ -177,15 +177,9 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     )
     # Of two that differ only a third device says which one is wrong.
     spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
-    # Drawn apart, so that all else is the same for both.
     goes_back = random.Random(f"taint {scenario.seed}").random() < SHARE_GOING_BACK
-    config = replace(
-        scenario.config,
-        shape=shape,
-        spares=spares,
-        witness_every_steps=1,
-        goes_back=goes_back,
-    )
+    config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
+    config = replace(config, goes_back=goes_back)
     point = rng.choice(("FORWARD", "vote-posted"))
     times = rng.randint(1, 12 if lanes == MIN_CHAINS else 40)
     faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]
