@@ -182,7 +182,9 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
 
 
 def _coverage(state: CoordinatorState) -> str:
-    return cut(describe_coverage(state.config.dmr, state.config.dmr_plan, state.checks))
+    config = state.config
+    every = config.witness_every_steps
+    return cut(describe_coverage(config.dmr, config.dmr_plan, state.checks, every))
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:

@@ -154,7 +154,7 @@ class JobPage:
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)
     """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
     dmr_coverage: Sentence = field(default="", metadata=OMITTED)
-    """Which share of the work is executed twice, by method; empty: none is."""
+    """Which share of the work is checked, by method, and how often by a witness; empty: none is."""
     findings: FindingsPage | None = field(default=None, metadata=OMITTED)
     """What checks have found, with the newest; None where nothing is checked."""
     protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()
