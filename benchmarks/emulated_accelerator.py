@@ -55,6 +55,8 @@ class Device:
     forward_s: float
     """Per block and micro-batch."""
     backward_s: float
+    weight_s: float
+    """In the gradients of weights, once that of the input is there."""
 
 
 class HeldBlock(nn.Module):
@@ -68,7 +70,7 @@ class HeldBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [1, sequence, width] to the same shape."""
-        held: torch.Tensor = _Hold.apply(x, self.device)  # type: ignore[no-untyped-call]
+        held: torch.Tensor = _Hold.apply(x, self.out.weight, self.device)  # type: ignore[no-untyped-call]
         return x + self.out(self.norm(held))
 
 
@@ -76,15 +78,19 @@ class _Hold(torch.autograd.Function):
     """The identity, late in both directions."""
 
     @staticmethod
-    def forward(ctx, x, device):  # type: ignore[no-untyped-def]
-        ctx.backward_s = device.backward_s
+    def forward(ctx, x, weight, device):  # type: ignore[no-untyped-def]
+        ctx.held = (weight, device, split.current())
         time.sleep(device.forward_s)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
-        time.sleep(ctx.backward_s)
-        return dy, None
+        weight, device, recorder = ctx.held
+        time.sleep(device.backward_s)
+        if device.weight_s:
+            # The weight's own gradient is deferred already: this comes behind it, and adds nothing.
+            recorder.defer(weight, lambda _view, _add: time.sleep(device.weight_s))
+        return dy, None, None
 
 
 class Head(nn.Module):
@@ -105,15 +111,18 @@ def workload(config: Mapping[str, Any], args: Sequence[str]) -> workloads.Worklo
     """The entrypoint.
 
     Config: ``deviceMillisecondsPerToken`` over all blocks, forward and backward;
-    ``sequence``, ``width``, ``layers``.
+    ``sequence``, ``width``, ``layers``; ``weightShare`` of the time is held in the gradients of
+    weights, which a pipeline may compute later (0).
     """
-    known = ["deviceMillisecondsPerToken", "sequence", "width", "layers"]
+    known = ["deviceMillisecondsPerToken", "sequence", "width", "layers", "weightShare"]
     workloads.refuse_unknown(config, known, "workload.config")
     assert not args, "this model takes no arguments"
     sequence, width = int(config.get("sequence", 64)), int(config.get("width", 64))
     layers = int(config.get("layers", 4))
     per_block_s = float(config["deviceMillisecondsPerToken"]) * 1e-3 * sequence / layers
-    device = Device(per_block_s * FORWARD_SHARE, per_block_s * (1 - FORWARD_SHARE))
+    weight_share = float(config.get("weightShare", 0.0))
+    shares = (FORWARD_SHARE, 1 - FORWARD_SHARE - weight_share, weight_share)
+    device = Device(*(per_block_s * share for share in shares))
     spec = blocks.BlockSpec
     return workloads.Workload(
         blocks=(

@@ -283,6 +283,9 @@ def run_rank(
             times.append(row)
     pipe.send(times)
     pipe.recv()
+    # As a trainer ends. A group that is let go is destroyed in a thread of its own, and one that
+    # comes back from that while the interpreter ends would abort the process.
+    os._exit(0)
 
 
 def serve_gather() -> str:
@@ -331,7 +334,7 @@ class Whole:
     walls_s: list[float] = field(default_factory=list)
     """From commit to commit."""
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
-    """By kind of process, of a step: one number for each turn."""
+    """By kind of process, of a mean step: one number for each turn."""
 
     def rank_cpu_s(self, size: int) -> float:
         """Return the processor time of a step by rank."""
@@ -351,16 +354,22 @@ def measure_whole(whole: Whole, size: int, micro: int, num_steps: int) -> None:
         members = run.members(size)
         run.go_on(5)
         pids = census.roles(run.process.pid, members)
-        first, before = run.newest(), {role: census.cpu_s(pid) for role, pid in pids.items()}
+        first, began_s = run.newest(), time.monotonic()
+        before = {role: census.cpu_s(pid) for role, pid in pids.items()}
         run.go_on(num_steps)
-        last, after = run.newest(), {role: census.cpu_s(pid) for role, pid in pids.items()}
-        ends = [run.steps[n].committed_at_s for n in range(first, first + num_steps)]
-    whole.walls_s += [after - before for before, after in itertools.pairwise(ends)]
+        took_s = time.monotonic() - began_s
+        after = {role: census.cpu_s(pid) for role, pid in pids.items()}
+        last = run.newest()
+        ends = [run.steps[n].committed_at_s for n in range(first, last + 1)]
+    walls_s = [after - before for before, after in itertools.pairwise(ends)]
+    whole.walls_s += walls_s
+    # A look begins and ends within a step: the steps that it saw are no whole number.
+    num_seen = took_s / statistics.mean(walls_s)
     used: dict[str, float] = {}
     for role in pids:
         kind, _, rank = role.rpartition(" ")
         kind = kind if "." in rank else role  # without the rank, as in "trainer r0.s0"
-        used[kind] = used.get(kind, 0.0) + (after[role] - before[role]) / (last - first)
+        used[kind] = used.get(kind, 0.0) + (after[role] - before[role]) / num_seen
     for kind, seconds in used.items():
         whole.cpu_s.setdefault(kind, []).append(seconds)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mainstay_api.summary import show_crash, show_protections
+from mainstay_api.summary import show_crash, show_protections, show_taints
 from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import PodUid
@@ -183,6 +183,7 @@ def make_report(
         },
         "recoveries": [show_recovery(r) for r in recoveries],
         "findings": codec.encode(findings),
+        "tainted": show_taints(state),
         "faults": [show_fault(status, state) for status in list_faults(state)],
         "step_seconds": {"p50": _percentile(seconds, 0.5), "p99": _percentile(seconds, 0.99)},
         "losses": [step.loss if step else None for step in steps],

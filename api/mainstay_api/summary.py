@@ -69,12 +69,29 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "held_back": _held_back(state, now_s),
         "approximate": state.config.approximate is not None,
         "approximate_since": state.approximate_since,
+        "tainted": show_taints(state),
+        "checking": _checking(state),
         "recovering": [codec.encode(o.recovery) for o in state.recoveries],
         "crash": show_crash(state),
         "checkpoint": {"step": state.durable, "problem": describe_problem(state)},
         "created_at_s": state.created_at_s,
         **show_protections(state),
     }
+
+
+def _checking(state: CoordinatorState) -> dict[str, Any]:
+    """Return what is checked in force, and what is wanted, if the next plan changes that."""
+    now, wanted = state.checks_in_force, state.config.checks
+    return {
+        **codec.encode(now),
+        "told": now.describe(),
+        "wanted": wanted.describe() if wanted != now else "",
+    }
+
+
+def show_taints(state: CoordinatorState) -> list[dict[str, Any]]:
+    """Return the steps that wrong devices may have computed, each with a sentence for people."""
+    return [{**codec.encode(taint), "told": taint.describe()} for taint in state.taints]
 
 
 def show_page(
@@ -125,6 +142,7 @@ def show_page(
         snapshots=state.config.snapshots is not None,
         stores=stores,
         dmr_coverage=_coverage(state),
+        taints=state.taints,
         findings=findings,
         protections=_protections(state, entry),
     )
@@ -182,13 +200,14 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
 
 
 def _coverage(state: CoordinatorState) -> str:
-    config = state.config
-    every = config.witness_every_steps
-    return cut(describe_coverage(config.dmr, config.dmr_plan, state.checks, every))
+    rules = state.checks_in_force
+    every = rules.witness_every_steps
+    return cut(describe_coverage(rules.mode, rules.plan, state.checks, every))
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:
-    return protections_of(state.shape, entry, state.config.snapshots, state.config.dmr)
+    mode = state.checks_in_force.mode
+    return protections_of(state.shape, entry, state.config.snapshots, mode)
 
 
 def _name_and_state(state: CoordinatorState) -> dict[str, Any]:

@@ -22,7 +22,9 @@ from tests.train.compute.test_interpreter import Pipe, in_threads
 from tests.train.crew import Crew, Nursery, Worker
 
 from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.witness import Account
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.checks.planned import Standing
 from mainstay_train.comm import mesh
 from mainstay_train.comm.chains import ChainGroups
 
@@ -206,6 +208,19 @@ class ProcessChain:
         run_step(self, variant)
         return [spot for spots in self._all("heard", variant) for spot in spots]
 
+    def tell(self, variant: Variant, shard_type: int) -> tuple[Account, ...]:
+        """Compute a type of step 0 as a witness does; return what each rank tells of it."""
+        return tuple(self._all("tell", variant, 0, shard_type))
+
+    def standings(self, variant: Variant) -> list[Standing]:
+        """Return how far each rank has come with its plan."""
+        return self._all("standing", variant)
+
+    def renew(self, variant: Variant, rank: int) -> None:
+        """Have a rank be as one that has just come: it has no plan, and has called no block."""
+        self._workers[rank].say(("renew", (variant,)))
+        self._workers[rank].hear()
+
     def close(self) -> None:
         """End the processes."""
         self._crew.end()
@@ -244,9 +259,12 @@ class _Rank:
     def compute(self, variant: Variant, step: int) -> bool:
         return self._trials[variant].compute(self._chain, step)
 
+    def tell(self, variant: Variant, step: int, shard_type: int) -> Account | None:
+        return self._trials[variant].tell(self._chain, step, shard_type)
+
     def do(self, name: str, args: Sequence[Any]) -> Any:
         """Do what the parent says."""
-        if name in ("connect", "compute"):
+        if name in ("connect", "compute", "tell"):
             return getattr(self, name)(*args)
         variant, *others = args
         return getattr(self._trials[variant], name)(*others)

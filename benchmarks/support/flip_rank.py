@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,8 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.votes import Commit
@@ -23,11 +25,14 @@ from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.planned import NO_STANDING, Standing
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload as workloads
+from mainstay_train.model.blocks import Block
 
 LLAMA, MOE = "mainstay_train.models.llama:workload", "mainstay_train.models.moe:workload"
 SMALL = {"dim": 16, "layers": 1, "heads": 2, "kvHeads": 1, "hidden": 24, "sequence": 8}
@@ -49,6 +54,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 SEED, RATE, SCALE = 3, 0.01, 1e-2
 TYPES = (0, 1, 2)
 """Two lie in one lane, so that a partial is a sum."""
+PROFILED = 2
+"""Steps that a plan is made from, where one is made."""
 MUCH, LITTLE = 1 << 30, 3000
 """Bytes that checks which wait may keep."""
 BATCH, COLLECTIVE = "batch", "sum of inner ranks"
@@ -62,12 +69,18 @@ class Variant(enum.Enum):
     OFF = "Off"
     NAIVE = "Full, Naive"
     DYNAMIC = "Full, Dynamic"
+    AUTO = "Full, Auto"
     PIGGYBACK = "Piggyback"
 
     @property
     def mode(self) -> Mode:
         """The mode of checks."""
         return {Variant.OFF: Mode.OFF, Variant.PIGGYBACK: Mode.PIGGYBACK}.get(self, Mode.FULL)
+
+    @property
+    def first_only(self) -> bool:
+        """Whether some kernels have no second execution into which a bit could be put."""
+        return self in (Variant.AUTO, Variant.PIGGYBACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +214,51 @@ class RankTrials:
         )
         loader = Loader(workload.dataset, ahead=False, twice=variant.mode is Mode.FULL)
         training = BlockTraining(workload=workload, config=job, device="cpu", loader=loader)
-        waiting_bytes = setting.waiting_bytes if variant is Variant.DYNAMIC else 0
-        checks = Checks(variant.mode, tell=self._findings.append, waiting_bytes=waiting_bytes)
+        waits = variant in (Variant.DYNAMIC, Variant.AUTO)
+        waiting_bytes = setting.waiting_bytes if waits else 0
+        checks = Checks(
+            variant.mode,
+            tell=self._findings.append,
+            waiting_bytes=waiting_bytes,
+            plan=PlanName.AUTO if variant is Variant.AUTO else PlanName.DYNAMIC,
+        )
         self._engine: Engine = training.build_engine(
             stage, setting.stages, inner, lambda _: None, checks
         )
         self._engine.state.initialize(SEED)
+        self._variant, self._shape, self._memory = variant, shape, waiting_bytes
+        self._attach()
         self._first = [flat.tensor.clone() for flat in self._engine.state.flats()]
+
+    def _attach(self) -> None:
+        """Have the next steps planned, where a plan is made."""
+        if self._variant is Variant.AUTO:
+            stage = PlannedStage(
+                shape=self._shape,
+                stage=self._engine.stage,
+                fingerprint="flips",
+                profile_steps=PROFILED,
+                memory_bytes=self._memory,
+            )
+            self._engine.checks.planner = RunPlanner(
+                stage, self._engine, ordered=None, clock=time.perf_counter, tell=self._plan
+            )
+
+    def renew(self) -> None:
+        """Be as a rank that has just come: without a plan, and no block was ever called."""
+        self._attach()
+        for block in self._engine.state.blocks:
+            assert isinstance(block, Block)
+            block._checked = False
+
+    def standing(self) -> Standing:
+        """Return how far it has come with its plan."""
+        planner = self._engine.checks.planner
+        return NO_STANDING if planner is None else planner.standing
+
+    def _plan(self, told: Told) -> None:
+        """Take note of the plan that is followed from now on."""
+        assert told.plan == PlanName.AUTO.value, told.reason
 
     def reset(self) -> None:
         """Go back to the first state; nothing is found or ordered."""
@@ -239,6 +290,13 @@ class RankTrials:
         self._engine.checks.begin_step(step)
         self._engine.compute(TYPES, step, chain)
         return bool(self._engine.checks.void)
+
+    def tell(self, chain: Any, step: int, shard_type: int) -> Account | None:
+        """Compute a type, as a witness does, and tell of it."""
+        self._engine.checks.begin_step(step)
+        watched = self._engine.watch(shard_type, None)
+        self._engine.compute((shard_type,), step, chain, None, watched)
+        return watched.account(shard_type)
 
     def drop(self) -> None:
         """Forget what was computed."""
@@ -280,4 +338,6 @@ def prepare_torch() -> None:
 def variants_of(setting: Setting) -> Sequence[Variant]:
     """Return the variants of checks that a setting can have, without Off."""
     full = [Variant.NAIVE, Variant.DYNAMIC]
+    # What draws its numbers is checked at once, and no plan is made of it.
+    full += [] if "dropout" in setting.model else [Variant.AUTO]
     return [*full, Variant.PIGGYBACK] if setting.recompute else full

@@ -108,6 +108,7 @@ def summary_of(page: JobPage) -> JobSummary:
         durable=page.checkpoint.step,
         snapshots=page.snapshots,
         approximate_since=page.training.approximate_since,
+        tainted="; ".join(taint.describe() for taint in page.taints if taint.counts),
         made_anew=page.made_anew,
         coverage=page.stores.coverage if page.stores is not None else "",
     )

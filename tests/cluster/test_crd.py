@@ -162,7 +162,6 @@ REFUSED = [
             {"detection": {"dmr": {"mode": "Full"}}},
             {"detection": {"witness": {"everySteps": 5}}},
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
-            {"recovery": {"allowApproximate": True}},
             {"runtime": {"compile": "Blocks"}},
         )
     ),
@@ -316,6 +315,20 @@ REFUSED = [
         True,
         "needs a checkpoint to go on from, and spec.checkpoint.everySteps is 0",
         {"quorum": {"id": "q1"}},
+    ),
+    Refused(
+        "spec.recovery.approximate.guards",
+        "cross",
+        "spec.recovery.approximate.guards",
+        2,
+        "is above 0, which takes pipeline.order Swapped",
+    ),
+    Refused(
+        "spec.recovery.approximate.guards",
+        "change",
+        "spec.recovery.approximate.guards",
+        0,
+        FIXED,
     ),
     Refused("spec.managedBy", "change", "spec.managedBy", "other.io/controller", FIXED),
     Refused("spec.priorityClassName", "change", "spec.priorityClassName", "high", FIXED),

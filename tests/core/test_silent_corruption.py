@@ -55,7 +55,6 @@ def test_the_example_of_the_page_is_a_job_with_checks() -> None:
         ("detection.dmr.profileSteps", job({"dmr": {"profileSteps": 0}})),
         ("detection.dmr.memory", job({"dmr": {"mode": "Full", "memory": "1Gi"}})),
         ("detection.witness", job({"witness": {"everySteps": 2}})),
-        ("recovery.onTaint: Restart", job({}, recovery={"onTaint": "Restart"})),
         ("runtime.compile: Blocks", job({"dmr": {"mode": "Full"}}, runtime={"compile": "Blocks"})),
     ],
 )

@@ -21,7 +21,7 @@ def main() -> None:
     path, losses = Path(sys.argv[1]), json.loads(sys.argv[2])
     job = parse_training_job(yaml.safe_load(path.read_text()))
     config = job.to_job_config(JobUid("twin"))
-    model = StagedModel(llama.workload(config.workload), config.shape, config.shape.stages)
+    model = StagedModel(llama.workload(config.workload), config.shape)
     digests = []
     for step in range(config.shape.steps):
         for _, stage in (loss for loss in losses if loss[0] == step):

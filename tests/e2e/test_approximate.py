@@ -87,6 +87,23 @@ def test_a_lost_inner_stage_is_made_anew_as_the_papers_formula_says(
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
+    tmp_path: Path, corpus: Path, stage: int
+) -> None:
+    """An end is made of its twin and a guard, an inner stage of both neighbours."""
+    pipeline = {"order": "Swapped", "microBatches": 2}
+    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=pipeline)
+    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+
+    with local_job(tmp_path, job, [kill(stage)]) as running:
+        report = running.report()
+
+    check_forked(report)
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, stage))
+
+
+@pytest.mark.chaos
 def test_the_same_loss_at_the_same_step_has_the_same_bits(tmp_path: Path, corpus: Path) -> None:
     first = run(tmp_path / "first", corpus, [kill(1)], **ALLOWED)
     second = run(tmp_path / "second", corpus, [kill(1, phase="forward")], **ALLOWED)

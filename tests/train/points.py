@@ -4,9 +4,10 @@ The trainer's own code runs; what is wrapped here says where it is and waits, in
 until the test lets it go on (or kills or stops it). ``corrupt-...@STEP``
 flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check finds late that it
 is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
-(``wrong-sends``: always; ``wrong-witness@STEP``: of the compared type; ``sticks@STEP``: of that
-type each time in the step; ``wrong-gradient@STEP``: its gradient, in a loop of one's own),
-``reset-stage@STEP`` resets the sockets of the reduction.
+(``wrong-sends``: always; ``wrong-from@STEP``: from that step on; ``wrong-witness@STEP``: of the
+compared type; ``sticks@STEP``: of that type each time in the step; ``wrong-gradient@STEP``: its
+gradient, in a loop of one's own), ``wrong-gives`` one in all that a rank gives its cell while
+others compute the type, too, ``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.train.crew import ADDRESS
 
 from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Interpreter
@@ -77,6 +79,8 @@ class Computes:
 
     step: int
     types: tuple[int, ...]
+    compares: bool
+    """Whether it executes its kernels twice."""
 
 
 def run_life(pipe: Connection, config: JobConfig, path: str) -> None:
@@ -115,6 +119,7 @@ class _Points:
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
         around(Driver, "completed", self._completed)
+        around(CheckedKernels, "_communicate", self._communicate)
         after(HealClient, "_fetch", lambda *_: self._quorum_point("heal-received"))
 
     def _note_session(self, session: Session, *_: Any) -> None:
@@ -157,7 +162,7 @@ class _Points:
     def _compute(
         self, compute: Callable[..., None], engine: Engine, types: Any, *rest: Any
     ) -> None:
-        self._pipe.send(Computes(self._state.version, tuple(types)))
+        self._pipe.send(Computes(self._state.version, tuple(types), engine.checks.compares))
         self._step_point("computing")
         compute(engine, types, *rest)
         if types and f"wrong-type@{self._state.version}" in self._wanted:
@@ -180,11 +185,20 @@ class _Points:
                 self._stuck = compared.type
             if action.type == self._stuck:
                 flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
-        if "wrong-sends" in self._wanted or once in self._wanted:
+        begins = [int(p.partition("@")[2]) for p in self._wanted if p.startswith("wrong-from@")]
+        is_wrong = any(self._state.version >= step for step in begins)
+        if "wrong-sends" in self._wanted or once in self._wanted or is_wrong:
             flip_bit(interpreter._flow(action).output.view(-1))  # type: ignore[union-attr]
         if once in self._wanted:
             self._wanted.remove(once)
         send(interpreter, action)
+
+    def _communicate(
+        self, communicate: Callable[..., Any], kernels: Any, func: Any, args: Any, *rest: Any
+    ) -> Any:
+        if "wrong-gives" in self._wanted:
+            flip_bit(args[0].view(-1))
+        return communicate(kernels, func, args, *rest)
 
     def _completed(self, completed: Callable[..., None], driver: Driver, shard_type: int) -> None:
         compared = self._state.step_plan.compared

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -31,6 +32,7 @@ from mainstay_core.coordinator.events import (
     EndJob,
     Event,
     FactsReported,
+    JobSubmitted,
     PodRegistered,
     PublishPlan,
     StepsCommitted,
@@ -43,7 +45,7 @@ from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration, read_rank_fact
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan
 
 GIVE_UP_S = 60.0
@@ -68,6 +70,8 @@ class Life:
     """Where it halted, in order."""
     computed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     """(step, types) of every list it worked through or began."""
+    compares: dict[int, bool] = field(default_factory=dict)
+    """By step, whether it executed its kernels twice."""
     parked: Fact | None = None
 
     @property
@@ -123,7 +127,7 @@ class PlayedSupervisors:
         self.config = config
         self._path = str(directory / "s")
         self._halts = {name: tuple(wanted) for name, wanted in (halts or {}).items()}
-        number = config.shape.num_cells + spares
+        number = config.shape.num_ranks + spares
         workers = [crew.fork(points.run_life, config, self._path) for _ in range(number + reserves)]
         self.lives = {
             f"life{i}": Life(f"life{i}", PodUid(f"pod{i}"), workers[i]) for i in range(number)
@@ -134,6 +138,8 @@ class PlayedSupervisors:
         self.outcome = Outcome()
         self.findings: list[tuple[str, Finding]] = []
         """What lives have told of wrong results."""
+        self.corrected: list[tuple[str, LedgerEntry]] = []
+        """Entries of the ledger that lives have told in the place of one of a bad state."""
         self.end: EndJob | None = None
         self._nonces = iter(range(10**6))
         self._changed = asyncio.Condition()
@@ -217,6 +223,10 @@ class PlayedSupervisors:
         self._start(new)
         return new
 
+    def submit(self, **changed: Any) -> None:
+        """The job's definition comes again, with other settings."""
+        self._feed(JobSubmitted(config=dataclasses.replace(self.state.config, **changed)))
+
     def tell(self, *facts: Fact) -> None:
         self._feed(FactsReported(facts=facts))
 
@@ -265,7 +275,7 @@ class PlayedSupervisors:
         assert self.end is not None
         assert self.end.state is JobPhase.COMPLETE, self.end.reason
         for final in self.state.finals:
-            self.outcome.final[final.stage].add(final)
+            self.outcome.final[self._position_of(final)].add(final)
 
     def _start(self, life: Life) -> None:
         life.worker.say(
@@ -283,6 +293,7 @@ class PlayedSupervisors:
             life.points.append(message.point)
         elif isinstance(message, points.Computes):
             life.computed.append((message.step, message.types))
+            life.compares[message.step] = message.compares
         self._notify()
 
     async def _tick(self) -> None:
@@ -377,6 +388,8 @@ class PlayedSupervisors:
     def _on_frame(self, life: Life, frame: Frame) -> None:
         if frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, frame.head["entry"])
+            if entry.corrects:
+                self.corrected.append((life.name, entry))
             if not any(
                 point.startswith("corrupt-state") for point in self._halts.get(life.name, ())
             ):
@@ -396,18 +409,27 @@ class PlayedSupervisors:
                     self.tell(fact)
 
     def _record(self, entry: LedgerEntry) -> None:
-        """Every cell's entry of a step must say the same, whoever computed what."""
-        known = self.outcome.entries.setdefault((entry.step, entry.stage), entry)
+        """Every cell's entry of a step must say the same, whoever computed what.
+
+        One in the place of a void step has other bits.
+        """
+        position = self._position_of(entry)
+        known = self.outcome.entries.setdefault((entry.step, position), entry)
+        for void in self.plan.voided:
+            if known.quorum.id < void.quorum <= entry.quorum.id and entry.step >= void.version:
+                known = self.outcome.entries[entry.step, position] = entry
         for what in ("masters", "gradient", "data", "loss", "norm", "tokens"):
             said, before = getattr(entry, what), getattr(known, what)
             assert said == before, f"{what} of step {entry.step}: {said}, not {before}"
-        entries = [
-            self.outcome.entries.get((entry.step, s)) for s in range(self.config.shape.stages)
-        ]
+        positions = range(len(self.config.shape.positions))
+        entries = [self.outcome.entries.get((entry.step, p)) for p in positions]
         if all(entries) and entry.quorum.id <= self._newest():
             self._feed(
                 StepsCommitted(step=entry.step, quorum=entry.quorum, committed_at_s=time.time())
             )
+
+    def _position_of(self, said: LedgerEntry | FinalDigests) -> int:
+        return said.stage * self.config.shape.ranks_per_stage + said.inner
 
     def _describe(self) -> str:
         for life in self.lives.values():

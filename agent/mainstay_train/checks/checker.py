@@ -21,16 +21,26 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
 from mainstay_core.dmr.schedule import Later
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
+from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Planner, Spot, Window
+from mainstay_train.checks.planned import (
+    NO_STANDING,
+    Flow,
+    Orders,
+    Planner,
+    Spot,
+    Tell,
+    Window,
+)
+from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.model import compilation
@@ -80,13 +90,19 @@ class Checks:
         self.void: set[int] = set()
         """Shard types of the step at hand that do not count: something was computed from what was
         found wrong afterwards. Until their partials are dropped."""
+        self.wrong_sum = ""
+        """The problem of a sum that this rank has given to others, until the next reduction."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
+        self.replays = Replays(self)
+        """Segments of blocks that wait among them."""
         self._plan, self._planned = plan, Orders()
         self.planner: Planner | None = None
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
+        self.hears: Hears | None = None
+        """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
 
     @classmethod
     def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
@@ -100,6 +116,12 @@ class Checks:
             waiting_bytes=memory,
             plan=config.dmr_plan,
         )
+
+    def change(self, rules: CheckRules) -> None:
+        """Check by other rules from now on; nothing waits any more."""
+        self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
+        self.replays.begin_program({})
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
 
     @property
     def compares(self) -> bool:
@@ -116,17 +138,52 @@ class Checks:
         """Whether a forward that is recomputed later calls all that its recompute calls."""
         return self.piggybacks or (self.compares and self._plan in PLANNED)
 
+    @property
+    def shows_kernels(self) -> bool:
+        """Whether kernels can be seen one by one: compiled code does not show them."""
+        return self._can_flip
+
     def notes(self, block: int) -> bool:
         """Return whether the recompute of a block of the stage is compared with its forward."""
         return self.piggybacks or block in self._planned.piggyback
 
+    def is_cheap(self, place: Place, call: Call) -> bool:
+        """Return whether a call is executed twice at once, though recomputes check its block."""
+        cheap = self._planned.cheap
+        return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
+
     def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
         """Return until when the check of a call waits; None: it does not."""
-        if not self.waiting.is_used or not late.can_wait(place, call, effects):
+        if not self.waiting.is_used:
             return None
-        if self._plan not in PLANNED:
-            return WHENEVER
-        return self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+        later: Later | None = WHENEVER
+        if self._plan in PLANNED:
+            if not self._planned.later:
+                return None
+            later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+        return later if later is not None and late.can_wait(place, call, effects) else None
+
+    def align(self, is_new: bool, tell: Tell) -> bool:
+        """Have the ranks of a cell execute alike what they execute together.
+
+        A forward whose recompute is compared with it is executed once, and else twice. With a
+        collective in it that must be the same on all ranks of the cell, one that has just come
+        included. So all of them call this before each program.
+
+        Args:
+            is_new: whether a block of this rank was never called.
+            tell: tells the others.
+
+        Returns:
+            Whether some rank has such a block.
+        """
+        if not self.as_recomputed:
+            return is_new  # everything is executed as often as on the others
+        mine = self.planner.standing if self.planner is not None else NO_STANDING
+        told = [tuple(each) for each in tell((is_new, *mine))]
+        if self.planner is not None:
+            self.planner.align([each[1:] for each in told])
+        return any(each[0] for each in told)
 
     def begin_program(self, first: Flow | None) -> None:
         """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
@@ -136,6 +193,7 @@ class Checks:
         """
         if self.planner is not None:
             self._planned = self.planner.begin_program(first) or Orders()
+        self.replays.begin_program(self._planned.parts)
 
     def end_program(self, *, completed: bool) -> None:
         """Say that the stage's program has ended."""
@@ -150,13 +208,18 @@ class Checks:
             window: the wait.
             tensor: is there after it.
         """
-        began_s = self.planner.now_s() if self.planner is not None else 0.0
+        began_s = self.now_s()
         yield
         if self.planner is not None:
-            self.planner.received(window, tensor, self.planner.now_s() - began_s)
+            self.planner.received(window, tensor, self.now_s() - began_s)
+
+    def now_s(self) -> float:
+        """Return seconds that only grow, where a planner measures waits; else 0."""
+        return self.planner.now_s() if self.planner is not None else 0.0
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Say what goes to another stage."""
+        self.replays.read([tensor])
         if self.planner is not None:
             self.planner.sent(flow, tensor)
 
@@ -168,8 +231,27 @@ class Checks:
             results: what it has left beside gradients, if those are tensors.
         """
         self.waiting.passed(flow)
+        self.replays.read(result for result in results if isinstance(result, torch.Tensor))
         if self.planner is not None:
             self.planner.passed(flow, results)
+
+    def settle(self, types: Iterable[int]) -> None:
+        """Execute all checks that wait of complete types, and forget all others.
+
+        Args:
+            types: that are about to count.
+
+        Raises:
+            Exception: what a check has raised; all others were executed.
+        """
+        if self.waiting:
+            self.waiting.settle_all(types, self.void)
+        self.waiting.drop()
+
+    def reduced(self, waited_s: float) -> None:
+        """Say that the step's gradient is reduced, and for how long that was waited for."""
+        if self.planner is not None:
+            self.planner.reduced(waited_s)
 
     def order(self, fault: str, step: int, phase: Phase, flip: Flip) -> bool:
         """Have a flip put in; return False if it cannot be.
@@ -193,12 +275,13 @@ class Checks:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
         self.planner, self._planned = None, Orders()
+        self.replays.begin_program({})
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:
         """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
         if step != self.step:
-            self.step = step
+            self.step, self.hears = step, None
             if not self._orders.is_empty:
                 self._orders.drop_before(step)
 
@@ -220,7 +303,10 @@ class Checks:
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
         """
-        is_whole = self.compares or not self._orders.is_empty
+        hears = self.hears
+        if hears is not None and hears.shard_type != shard_type:
+            hears = None
+        is_whole = self.compares or not self._orders.is_empty or hears is not None
         is_compared = self.piggybacks and phase in (Phase.FORWARD, Phase.BACKWARD)
         if not is_whole and not is_compared:
             return UNCHECKED
@@ -239,6 +325,7 @@ class Checks:
             compares=self.compares,
             is_whole=is_whole,
             seen=seen,
+            hears=hears,
         )
 
     def arrive(self, received: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
 from mainstay_train.checks import bits
+from mainstay_train.checks.places import Place
 
 REPEATED = frozenset(
     {
@@ -25,6 +26,8 @@ REPEATED = frozenset(
     }
 )
 """Collectives that write to no operand."""
+SILENT = frozenset({"_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor"})
+"""Functions among them that send nothing."""
 GROUP = "group_name"
 
 
@@ -37,6 +40,18 @@ class Tell(Protocol):
         Raises:
             MainstayError: the device cannot be relied on.
         """
+
+
+class Hears(Protocol):
+    """Hears of the collectives of a cell while one shard type is computed."""
+
+    shard_type: int
+
+    def exchanged(self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor) -> None:
+        """Hear what this rank has given, and what counts of what it has got."""
+
+    def missed(self) -> None:
+        """Hear that there was a collective of which nothing can be told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,24 +6,30 @@ by the place at which a trainer executes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.schedule import Later, Part
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
+
+Standing = tuple[int, ...]
+"""How far a rank has come with its plan, in numbers; ranks with equal ones do the same next."""
+NO_STANDING: Standing = (-1, -1, -1, -1, 0)
+"""Of a rank that makes no plan."""
+Tell = Callable[[Sequence[int]], Sequence[Sequence[int]]]
+"""Tells numbers to the ranks of a cell, and returns those of each."""
 
 Flow = tuple[int, int]
 """Shard type and micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A kernel of any passage of a stage."""
+class Spot(NamedTuple):
+    """A kernel of any passage of a stage. A trainer asks for one at each kernel."""
 
     phase: Phase
     in_pass: Pass
@@ -43,8 +49,12 @@ class Orders:
     """The part of a plan that a trainer does not execute at once."""
 
     later: Mapping[Spot, Later] = field(default_factory=dict)
+    parts: Mapping[Spot, Part] = field(default_factory=dict)
+    """Of segments that are replayed."""
     piggyback: frozenset[int] = frozenset()
     """Blocks of the stage whose recompute is compared with their forward."""
+    cheap: frozenset[Spot] = frozenset()
+    """Kernels of them that are executed twice at once all the same, in forward and recompute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,17 @@ class Seen(Protocol):
 class Planner(Protocol):
     """Has the first steps of a trainer's stage recorded, and makes a plan of them."""
 
+    @property
+    def standing(self) -> Standing:
+        """How far it has come."""
+
+    def align(self, standings: Sequence[Standing]) -> None:
+        """Begin anew if the ranks of the cell have not come equally far.
+
+        Args:
+            standings: of each of them.
+        """
+
     def begin_program(self, first: Flow | None) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
 
@@ -110,6 +131,9 @@ class Planner(Protocol):
 
     def received(self, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
         """Note what came from another stage, and how long it was waited for."""
+
+    def reduced(self, waited_s: float) -> None:
+        """Note for how long the cell has waited for others in a reduction."""
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Note what goes to another stage."""

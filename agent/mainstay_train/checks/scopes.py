@@ -10,8 +10,10 @@ from typing import Any, Protocol, Self
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.operators import Pass
 from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.sums import Once
 
 
 class Scope(Protocol):
@@ -38,6 +40,14 @@ class Scope(Protocol):
     def twice(self) -> AbstractContextManager[None]:
         """Have each kernel executed twice meanwhile, whatever the mode."""
 
+    def once(self, once: Once, execution: Execution | None) -> AbstractContextManager[None]:
+        """Have each kernel executed once meanwhile; the caller executes all of them again.
+
+        Args:
+            once: describes them; written in the primary execution, and read in others.
+            execution: which one it is; None: the third.
+        """
+
     def note(self, record: ForwardRecord) -> AbstractContextManager[None]:
         """Note meanwhile what the kernels of a block's forward make."""
 
@@ -62,6 +72,10 @@ class _Unchecked:
         """Nobody needs it."""
 
     def twice(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def once(self, once: Once, execution: Execution | None) -> AbstractContextManager[None]:
+        del once, execution
         return nullcontext()
 
     def note(self, record: ForwardRecord) -> AbstractContextManager[None]:

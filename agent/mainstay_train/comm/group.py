@@ -140,6 +140,11 @@ class Exchange:
     sent: torch.Tensor
     """What the backend reads: kept until it is over."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`Group.finish_exchange` would return at once, or raise."""
+        return bool(self.work.is_completed())
+
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}
 

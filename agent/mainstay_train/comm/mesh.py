@@ -15,6 +15,7 @@ bits each time: gloo's have, as it adds in an order that the ranks' numbers fix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -112,6 +113,41 @@ def leave() -> None:
         distributed_c10d._unregister_process_group(GROUP_NAME)
         held, _entered = [_entered], None
         destroy(held)  # a collective that nobody waited for may be under way
+
+
+def tell_all(values: Sequence[int], inner: InnerMesh) -> tuple[tuple[int, ...], ...]:
+    """Return what each rank of a cell tells, by inner rank. All of them call it at once.
+
+    Args:
+        values: of this rank, as many as the others have.
+        inner: this rank's place in its cell.
+
+    Raises:
+        RuntimeError: the cell's group has ended.
+    """
+    mine = torch.tensor([*values], dtype=torch.int64, device=inner.device_type)
+    told = _gathered(mine, inner).view(inner.size, len(values))
+    return tuple(tuple(row) for row in told.tolist())
+
+
+def exchange_all(message: bytes, inner: InnerMesh) -> tuple[bytes, ...]:
+    """Return the message of each rank of a cell, by inner rank. All of them call it at once.
+
+    Raises:
+        RuntimeError: the cell's group has ended.
+    """
+    lengths = [length for (length,) in tell_all([len(message)], inner)]
+    padded = bytearray(message.ljust(max(1, *lengths), b"\0"))
+    mine = torch.frombuffer(padded, dtype=torch.uint8).to(inner.device_type)
+    rows = _gathered(mine, inner).view(inner.size, len(padded)).cpu()
+    return tuple(row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True))
+
+
+def _gathered(mine: torch.Tensor, inner: InnerMesh) -> torch.Tensor:
+    functional = torch.ops._c10d_functional
+    result = functional.all_gather_into_tensor(mine, inner.size, GROUP_NAME)
+    there: torch.Tensor = functional.wait_tensor(result)
+    return there
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:

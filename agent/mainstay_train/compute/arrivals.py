@@ -1,18 +1,23 @@
-"""Waits for messages of the pipeline, and has checks executed meanwhile.
+"""Waits for messages of the pipeline and of a reduction, and has checks executed meanwhile.
 
 gloo does not say that a message has come before somebody waits for it. So where checks wait, a
 thread of its own waits for the message, which takes no processor, and the main thread executes one
 check after the other until it has come. Nothing else runs at the same time. Whoever ends the group
-ends the thread's wait, and with it this one.
+ends the thread's wait, and with it this one. Of a reduction's exchanges gloo does say that they are
+over, so nobody else waits for them.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import WaitingChecks
-from mainstay_train.comm.group import Group, Pending
+from mainstay_train.comm.group import Exchange, Group, Pending
+from mainstay_train.exact.early import BegunReduction
 
 
 def finish(
@@ -50,3 +55,38 @@ def finish(
     has_come.wait()
     if errors:
         raise errors[0]
+
+
+class ReductionWaits:
+    """The waits of one reduction.
+
+    Args:
+        checks: those that wait are executed meanwhile.
+    """
+
+    def __init__(self, checks: Checks) -> None:
+        self._checks = checks
+        self.waited_s = 0.0
+        """In all of them, where a planner measures that."""
+
+    def finish(self, group: Group, exchange: Exchange) -> None:
+        """Wait for an exchange as :meth:`Group.finish_exchange` does.
+
+        Raises:
+            GroupEnded: a member is gone or the group was shut.
+            UnreliableDeviceError: a check says so.
+        """
+        with self._waiting(lambda: not (exchange.is_over or group.ended is not None)):
+            group.finish_exchange(exchange)
+
+    def finish_begun(self, begun: BegunReduction) -> None:
+        """Wait for a reduction that began while the last type was computed; raises likewise."""
+        with self._waiting(lambda: not begun.is_over):
+            begun.finish()
+
+    @contextmanager
+    def _waiting(self, is_open: Callable[[], bool]) -> Iterator[None]:
+        began_s = self._checks.now_s()
+        self._checks.waiting.use(is_open)
+        yield
+        self.waited_s += self._checks.now_s() - began_s

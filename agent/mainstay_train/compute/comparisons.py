@@ -11,7 +11,7 @@ from mainstay_train.checks.checker import EXCHANGE, Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests
-from mainstay_train.exact.optimizer import REST_PARTS, StageState
+from mainstay_train.exact.optimizer import REST_PARTS, Shared, StageState, StateTensor
 from mainstay_train.exact.readout import Later
 from mainstay_train.exact.reduction import Reducer
 
@@ -36,6 +36,21 @@ def copied(reducer: Reducer, state: StageState, inner: InnerMesh) -> list[torch.
         for param in block.params
         if param.copy and inner.size > 1
     ]
+
+
+def final(state: StageState, inner: InnerMesh) -> tuple[str, str]:
+    """Return what this rank adds to the digests of the compute parameters, and of the moments."""
+    params = (
+        StateTensor(param.name, "param", views[param.name], param.part, param.copy)
+        for block in state.blocks
+        for views in (block.layout.views(block.compute),)
+        for param in block.layout.params
+    )
+    moments = (tensor for tensor in state.state_tensors() if tensor.kind != "master")
+    of_params, of_moments = (
+        Shared.of(tensors).counted(inner).hex() for tensors in (params, moments)
+    )
+    return of_params, of_moments
 
 
 def tell_arrived(

@@ -4,29 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from mainstay_core.base.digest import Digest, total
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.session import types_of
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.step_plan import Supply, types_of
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.scopes import Scope
+from mainstay_train.checks.sums import sum_now
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute import comparisons
+from mainstay_train.compute.arrivals import ReductionWaits
 from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.held import HeldTypes
 from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
@@ -36,9 +40,9 @@ from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
-from mainstay_train.exact.optimizer import Boosts, Shared, StageState, StateTensor
+from mainstay_train.exact.optimizer import Boosts, Shared, StageState
 from mainstay_train.exact.readout import Later, Readout
-from mainstay_train.exact.reduction import PartialStore, Reducer
+from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, user_code
 
@@ -167,6 +171,14 @@ class Engine:
             checks=checks,
         )
 
+    def follow(self, rules: CheckRules) -> None:
+        """Check by other rules from now on, between two programs; the state stays as it is."""
+        self._give_up()
+        self.checks.change(rules)
+        if self.interpreter is not None:
+            self.interpreter.follow()
+        self.reducer.compare_wire(compares_wire=self.checks.compares)
+
     def computes(self, stage: int, num_stages: int, inner: int) -> bool:
         """Whether this is the engine for that rank of ``stage`` out of ``num_stages``."""
         return (self.stage, self.num_stages, self.inner.index) == (stage, num_stages, inner)
@@ -199,7 +211,7 @@ class Engine:
 
     def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
         """Return a log that digests what leaves this cell for a type, before another log."""
-        return WatchedType(shard_type, self.types, self._gradient, log)
+        return WatchedType(shard_type, self.types, self._gradient, log, self.checks, self.inner)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -274,15 +286,20 @@ class Engine:
 
         def deliver(block: int) -> None:
             if self._begun is None:
-                self._gradient.begin()
-                within, layout = self.checks.over(Phase.REDUCE), self.state.layout
-                into = (self.store, self.reducer, self._worker)
-                self._begun = BegunReduction(
-                    early, layout, *into, self._take, within, self.checks.arrive
-                )
+                within, sums = self._begin_reduction()
+                by = self.store, self.reducer, self._worker, self._take
+                told = within, self.checks.arrive, sums
+                self._begun = BegunReduction(early, self.state.layout, *by, *told)
             self._begun.deliver(block)
 
         return deliver
+
+    def _begin_reduction(self) -> tuple[Scope, SumNow | None]:
+        """Return the scope of what it computes, and what has its sums executed twice."""
+        self._gradient.begin()
+        self.checks.wrong_sum = ""
+        scope = self.checks.over(Phase.REDUCE)
+        return scope, partial(sum_now, self.checks, scope) if self.checks.compares else None
 
     def _give_up(self) -> None:
         begun, self._begun = self._begun, None
@@ -292,6 +309,7 @@ class Engine:
     def close(self) -> None:
         """Give up what was begun: another engine comes."""
         self._give_up()
+        self.checks.waiting.drop()
         self._worker.end()
 
     def reduce(
@@ -299,8 +317,11 @@ class Engine:
     ) -> None:
         """Reduce the stage's gradient; arguments as of :meth:`Reducer.reduce`.
 
+        Checks that wait are executed while others are waited for, and all that are left afterwards.
+
         Raises:
-            GroupEnded: the group ended before it completed; partials are as before.
+            GroupEnded: the group ended before it completed; partials are as before, and so are
+                checks that wait.
         """
         partials, self._members = self.store.partials, members
         own = [supply.partial for supply in table if supply.index == index]
@@ -309,27 +330,32 @@ class Engine:
             with self.checks.over(Phase.VOTE):
                 self._sums = tuple((p, self._gradient.sums(partials[p])) for p in own)
 
-        begun = self._begun
+        begun, waits = self._begun, ReductionWaits(self.checks)
         if begun is None or not begun.is_for(group, table, members):
             self._give_up()
-            self._gradient.begin()
-            within = self.checks.over(Phase.REDUCE)
-            called = describe, None, self._take, within, self.checks.arrive
+            within, sums = self._begin_reduction()
+            called = describe, None, self._take, within, self.checks.arrive, sums, waits.finish
             self.reducer.reduce(group, table, members, index, partials, *called)
-            return
-        self._begun = None
-        describe()
-        begun.finish()
+        else:
+            self._begun = None
+            describe()
+            waits.finish_begun(begun)
+        self.checks.settle(self.type_results)
+        self.checks.reduced(waits.waited_s)
 
     def _take(self, start: int) -> None:
         """A bucket of the reduced gradient is complete."""
         self._gradient.take(self.reducer.reduced, start)
 
     def judge_held(self) -> None:
-        """Wait until the device is done, and drop what the chain's end cut off."""
+        """Wait until the device is done, and drop what the chain's end cut off.
+
+        All checks of what is left are over then.
+        """
         self._give_up()
         self._judge()
         self.types.drop_cut_off()
+        self.checks.settle(self.type_results)
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Forget some partials and what is known of their types."""
@@ -398,7 +424,8 @@ class Engine:
             gradient=total(self._block_gradients).hex(),
             copies=self._copies_digest(_digest(copies), masters),
             rest=_digest(rest).hex() if rest else "",
-            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived),
+            problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
+            or self.checks.wrong_sum,
             bad=self.types.bad(),
             stats=tuple(
                 result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
@@ -421,7 +448,7 @@ class Engine:
 
     def apply(self, commit: Commit, learning_rate: float, boosts: Boosts | None = None) -> str:
         """Apply the reduced gradient, the rate boosted by block; returns the masters' digest."""
-        counted, gradients = self._counted(commit), self._reduced_blocks()
+        counted, gradients = self._counted(commit), self.reduced_blocks()
         with self.checks.over(Phase.APPLY):
             self.state.apply(gradients, commit.scale, learning_rate, counted, boosts=boosts)
             self._masters = self.state.masters_digest()
@@ -435,7 +462,7 @@ class Engine:
             learning_rate: of the step.
             parameters: their model-wide names.
         """
-        gradients, names = self._reduced_blocks(), frozenset(parameters)
+        gradients, names = self.reduced_blocks(), frozenset(parameters)
         with self.checks.over(Phase.APPLY, commit.step):
             self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
 
@@ -463,6 +490,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
+        self.checks.waiting.drop()
         self.types.clear()
         self.sent = self._sums = ()
 
@@ -474,24 +502,19 @@ class Engine:
             masters: digest of all its masters at that version.
             data: digest of all samples consumed.
         """
-        params = (
-            StateTensor(param.name, "param", views[param.name], param.part, param.copy)
-            for block in self.state.blocks
-            for views in (block.layout.views(block.compute),)
-            for param in block.layout.params
-        )
-        moments = (t for t in self.state.state_tensors() if t.kind != "master")
+        params, moments = comparisons.final(self.state, self.inner)
         return FinalDigests(
             stage=self.stage,
             inner=self.inner.index,
             version=version,
-            params=Shared.of(params).counted(self.inner).hex(),
+            params=params,
             masters=self.counted_masters(masters),
-            optimizer=Shared.of(moments).counted(self.inner).hex(),
+            optimizer=moments,
             data=data,
         )
 
-    def _reduced_blocks(self) -> list[torch.Tensor]:
+    def reduced_blocks(self) -> list[torch.Tensor]:
+        """Return the reduced gradient of each block, flat."""
         return self.state.layout.block_views(self.reducer.reduced)
 
 

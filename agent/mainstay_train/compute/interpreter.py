@@ -7,16 +7,13 @@ delivered its weight gradients, so an interruption leaves whole types only.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 
 import torch
 
 from mainstay_core.base.errors import brief
 from mainstay_core.base.shape import Order
-from mainstay_core.dmr.flips import Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
@@ -28,9 +25,11 @@ from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
+from mainstay_train.compute.batches import Batches
 from mainstay_train.compute.boundaries import Recomputed, SentLog
+from mainstay_train.compute.cell_checks import CellChecks
 from mainstay_train.compute.doubts import Doubts
-from mainstay_train.compute.loader import Loaded, Loader, Wanted
+from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.micro_batch import MicroBatch, as_received
 from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.compute.transfers import Transfers, visit_of
@@ -44,9 +43,6 @@ Hook = Callable[[Action], None]
 Deliver = Callable[[int], None]
 """Called with a block's number, from the last block to the first, once its weights have their
 gradients of a program's last type."""
-
-BATCH = "batch"
-"""Stands in findings for a kernel: the fetch of a batch."""
 
 
 class Interpreter:
@@ -91,21 +87,22 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
-        self._checks.begin_stage(block.compute for block in blocks)
         self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
-        self._workload, self._blocks, self._loader = workload, tuple(blocks), loader
+        self._workload, self._blocks = workload, tuple(blocks)
+        self._checks.begin_stage(block.compute for block in blocks)
         self._stage, self._num_stages = stage, num_stages
-        self._seed, self._num_steps, self._micro_batches = seed, num_steps, micro_batches
-        self._store, self._results = store, results
+        self._seed, self._store, self._results = seed, store, results
         self._num_recomputed = num_recomputed(recompute, len(self._blocks))
-        self._hook, self._inner = hook, inner
-        self._device = blocks[0].device
-        self._loads = stage in (0, num_stages - 1)
-        self._tells_data = stage == 0 and inner.counts_copies
-        self._upcoming: deque[Wanted] = deque()
-        """Batches of the program in their order, and what probably comes behind it."""
-        self._computed = False
+        self._hook, self._inner, self._device = hook, inner, blocks[0].device
+        self._batches = Batches(
+            loader,
+            seed=seed,
+            num_steps=num_steps,
+            loads=stage in (0, num_stages - 1),
+            tells_data=stage == 0 and inner.counts_copies,
+            checks=self._checks,
+        )
         self._step = 0
         self._visits: dict[tuple[int, int, int], MicroBatch] = {}
         """Micro-batches in this stage, by flow and place on its route."""
@@ -122,12 +119,11 @@ class Interpreter:
         self._deliver: Deliver | None = None
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
-        self._closing: frozenset[Action] = frozenset()
-        """The actions in which blocks are delivered."""
+        self._closing: frozenset[Action] = frozenset()  # in these blocks are delivered
         self._completing: frozenset[Action] = frozenset()  # with these a type is complete
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
-        self._undelivered = 0
+        self._cell, self._undelivered = CellChecks(self._checks, self._blocks, inner), 0
         self._run_op = {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
@@ -141,6 +137,11 @@ class Interpreter:
             Op.WRITE_F: self._write_f,
             Op.WRITE_B: self._write_b,
         }
+
+    def follow(self) -> None:
+        """Compute by what the checks say from now on: they have changed."""
+        self._checks.begin_stage(block.compute for block in self._blocks)
+        self._batches.follow()
 
     def run(
         self,
@@ -176,13 +177,13 @@ class Interpreter:
         backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
         # Another backward in between may be of the next type, for which there is no scratch yet.
         self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
-        self._expect(program)
+        self._batches.expect(program, step, is_again=again is not None)
+        self._checks.settle(self._results)  # of an earlier program, after which nothing was reduced
         self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
-        flows = ((a.type, a.micro_batch) for a in program if a.op is Op.FORWARD)
-        self._checks.begin_program(next(flows, None) if again is None else None)
         is_done = False
         try:
+            self._cell.begin(program, is_again=again is not None)
             for action in program:
                 self._hook(action)
                 for receive in action.starts:
@@ -193,56 +194,14 @@ class Interpreter:
             is_done = True
         finally:
             self._checks.end_program(completed=is_done)
-            self._upcoming.clear()
+            self._batches.drop()
             self._visits.clear()
             self._sums.clear()
             self._transfers.clear()
             self._deliver = self._log = self._again = None
-            self._checks.waiting.settle_all(self._results, self._checks.void)
-
-    def _expect(self, program: Sequence[Action]) -> None:
-        if not self._loads:
-            return
-        forwards = [a for a in program if a.op is Op.FORWARD and self._takes_batch(a)]
-        flows = [(self._step, a.type, a.micro_batch) for a in forwards]
-        if flows and self._step + 1 < self._num_steps and self._again is None:
-            # The next step begins likewise, unless the plan changes; then this one is dropped.
-            flows.append((self._step + 1, *flows[0][1:]))
-        self._upcoming.extend(
-            Wanted(Address(self._seed, *flow), self._tells_data) for flow in flows
-        )
-        self._load_ahead()
-
-    def _takes_batch(self, action: Action) -> bool:
-        """Whether a forward goes through the model's first block, or its last one."""
-        if action.extent is Extent.WHOLE:
-            return self._loads
-        return action.extent is not Extent.LAYERS
-
-    def _load_ahead(self) -> None:
-        # At their first call blocks are watched for draws from torch's generators. A data set may
-        # use these in its own thread: not meanwhile.
-        if self._upcoming and self._computed:
-            self._loader.order(self._upcoming[0])
-
-    def _take(self, address: Address) -> Loaded:
-        wanted = self._upcoming.popleft()
-        assert wanted.address == address, "forwards run in the program's order"
-        place = Place(self._step, Phase.FORWARD, Pass.STEP, address.type, address.micro_batch)
-        if flips := self._checks.take(Where.BATCH, place, BATCH):
-            wanted = replace(wanted, flips=tuple(flips))  # it may be loaded: it is fetched anew
-        loaded = self._loader.take(wanted)
-        self._load_ahead()
-        if loaded.judgement is not None:
-            self._checks.tell(
-                place,
-                ordinal=0,
-                operator=BATCH,
-                output=0,
-                num_elements=loaded.num_differing,
-                judgement=loaded.judgement,
-            )
-        return loaded
+            if again is not None or not is_done:
+                # Nothing is reduced with others: what waits has no more waits to come.
+                self._checks.settle(self._results)
 
     @property
     def _lowest(self) -> int:
@@ -313,8 +272,8 @@ class Interpreter:
     def _forward(self, action: Action) -> None:
         flow = self._flow(action)
         x = flow.output
-        if self._takes_batch(action):
-            flow.loaded = self._take(flow.address)
+        if self._batches.takes(action):
+            flow.loaded = self._batches.take(flow.address)
             sums = self._sums.setdefault(action.type, TypeSums())
             sums.data += flow.loaded.consumed
         with self._doubts.over(action, flow), self._over(action):
@@ -325,9 +284,7 @@ class Interpreter:
             flow.output = self._enter_blocks(flow, x, self._extent_of(action))
         if flow.is_void:
             flow.output = self.make_activation(self._device).zero_()
-        if not self._computed:
-            self._computed = True
-            self._load_ahead()
+        self._batches.has_computed()
 
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
@@ -377,7 +334,7 @@ class Interpreter:
     def _recomputable(
         self, flow: MicroBatch, number: int, block: Block, x: torch.Tensor
     ) -> torch.Tensor:
-        notes, as_recomputed = self._checks.notes(number), self._checks.as_recomputed
+        notes, as_recomputed = self._cell.notes(number), self._checks.as_recomputed
         if not notes or self._inner.size > 1:  # alone no inner rank can repeat a collective
             return flow.forward(block, x, self._scope, as_recomputed=as_recomputed, notes=notes)
         inputs, records = [*flow.inputs], [*flow.records]
@@ -490,7 +447,7 @@ class Interpreter:
         self._results[shard_type] = TypeResult(
             loss_sum=sums.loss_sum if last else None,
             tokens=sums.tokens if last else None,
-            data=sums.data.hex() if self._tells_data else None,
+            data=sums.data.hex() if self._batches.tells_data else None,
             statistics=sums.statistics() if speaks else None,
             mark=mark,
         )

@@ -88,6 +88,16 @@ class _Desk:
             self.changed.notify_all()
 
 
+class _Fetch:
+    """Fetches a batch. A loader's thread has it and no reference to the loader, which may go."""
+
+    def __init__(self, dataset: Dataset, device: torch.device, *, twice: bool) -> None:
+        self._once, self.twice = partial(_load, dataset, device), twice
+
+    def __call__(self, wanted: Wanted) -> Loaded:
+        return _load_twice(self._once, wanted) if self.twice else self._once(wanted)
+
+
 class Loader:
     """Loads batches of one data set for one device; used by one thread.
 
@@ -108,11 +118,23 @@ class Loader:
         ahead: bool = True,
         twice: bool = False,
     ) -> None:
-        load = partial(_load, dataset, torch.device(device))
-        self._load: Callable[[Wanted], Loaded] = partial(_load_twice, load) if twice else load
+        self._load = _Fetch(dataset, torch.device(device), twice=twice)
         gains = torch.device(device).type != "cpu" or data.waits(dataset)
         self._ahead, self._desk = ahead and gains, _Desk()
         self._thread: threading.Thread | None = None
+
+    def fetch_twice(self, *, twice: bool) -> None:
+        """Say whether batches are fetched twice from the next one on."""
+        self._load.twice = twice
+
+    def rest(self) -> None:
+        """Wait until nothing is being loaded; what is ordered is loaded when it is taken."""
+        desk = self._desk
+        with desk.changed:
+            desk.changed.wait_for(
+                lambda: desk.order is None or desk.order.over or not desk.order.begun
+            )
+            desk.order = None
 
     def order(self, wanted: Wanted) -> None:
         """Begin to load a batch, in place of one that was ordered before and not taken."""

@@ -8,11 +8,14 @@ from typing import Protocol
 
 import torch
 
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.checks.checker import Checks
 from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute import purity
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Hook
 from mainstay_train.compute.loader import Loader
@@ -44,6 +47,14 @@ class Training(Protocol):
         """Return the blocks of every stage, from which another could be made anew."""
         ...
 
+    def try_blocks(self, mode: Mode) -> None:
+        """Try whether blocks are pure functions, before checks take them to be.
+
+        Raises:
+            InvalidSpecError: one is not.
+        """
+        ...
+
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Allocate the masters of another position, without optimizer state; they are void.
 
@@ -51,6 +62,17 @@ class Training(Protocol):
             stage: the other stage.
             num_stages: stages of a chain.
             inner: which of its ranks.
+        """
+        ...
+
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Allocate a copy of what guards keep of an end of the pipeline; it is void.
+
+        Args:
+            end: its stage.
+
+        Returns:
+            The blocks with their optimizer's state, and where their statistics lie in a commit's.
         """
         ...
 
@@ -109,6 +131,12 @@ class BlockTraining:
             inner = inner_mesh(self.config, self.device, 0)
             return outline_of(self.workload, self.config.shape.stages, inner, self.config.shape.cut)
 
+    def try_blocks(self, mode: Mode) -> None:
+        """Run each kind of block some times under checks."""
+        self.loader.rest()  # a data set is called by one thread
+        with user_code("trying the blocks"):
+            purity.check(self.workload, torch.device(self.device), mode)
+
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Build the other position's blocks, with an optimizer that keeps nothing."""
         with user_code("building the model"):
@@ -116,6 +144,16 @@ class BlockTraining:
             mesh = inner_mesh(self.config, self.device, inner)
             blocks = self.workload.build(mine, self.device, mesh)
             return StageState(blocks, optimizer.each(torch.optim.SGD))
+
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Build an end's guarded blocks, with the optimizer that the end has for them."""
+        names = guarded_blocks(self.outline(), end)
+        with user_code("building the model"):
+            stages = self.workload.stages(self.config.shape.stages, self.config.shape.cut)
+            mine = [i for i in stages[end] if self.workload.blocks[i].name in names]
+            blocks = self.workload.build(mine, self.device)
+            state = StageState(blocks, self.workload.optimizer)
+            return state, self.workload.statistics(mine)
 
     def build_engine(
         self,

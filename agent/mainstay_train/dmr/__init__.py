@@ -5,6 +5,7 @@
 - ``recorder``: sees each operator of a passage, and what it reads and writes
 - ``passage``: takes a micro-batch through a stage, as a trainer does
 - ``profiler``: makes a profile of several recorded passages
+- ``cells``: the ranks of a cell tell each other what they have measured
 - ``run_planner``: makes a trainer's plan of checks from its first steps
 - ``answer``: profiles a stage of a job in a process of its own
 - ``flip_trials``: computes a step again and again, each time with a wrong bit drawn from a seed

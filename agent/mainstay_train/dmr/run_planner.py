@@ -41,10 +41,11 @@ from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Window
+from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Standing, Window
 from mainstay_train.compute.engine import Engine
+from mainstay_train.dmr.cells import CellProfile, agreed, number_of
 from mainstay_train.dmr.passage import declare_stage
-from mainstay_train.dmr.profiler import fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, PassageRecord
 from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.model.blocks import Block
@@ -201,10 +202,29 @@ class RunPlanner:
         self._first: Flow | None = None
         self._recording: _Recording | None = None
         """Of the program that runs; None: it is not recorded."""
+        self._plan_number = 0
+        """Says which plan is followed; 0: none is."""
         self._recorded: list[_Recording] = []
         self._waits: dict[str, list[float]] = {}
+        self._was_recorded = False
+        """Whether the program was recorded whose gradient is reduced next."""
         self.profile: Profile | None = None
         """Of the recorded steps, once there is one."""
+
+    @property
+    def standing(self) -> Standing:
+        """How far it has come. The ranks of a cell record, plan and follow their plan together."""
+        progress = (self._is_warm, len(self._recorded), self._is_over, self._plan_number)
+        return (*progress, bool(self._problem))
+
+    def align(self, standings: Sequence[Standing]) -> None:
+        """Begin anew, as all ranks of the cell do, if one of them has not come as far."""
+        if len({standing[:-1] for standing in standings}) > 1:
+            self._orders, self._plan_number, self._problem = None, 0, ""
+            self._is_over, self._is_warm = False, False
+            self._recorded, self._waits = [], {}
+        elif any(standing[-1] for standing in standings) and not self._problem:
+            self._problem = "another rank of the cell cannot be described"
 
     def begin_program(self, first: Flow | None) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
@@ -227,6 +247,7 @@ class RunPlanner:
     def end_program(self, *, completed: bool) -> None:
         """A program has ended."""
         recording, self._recording = self._recording, None
+        self._was_recorded = completed and recording is not None
         if self._is_over or self._first is None:
             return
         self._first = None
@@ -254,6 +275,12 @@ class RunPlanner:
             kind = "activation" if window.op is Op.RECV_F else "gradient"
             recording.record.declare(tensor, f"received {kind}", Origin.RECEIVED)
 
+    def reduced(self, waited_s: float) -> None:
+        """Note for how long the cell has waited for others in a reduction."""
+        if self._was_recorded:
+            self._waits.setdefault("REDUCE", []).append(waited_s)
+        self._was_recorded = False
+
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Note what goes to another stage."""
         if self._recording is not None and flow == self._first:
@@ -279,20 +306,20 @@ class RunPlanner:
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.
         """
-        self._is_over = True
         name = PlanName.AUTO if self._ordered is None else PlanName.FILE
         try:
-            if self._problem:
-                raise RefusedPlanError(self._problem)
-            profile = self.profile = self._make_profile()
+            profile = self.profile = self._agree()
+            self._is_over = True
             plan, schedule = (
                 plan_here(profile) if self._ordered is None else follow(profile, self._ordered)
             )
         except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
+            self._is_over = True
             self._give_up(error)
             return
         fullest = self._recorded[self._fullest()]
         self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
+        self._plan_number = number_of(plan)
         totals = plan.totals
         how = "planned from" if self._ordered is None else "verified against"
         reason = (
@@ -302,6 +329,26 @@ class RunPlanner:
         )
         self._tell(Told(plan=name.value, shares=schedule.shares, reason=reason))
         logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
+
+    def _agree(self) -> Profile:
+        """Return the profile of the stage; with several ranks to a stage that of all of them.
+
+        Raises:
+            RefusedPlanError: a rank cannot be described, or they are not alike.
+            InvalidSpecError: the same of a rank alone.
+        """
+        if self._engine.inner.size == 1:
+            if self._problem:
+                raise RefusedPlanError(self._problem)
+            return self._make_profile()
+        profile, problem = None, self._problem
+        try:
+            profile = None if problem else self._make_profile()
+        except InvalidSpecError as error:
+            problem = error.message
+        ordered = "" if self._ordered is None else str(number_of(self._ordered))
+        mine = CellProfile(problem=problem, ordered=ordered, profile=profile)
+        return agreed(mine, self._engine.inner)
 
     def _give_up(self, error: MainstayError) -> None:
         if self._ordered is not None and self._starts:
@@ -317,13 +364,15 @@ class RunPlanner:
     def _make_profile(self) -> Profile:
         planned, passages = self._planned, [recording.passage for recording in self._recorded]
         budget_bytes = planned.budget_bytes
+        lengths = dict.fromkeys(WAITS, (0.0, 0.0))  # of those that have not come
+        lengths |= {name: (median(waits), min(waits)) for name, waits in self._waits.items()}
         windows = plan_windows(
             fullest_of(passages),
             stage=planned.stage,
             num_stages=planned.shape.stages,
             num_passages=planned.num_passages,
             replicas=planned.shape.replicas,
-            lengths={name: (median(waits), min(waits)) for name, waits in self._waits.items()},
+            lengths=lengths,
             headroom_bytes=budget_bytes,
         )
         return make_profile(
@@ -414,4 +463,16 @@ class _Recording:
 
 def _orders_of(schedule: Schedule, spots: Mapping[Spot, str], first_block: int) -> Orders:
     later = {spot: schedule.later[name] for spot, name in spots.items() if name in schedule.later}
-    return Orders(later, frozenset(block - first_block for block in schedule.piggyback))
+    places: dict[str, list[Spot]] = {}
+    for spot, name in spots.items():
+        if name in schedule.parts:
+            places.setdefault(name, []).append(spot)
+    # An operator that runs again has a place in both phases. They are in the order of execution.
+    parts = {
+        found[-1 if part.in_recompute else 0]: part
+        for name, found in places.items()
+        for part in (schedule.parts[name],)
+    }
+    piggyback = frozenset(block - first_block for block in schedule.piggyback)
+    cheap = frozenset(spot for spot, name in spots.items() if name in schedule.cheap)
+    return Orders(later, parts, piggyback, cheap)

@@ -2,6 +2,7 @@
 
 - ``layout``: flat buffers and the fixed chunk grid
 - ``slices``: the part of a tensor that an inner rank holds
+- ``buckets``: cuts a flat gradient into what is reduced together
 - ``reduction``: the sum of gradients over the cells of a stage
 - ``early``: the same, while the last type is still computed
 - ``wire_sums``: digests of what cells send each other in a reduction
@@ -12,6 +13,7 @@
 - ``row_sums``: their sums in one pass on a GPU
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket
 - ``optimizer``: the update of a stage, and its state
+- ``portions``: some blocks of a state
 - ``blending``: a stage made of others, as a weighted sum
 - ``numerics``: one arithmetic for all ranks of a job
 - ``fingerprint``: what must be equal for bits to be equal

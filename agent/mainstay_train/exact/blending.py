@@ -41,20 +41,36 @@ Beside = Mapping[tuple[int, int], Parts]
 """Masters of other positions, by (stage, inner rank)."""
 
 
-def make_anew(state: Whole, made: MadePosition, beside: Beside) -> None:
+def make_anew(
+    state: Whole, made: MadePosition, beside: Beside, guarded: Mapping[str, Whole] | None = None
+) -> None:
     """Write a state: masters of the sources, and an optimizer that has seen nothing yet.
 
     Args:
         state: of the position that is made; what it held is lost.
         made: its blocks and their sources.
         beside: what the sources hold.
+        guarded: what guards hold, by block.
     """
     for flat in state.flats():
         flat.tensor.zero_()
     blocks = {block.name: block for block in state.blocks}
     for one in made.blocks:
-        _make_block(blocks[one.block], one, beside)
+        if one.is_exact:
+            assert guarded is not None, f"no guard of {one.block} was copied"
+            _take_back(state, one.block, guarded[one.block])
+        else:
+            _make_block(blocks[one.block], one, beside)
     state.refresh()
+
+
+def _take_back(state: Whole, block: str, guard: Whole) -> None:
+    """Write a block as a guard has it, with its optimizer's state."""
+    kept = {flat.id: flat.tensor for flat in guard.flats() if flat.name == block}
+    with torch.no_grad():
+        for flat in state.flats():
+            if flat.name == block:
+                flat.tensor.copy_(kept[flat.id])
 
 
 def _make_block(target: StatePart, made: MadeBlock, beside: Beside) -> None:

@@ -20,7 +20,7 @@ from mainstay_core.rank.step_plan import Supply
 from mainstay_train.base.background import Background
 from mainstay_train.comm.group import Group
 from mainstay_train.exact.layout import StageLayout
-from mainstay_train.exact.reduction import PartialStore, Reducer
+from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ class BegunReduction:
         placed: called there, with the first element of each bucket whose sum is complete.
         within: entered there for all that is computed; None: nothing is.
         arrived: called there with all that comes from others; None: nobody looks at it.
+        sum_now: called there with each sum that others get (:meth:`Reducer.reduce`).
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class BegunReduction:
         placed: Callable[[int], None],
         within: AbstractContextManager[object] | None = None,
         arrived: Callable[[torch.Tensor], None] | None = None,
+        sum_now: SumNow | None = None,
     ) -> None:
-        self._within, self._arrived = within, arrived
+        self._within, self._arrived, self._sum_now = within, arrived, sum_now
         self._early, self._layout, self._store, self._reducer = early, layout, store, reducer
         self._placed = placed
         own = [s.partial for s in early.table if s.index == early.index]
@@ -80,6 +82,11 @@ class BegunReduction:
         """Whether it reduces just that."""
         early = self._early
         return (early.group, early.table, early.members) == (group, tuple(table), tuple(members))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._over.is_set()
 
     def finish(self) -> None:
         """Wait until it has ended.
@@ -115,6 +122,7 @@ class BegunReduction:
                 placed=self._placed,
                 within=self._within,
                 arrived=self._arrived,
+                sum_now=self._sum_now,
             )
         except BaseException as error:
             self._error = error

@@ -250,9 +250,9 @@ class StageState:
         """Masters that a block's optimizer changes, by their names."""
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
-        self._own = _whole_masters(self.blocks, copies=False)
+        self._own = whole_masters(self.blocks, copies=False)
         """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
-        self._copies = _whole_masters(self.blocks, copies=True)
+        self._copies = whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
 
@@ -303,7 +303,7 @@ class StageState:
             part: its number.
         """
         rest = [flat for flat in self.everything() if flat.kind != "master"]
-        return [digests.tensor_sums(f"rest:{f.id}", _part_of(f.tensor, part)) for f in rest]
+        return [digests.tensor_sums(f"rest:{f.id}", part_of(f.tensor, part)) for f in rest]
 
     def refresh(self) -> None:
         """Renew compute parameters after masters were written from outside (heal, load)."""
@@ -426,13 +426,13 @@ def _only(trained: Mapping[str, torch.Tensor], names: Collection[str] | None) ->
             trained[name].grad = gradient
 
 
-def _part_of(flat: torch.Tensor, part: int) -> torch.Tensor:
+def part_of(flat: torch.Tensor, part: int) -> torch.Tensor:
     """Return one of :data:`REST_PARTS` parts of a flat tensor."""
     start, stop = (number * flat.numel() // REST_PARTS for number in (part, part + 1))
     return flat[start:stop]
 
 
-def _whole_masters(
+def whole_masters(
     blocks: Iterable[StatePart], *, copies: bool
 ) -> list[tuple[StatePart, digests.FlatDigest]]:
     """The digests of the blocks that hold whole tensors, copies of them or not."""

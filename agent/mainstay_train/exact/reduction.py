@@ -19,18 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import accumulate, groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, keeps_own, share_edges
+from mainstay_core.job.reduction_sizes import IN_FLIGHT, keeps_own
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
+from mainstay_train.exact.buckets import Bucket, bounds, cut
 from mainstay_train.exact.layout import StageLayout
 from mainstay_train.exact.wire_sums import WireSums
 
@@ -107,68 +108,10 @@ class PartialStore:
         return self._free.pop() if self._free else self._layout.allocate(device=self._device)
 
 
-class Bucket(NamedTuple):
-    """A run of a stage's chunks that is reduced together."""
-
-    number: int
-    start: int
-    """First element in the stage's flat buffer."""
-    stop: int
-    edges: tuple[int, ...]
-    """Where the cells' shares of it begin, counted from its start, and where the last one ends."""
-
-    @property
-    def slot(self) -> int:
-        """Which set of scratch it uses."""
-        return self.number % IN_FLIGHT
-
-    @property
-    def within(self) -> slice:
-        """Where it lies in a flat buffer of the stage."""
-        return slice(self.start, self.stop)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of the cells' shares."""
-        return tuple(stop - start for start, stop in pairwise(self.edges))
-
-    def share(self, rank: int) -> slice:
-        """Where a cell's share lies in a flat buffer of the stage."""
-        return slice(self.start + self.edges[rank], self.start + self.edges[rank + 1])
-
-    def exchanged(self, rank: int) -> slice:
-        """What a cell exchanges: the others' shares, with its own only if that lies between."""
-        first = rank == 0 and keeps_own(rank, len(self.sizes))
-        last = rank == len(self.sizes) - 1 and keeps_own(rank, len(self.sizes))
-        return slice(self.start + self.edges[first], self.start + self.edges[-1 - last])
-
-    def exchanged_sizes(self, rank: int) -> tuple[int, ...]:
-        """Elements of the shares in what a cell exchanges; none of its own where that stays."""
-        keeps = keeps_own(rank, len(self.sizes))
-        return tuple(0 if keeps and cell == rank else n for cell, n in enumerate(self.sizes))
-
-
-def cut(lengths: Sequence[int], bucket_bytes: int, num_cells: int) -> tuple[Bucket, ...]:
-    """Cut a stage's chunks into buckets, and each evenly into a share for every cell.
-
-    A share is one run of elements, so nothing is packed: it is sent from where it lies, and
-    received there. Whose share an element is in changes no bit of its sum.
-
-    Args:
-        lengths: elements of the chunks.
-        bucket_bytes: of a bucket at most, unless one chunk is larger.
-        num_cells: cells that share the stage.
-    """
-    return tuple(
-        Bucket(number, start, stop, share_edges(stop - start, num_cells))
-        for number, (start, stop) in enumerate(bounds(lengths, bucket_bytes))
-    )
-
-
-def bounds(lengths: Sequence[int], bucket_bytes: int) -> tuple[tuple[int, int], ...]:
-    """(first element, one past the last) of each bucket; arguments as of :func:`cut`."""
-    starts = [*accumulate(lengths, initial=0)]
-    return tuple(pairwise([*starts[: -1 : chunks_in(bucket_bytes)], starts[-1]]))
+Make = Callable[[torch.Tensor], None]
+"""Writes a sum into a tensor, whatever that held."""
+SumNow = Callable[[torch.Tensor, Make], Callable[[], None]]
+"""Has a sum written into a tensor, and returns what is called once it is on its way to others."""
 
 
 def _untouched(_: torch.Tensor) -> None:
@@ -177,6 +120,21 @@ def _untouched(_: torch.Tensor) -> None:
 
 def _unheard(_: int) -> None:
     """Nobody wants to know of complete buckets."""
+
+
+def _sum_once(into: torch.Tensor, make: Make) -> Callable[[], None]:
+    """Have a sum written; nothing is to be done when it is on its way."""
+    make(into)
+    return _nothing
+
+
+def _wait(group: Group, exchange: Exchange) -> None:
+    """Wait for an exchange, and do nothing else."""
+    group.finish_exchange(exchange)
+
+
+def _nothing() -> None:
+    """Nothing is to be done."""
 
 
 def _add_up(into: torch.Tensor, terms: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -253,11 +211,18 @@ class Reducer:
         self._within: AbstractContextManager[object] = nullcontext()
         self._wire = WireSums(device) if compares_wire else None
         self._arrived: Callable[[torch.Tensor], None] = _untouched
+        self._sum_now: SumNow = _sum_once
+        self._wait: Callable[[Group, Exchange], None] = _wait
         self.differing: tuple[torch.Tensor, ...] = ()
         """Of the last reduction one tensor, [cells], int64: in how many turns what came from a cell
         is not what it says it sent. Empty if nobody compared."""
         self.reduced = layout.allocate(device=device)
         """Sum over all types of the step; valid after :meth:`reduce`."""
+
+    def compare_wire(self, *, compares_wire: bool) -> None:
+        """Say whether senders state digests of what they send from now on; equal on all cells."""
+        if compares_wire != (self._wire is not None):
+            self._wire = WireSums(self._device) if compares_wire else None
 
     def reduce(
         self,
@@ -271,6 +236,8 @@ class Reducer:
         placed: Callable[[int], None] | None = None,
         within: AbstractContextManager[object] | None = None,
         arrived: Callable[[torch.Tensor], None] | None = None,
+        sum_now: SumNow | None = None,
+        wait: Callable[[Group, Exchange], None] | None = None,
     ) -> torch.Tensor:
         """Return the canonical sum over all supplies of the table, on every cell.
 
@@ -286,11 +253,15 @@ class Reducer:
             placed: called with the first element of each bucket whose sum is complete.
             within: entered for all that is computed, never for an exchange.
             arrived: called with all that comes from others, before it is looked at.
+            sum_now: called for each sum that others get; what it returns is called while the sum is
+                on its way.
+            wait: waits for an exchange in the group's place.
 
         Raises:
             GroupEnded: the group ended before it completed; partials are as before.
         """
         self._within, self._arrived = within or nullcontext(), arrived or _untouched
+        self._sum_now, self._wait = sum_now or _sum_once, wait or _wait
         self.differing = ()
         rank = members.index(index)
         turns = _Turns.of(table, members, rank, partials)
@@ -351,8 +322,9 @@ class Reducer:
                     self._finish(group, exchange)
                     self._look_at(order[summed], turns, turn, rank)
                 with self._within:
-                    self._sum_own(order[summed], turns, rank)
+                    check = self._sum_own(order[summed], turns, rank)
                 gathered[summed] = self._gather(group, order[summed], rank)
+                check()  # what it reads stays until the next bucket but one is scattered
             if over >= 0:
                 self._finish(group, gathered.pop(over))
                 with self._within:
@@ -401,8 +373,12 @@ class Reducer:
         senders = turns.senders(turn)
         return [sends and not (keeps and peer == rank) for peer, sends in enumerate(senders)]
 
-    def _sum_own(self, bucket: Bucket, turns: _Turns, rank: int) -> None:
-        """Ordered sum of this cell's share of a bucket, where it belongs."""
+    def _sum_own(self, bucket: Bucket, turns: _Turns, rank: int) -> Callable[[], None]:
+        """Ordered sum of this cell's share of a bucket, where it belongs.
+
+        Returns:
+            What is to be called when it is on its way to the other cells.
+        """
         own, share = bucket.sizes[rank], bucket.share(rank)
         keeps = keeps_own(rank, len(bucket.sizes))
         comes = [
@@ -417,7 +393,7 @@ class Reducer:
             before = sum(comes[turn][:peer])
             received = self._buffer("received", bucket, turn, (before + 1) * own)
             terms.append((lane, received[before * own :]))
-        self._sum(terms, self.reduced[share])
+        return self._sum_now(self.reduced[share], lambda into: self._sum(terms, into))
 
     def _sum(self, terms: Iterable[tuple[int, torch.Tensor]], into: torch.Tensor) -> None:
         """Ordered sum of (lane, term), terms of a lane side by side.
@@ -460,7 +436,7 @@ class Reducer:
         return exchange
 
     def _finish(self, group: Group, exchange: Exchange) -> None:
-        group.finish_exchange(exchange)
+        self._wait(group, exchange)
         self._started.remove(exchange)
 
     def _buckets(self, num_cells: int) -> tuple[Bucket, ...]:

@@ -13,6 +13,7 @@ import torch
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig, LogKind
+from mainstay_core.wire import rules
 from mainstay_train.base import heap
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
@@ -129,7 +130,9 @@ def _load_blocks(
         "slot": settings.slot,
         "incarnation": settings.incarnation,
         "pid": os.getpid(),
-        "fingerprint": fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra),
+        "fingerprint": rules.with_rules(
+            fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra)
+        ),
     }
     twice = config.dmr is Mode.FULL
     loader = Loader(loaded.dataset, device, ahead=loaded.load_ahead, twice=twice)

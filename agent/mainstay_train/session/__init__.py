@@ -1,5 +1,6 @@
 """Runs one rank: carries out what the rank's machine decides, and talks to the supervisor.
 
+- ``guarding``: what a session does for guards, and as one
 - ``session``: what core needs to carry out what the state machine decides
 - ``rules``: the rules by which the rank's machine decides, from the job and the model
 - ``uplink``: the connection to the supervisor

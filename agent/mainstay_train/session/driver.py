@@ -26,6 +26,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import Applied, Compute, Event, TodoDone
 from mainstay_core.snapshots.job_units import JobUnits
+from mainstay_core.wire import rules
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
@@ -76,9 +77,16 @@ class LoopTraining:
         """Nothing: an own loop has one stage, and none beside it."""
         return ()
 
+    def try_blocks(self, mode: Mode) -> None:
+        """There are none: a loop's works are compared as they come."""
+
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Never asked for, as no plan orders a fork without an outline."""
         raise AssertionError(f"an own loop has no stage {stage} of {num_stages}, rank {inner}")
+
+    def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
+        """Never asked for, as there is no other stage."""
+        raise AssertionError(f"an own loop guards nothing of stage {end}")
 
     def build_engine(
         self,
@@ -162,8 +170,8 @@ class Driver:
             "slot": self.settings.slot,
             "incarnation": self.settings.incarnation,
             "pid": os.getpid(),
-            "fingerprint": fingerprint.fingerprint(
-                self.device, dtype=training.model.dtype, extra=entries
+            "fingerprint": rules.with_rules(
+                fingerprint.fingerprint(self.device, dtype=training.model.dtype, extra=entries)
             ),
         }
         with _own_code():
@@ -176,6 +184,8 @@ class Driver:
         pending = self._until((Compute,))
         if not isinstance(pending, Compute):
             return None
+        with _own_code():
+            self.shell.follow_checks()
         self._watched = self.shell.watch(pending.types)
         return pending
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import Order
-from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
+from mainstay_core.rank.adoption import follow
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
@@ -15,8 +15,8 @@ from mainstay_core.snapshots.orderings import Ordering
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
 
-MIN_STAGES = 3
-"""Stages of a pipeline from which one has two neighbours."""
+MIN_STAGES = {Order.IN_ORDER: 3, Order.SWAPPED: 2}
+"""Stages of a pipeline from which one has two neighbours, or an end its twin."""
 
 
 def first_state(
@@ -34,7 +34,7 @@ def first_state(
         InvalidSpecError: the model does not tell enough for what the job wants.
     """
     config = settings.config
-    return machine.RankState(
+    state = machine.RankState(
         slot=Slot(pod=PodUid(settings.pod), index=settings.slot),
         incarnation=Incarnation(settings.incarnation),
         num_steps=config.shape.steps,
@@ -44,10 +44,8 @@ def first_state(
         checkpoint_every_steps=every_steps,
         snapshots=snapshot_rules(config.snapshots, training),
         fork_rules=fork_rules(config, training),
-        witness_every_steps=config.witness_every_steps,
-        compares_last=bool(config.witness_every_steps) or config.dmr is Mode.FULL,
-        tells_makers=config.dmr is not Mode.OFF or config.witness_every_steps > 0,
     )
+    return follow(state, config.checks)
 
 
 def snapshot_rules(
@@ -76,17 +74,17 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
     """Return by which rules lost stages are made anew of others; None where none ever is.
 
     They are there also where the job's policy is off: it may change, and a person may allow one
-    recovery. An order says by what rules it is carried out. In a swapped pipeline nobody has shown
-    yet what an average is worth: there is none.
+    recovery. An order says by what rules it is carried out.
     """
     allowed, how = config.approximate is not None, config.approximate or ApproximateConfig()
     shape = config.shape
-    is_apart = shape.stages < MIN_STAGES or shape.order is not Order.IN_ORDER
+    is_apart = shape.stages < MIN_STAGES[shape.order]
     if not allowed and (is_apart or config.snapshots is not None):
         return None
     return ForkRules(
         outline=training.outline(),
-        policy=Policy(weighting=Weighting(how.weights)),
+        policy=Policy(order=shape.order, weighting=Weighting(how.weights)),
+        guards=config.guards,
         after_lost_steps=how.after_lost_steps,
         lr_boost=how.lr_boost,
         boost_steps=how.boost_steps,

@@ -22,6 +22,7 @@ from typing import Any
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -30,7 +31,7 @@ from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import RankSession, run_blocking
+from mainstay_core.rank.session import run_blocking
 from mainstay_core.rank.shell import Message, MessageT
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
@@ -40,6 +41,7 @@ from mainstay_core.wire.facts import Failed, RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Partial
 from mainstay_core.wire.reinitialisation import MadePosition
+from mainstay_core.wire.rules import without_rules
 from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
@@ -56,6 +58,7 @@ from mainstay_train.dmr.run_planner import Told, plan_stage
 from mainstay_train.exact import fingerprint
 from mainstay_train.model.workload import user_code
 from mainstay_train.session.fault_points import FaultPoints
+from mainstay_train.session.guarding import GuardingSession
 from mainstay_train.session.rules import first_state
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
@@ -68,7 +71,7 @@ from mainstay_train.state.serving import ServedState
 logger = logging.getLogger(__name__)
 
 
-class Session(RankSession[Connections]):
+class Session(GuardingSession):
     """One life of a trainer, from its first plan to the end of the job.
 
     Args:
@@ -80,7 +83,7 @@ class Session(RankSession[Connections]):
     def __init__(self, settings: TrainerSettings, training: Training, backend: str) -> None:
         config = settings.config
         connections = Connections(settings, backend)
-        self._served = ServedState(connections)
+        self._served = ServedState(connections, self._served_part)
         heal_server = HealServer(settings.address, self._served.state_at, self._serves)
         self._checkpoints = Checkpointing(config, self.tell_checkpoint)
         state = first_state(settings, training, heal_server.address, self._checkpoints.every_steps)
@@ -97,13 +100,16 @@ class Session(RankSession[Connections]):
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._checks = Checks.of(config, state.slot, self._tell_finding)
+        self._checks = Checks.of(config, state.slot, self.tell_finding)
+        self._rules, self._is_tried = config.checks, config.dmr is not Mode.OFF
+        """What is checked, and whether the blocks were tried for that."""
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._fingerprint = ""
         """Digest of what this trainer's bits depend on, once it has said hello."""
         self._engine: Engine | None = None
         self._beside = BesideStates(training)
+        self.guard_copies = self._make_guard_copies(training, state.fork_rules)
         self._seen: WatchedType | None = None
         """What left this rank while it last computed a type that other chains compute, too."""
         self._ballot: Ballot | None = None
@@ -149,10 +155,11 @@ class Session(RankSession[Connections]):
         """Say hello; what to do first is to wait for a plan."""
         rules = self.state.fork_rules
         self._uplink.start(hello | ({"outline": codec.encode(rules.outline)} if rules else {}))
-        self._fingerprint = fingerprint.digest_of(hello["fingerprint"])
-        durable = self._checkpoints.start(hello["fingerprint"])
+        numerics = without_rules(hello["fingerprint"])
+        self._fingerprint = fingerprint.digest_of(numerics)
+        durable = self._checkpoints.start(numerics)
         if self._segments is not None:
-            self._segments.start(hello["fingerprint"])
+            self._segments.start(numerics)
         self.state = machine.saw_durable(self.state, durable)
 
     def advance(self, event: events.Event | None) -> events.Event | events.Compute:
@@ -314,13 +321,31 @@ class Session(RankSession[Connections]):
                 self._engine.close()
             if self._segments is not None:
                 self._segments.forget_state()
-            self._engine, self._checks.planner, config = None, None, self._settings.config
+            self._engine, self._checks.planner = None, None
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
-            tell = partial(self._tell_checks, self._engine.stage)
-            starts = self.plan.method is Method.START
-            self._checks.planner = plan_stage(
-                config, self._engine, self._fingerprint, tell, starts=starts
-            )
+            self._plan_checks(self._engine, starts=self.plan.method is Method.START)
+
+    def _plan_checks(self, engine: Engine, *, starts: bool) -> None:
+        config = self._settings.config.with_checks(self._rules)
+        tell = partial(self._tell_checks, engine.stage)
+        self._checks.planner = plan_stage(config, engine, self._fingerprint, tell, starts=starts)
+
+    def follow_checks(self) -> None:
+        """Check by the rules of the adopted plan from now on: the same on all its members.
+
+        Raises:
+            InvalidSpecError: a block is no pure function, as is tried when checks are switched on.
+        """
+        rules = self.plan.checks
+        if rules is None or rules == self._rules:
+            return
+        if rules.mode is not Mode.OFF and not self._is_tried:
+            self._training.try_blocks(rules.mode)
+            self._is_tried = True
+        logger.info("from step %d on: %s", self.state.step_at_hand, rules.describe())
+        self._rules = rules
+        self.engine.follow(rules)
+        self._plan_checks(self.engine, starts=False)
 
     def _tell_checks(self, stage: int, told: Told) -> None:
         """Tell which checks a stage's plan has executed."""
@@ -349,7 +374,7 @@ class Session(RankSession[Connections]):
                 fault.id,
             )
 
-    def _tell_finding(self, finding: Finding) -> None:
+    def tell_finding(self, finding: Finding) -> None:
         """Tell what a check has found (also other threads)."""
         state = self.state
         if state.plan is not None and state.index >= 0:
@@ -364,6 +389,7 @@ class Session(RankSession[Connections]):
         early: EarlyReduction[Group] | None,
     ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
+        self.follow_checks()
         keeper, state = self._segments, self.state
         log: SentLog | None = None
         if keeper is not None:
@@ -398,7 +424,7 @@ class Session(RankSession[Connections]):
 
     def tell_deviation(self, action: events.TellDeviation) -> None:
         """Tell that this device has computed a type otherwise than most chains."""
-        self._tell_finding(finding_of(self.state, action))
+        self.tell_finding(finding_of(self.state, action))
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Free some partials; logs of what they were computed from count no more."""
@@ -417,6 +443,7 @@ class Session(RankSession[Connections]):
         self, group: Group | None, table: Sequence[Supply], members: Sequence[int]
     ) -> None:
         """Reduce the position's gradient in canonical order."""
+        self.follow_checks()
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.
@@ -442,9 +469,12 @@ class Session(RankSession[Connections]):
         copy_wait_s = self._wait_copied()
         boosts = boosts_of(self.state.history, commit.step, self.state.member_inner)
         digest = engine.apply(commit, learning_rate, boosts)
-        masters = engine.counted_masters(digest)
         return AppliedStep(
-            digest=digest, masters=masters, partials=engine.sent, copy_wait_s=copy_wait_s
+            digest=digest,
+            masters=engine.counted_masters(digest),
+            partials=engine.sent,
+            guarded=self.guard_copies.apply(commit, learning_rate, boosts),
+            copy_wait_s=copy_wait_s,
         )
 
     def _wait_copied(self) -> float:

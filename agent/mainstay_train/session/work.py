@@ -16,7 +16,7 @@ from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute import purity
-from mainstay_train.compute.interpreter import BATCH
+from mainstay_train.compute.batches import BATCH
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.statistics import TypeSums
 from mainstay_train.exact import digests

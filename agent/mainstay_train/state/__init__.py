@@ -3,6 +3,7 @@
 - ``chunks``: a state in chunks of a fixed size
 - ``heal``: copies the state of living cells to a joiner
 - ``comparing``: compares a copy with the states of all who have it
+- ``guards``: the blocks of other stages that a trainer guards
 - ``beside``: copies masters of other stages, of which this one is made anew
 - ``serving``: says when this trainer's state may be copied
 - ``arena``: the memory of this trainer's pod, as its store gives it

@@ -22,15 +22,22 @@ class BesideStates:
         self._training = training
         self._states: dict[tuple[int, int], StageState] = {}
         """By (stage, inner rank)."""
+        self._guarded: dict[str, StageState] = {}
+        """What guards had, by block."""
 
     def copy(
         self, client: HealClient, plan: Plan, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
-        """Copy the masters of a position; return their digest.
+        """Copy the masters of a position, or what its member guards; return the masters' digest.
 
         Raises:
             HealFailed: see :meth:`HealClient.copy`.
         """
+        if wanted.guarded is not None:
+            state, _ = self._training.build_guarded(wanted.guarded)
+            masters = client.copy(state, sources=sources, wanted=wanted, expected=expected)
+            self._guarded |= {block.name: state for block in state.blocks}
+            return masters
         stage, inner = place = divmod(wanted.position, plan.ranks_per_stage)
         if place not in self._states:
             self._states[place] = self._training.build_beside(stage, plan.num_stages, inner)
@@ -39,6 +46,6 @@ class BesideStates:
 
     def make(self, state: StageState, made: MadePosition) -> str:
         """Write a state of what was copied, which goes; return its masters' digest."""
-        make_anew(state, made, self._states)
-        self._states = {}
+        make_anew(state, made, self._states, self._guarded)
+        self._states, self._guarded = {}, {}
         return masters_digest(state)

@@ -17,6 +17,7 @@ import torch
 
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState, StateTensor
+from mainstay_train.exact.portions import Portion
 
 CHUNK_BYTES = 4 << 20
 """Size of a chunk; the last one of a flat buffer is smaller. Large enough that asking for it and
@@ -48,7 +49,7 @@ class Chunk(NamedTuple):
 
 
 def flats_of(
-    state: StageState, *, masters_only: bool = False, everything: bool = False
+    state: StageState | Portion, *, masters_only: bool = False, everything: bool = False
 ) -> list[StateTensor]:
     """Return the flat buffers of a state that travel.
 

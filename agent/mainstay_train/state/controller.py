@@ -12,7 +12,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mainstay_core.base.errors import IntegrityError, InvalidSpecError, OwnershipError, brief
@@ -22,7 +22,7 @@ from mainstay_core.rank.own_saves import OwnSaves
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.wire.checkpoint_manifest import FORMAT_1, differences, identity_of
 from mainstay_core.wire.checkpoint_owner import Owner
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Plan, Voided
 from mainstay_core.wire.sealed import KEY_FILE_VARIABLE
 from mainstay_core.wire.votes import SaveStatus
 from mainstay_train.base import checkpoint_key
@@ -69,6 +69,8 @@ class Checkpointing:
         self._background = Background("checkpoints")
         self._copy: HostCopy | None = None
         self._saves = OwnSaves()
+        self._went_back = 0
+        """Lineage of the newest steps that count no more: parts of later ones count."""
         self._changing = threading.Lock()
 
     @property
@@ -301,6 +303,27 @@ class Checkpointing:
         if begun == version and directory is not None:
             self._background.submit(lambda: directory.abandon(version, nonce))
 
+    def go_back(self, voided: Sequence[Voided], *, puts_aside: bool) -> None:
+        """Count no version, written or not, of steps that count no more."""
+        directory = self._directory
+        if directory is None or not voided:
+            return
+        newest, directory.voided = voided[-1], tuple(voided)
+        if newest.lineage > self._went_back:
+            self._went_back = newest.lineage
+            begun, nonce = self._saves.begun
+            self._note(lambda saves: saves.void_after(newest.version))
+            if begun > newest.version:
+                self._background.submit(lambda: directory.abandon(begun, nonce))
+        if not puts_aside:
+            return
+        for version, problem in directory.put_void_aside():
+            text = f"the checkpoint of step {version} is of tainted steps, and "
+            if problem:
+                self._report(self._saves.status.durable, f"{text}cannot be put aside: {problem}")
+            else:
+                logger.warning("%sis put aside", text)
+
     def _write(
         self, version: int, nonce: str, part: Part, reached: Reached, parts_bytes: int
     ) -> None:
@@ -315,7 +338,11 @@ class Checkpointing:
 
         def job() -> None:
             try:
+                directory.clean_at = action.clean_at
                 directory.complete(action.version, action.nonce, places, plan.lineage, reached)
+            except AbandonedError as error:
+                logger.warning("the checkpoint of step %d is dropped: %s", action.version, error)
+                return
             except (OSError, IntegrityError, OwnershipError) as error:
                 self._failed(action.version, "the renamer", error)
                 return

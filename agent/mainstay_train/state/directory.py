@@ -22,7 +22,7 @@ import torch
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
-from mainstay_core.rank.disk_room import Stored, find_way_back, plan_room
+from mainstay_core.rank.disk_room import Stored, find_clean, find_way_back, plan_room
 from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
@@ -38,6 +38,7 @@ from mainstay_core.wire.checkpoint_manifest import (
     version_name,
 )
 from mainstay_core.wire.checkpoint_owner import Owner
+from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
@@ -61,6 +62,7 @@ from mainstay_train.state.versions import (
     list_part,
     list_put_aside,
     look_at,
+    put_void_aside,
     read_manifest,
     reason_of,
     remove,
@@ -147,6 +149,10 @@ class CheckpointDirectory:
         self._base, self._base_version, self._keys = base, base_version, keys
         self._unreadable: set[int] = set()
         """Versions found damaged here that could not be put aside."""
+        self.voided: tuple[Voided, ...] = ()
+        """Steps that count no more: versions of them are passed over."""
+        self.clean_at: int | None = None
+        """Newest version that no device has tainted: one no later than that stays."""
 
     def claim(self) -> None:
         """Return once this job may write to the directory.
@@ -171,6 +177,8 @@ class CheckpointDirectory:
                 manifest = look_at(self._path(version), version, self._keys)
                 if not anybodys:
                     self._check_ours(manifest)
+                if is_void(self.voided, version, manifest.lineage):
+                    continue
                 return manifest, tuple(skipped)
             except IntegrityError as error:
                 path = self._path(version)
@@ -292,7 +300,10 @@ class CheckpointDirectory:
             self._remove_attempts(attempt, lambda _: True)
         free_bytes = shutil.disk_usage(self._root).free
         plan = plan_room(
-            [*self._good(), *list_put_aside(self._entries(self._root))], needed_bytes, free_bytes
+            [*self._good(), *list_put_aside(self._entries(self._root))],
+            needed_bytes,
+            free_bytes,
+            self.clean_at,
         )
         if not plan.remove:
             return
@@ -342,8 +353,12 @@ class CheckpointDirectory:
             OSError: the storage refuses, or the parts are not there.
             IntegrityError: a part is damaged, or is that of another attempt.
             OwnershipError: the directory, or the version in it, is another job's.
+            AbandonedError: its steps count no more; the attempt is removed.
         """
         attempt, final = self._unfinished(version, nonce), self._root / version_name(version)
+        if is_void(self.voided, version, lineage):
+            self.abandon(version, nonce)
+            raise AbandonedError("its steps are tainted, and count no more")
         reached(Op.CHECKPOINT_RENAME)
         self.claim()
         parts = [list_part(attempt, version, nonce, place, self._keys) for place in places]
@@ -394,6 +409,10 @@ class CheckpointDirectory:
             self._put_aside(final, "it has another history of commits")
             return False
         return True
+
+    def put_void_aside(self) -> list[tuple[int, str]]:
+        """Put versions aside of steps that count no more (:func:`put_void_aside`)."""
+        return put_void_aside(self._entries(self._root), self.voided, self._keys)
 
     def load(self, version: int, state: StageState) -> Loaded:
         """Read a version into ``state`` and check every digest.
@@ -482,10 +501,12 @@ class CheckpointDirectory:
         A torn version does not count as kept.
         """
         good = self._good()  # an earlier run's stand in until there are enough of our own
-        outdated, stays = find_outdated([s.version for s in good], self._keep), find_way_back(good)
+        outdated = find_outdated([s.version for s in good], self._keep)
+        stay = {find_way_back(good), find_clean(good, self.clean_at)}
         for path, (version, kind) in self._entries(self._root):
             limit = outdated.unfinished if kind in ("tmp", "gone") else outdated.complete
-            if (version, kind) != (stays, "") and version <= limit and kind in _REMOVABLE:
+            stays = kind == "" and version in stay
+            if not stays and version <= limit and kind in _REMOVABLE:
                 with contextlib.suppress(OSError):
                     remove(path)
 

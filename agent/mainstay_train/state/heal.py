@@ -50,6 +50,7 @@ from mainstay_train.comm.registered import (
     read_frame,
 )
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.portions import Portion
 from mainstay_train.state.chunks import CHUNK_BYTES, Chunk, Staging, cut, flats_of, shape_of
 from mainstay_train.state.comparing import COMPARES, MAX_WHY, Comparison, hear, heard
 
@@ -68,8 +69,9 @@ sent what they owe; one that comes later finds this source gone."""
 ASKED_AHEAD = 2
 """Chunks that a joiner asks a source for at a time. While it writes one, the next is on its way."""
 
-StateAt = Callable[[str, int, int], StageState | None]
-"""(quorum, position, version) -> the state once it is there; None if it never will be."""
+StateAt = Callable[..., StageState | Portion | None]
+"""(quorum, position, version) -> the state once it is there; None if it never will be. With an end
+of the pipeline behind these, what is there of its guarded blocks."""
 
 
 def masters_digest(state: StageState) -> str:
@@ -135,7 +137,9 @@ class HealServer:
         asked, _ = read_frame(connection, max_body=0)
         wanted, compares = codec.decode(Wanted, asked), asked.get(COMPARES) is True
         refused = pack({"kind": "refused", "why": f"{wanted.quorum} is over here"})
-        state = self._state_at(wanted.quorum, wanted.position, wanted.version)
+        end = () if wanted.guarded is None else (wanted.guarded,)
+        asked_for = (wanted.quorum, wanted.position, wanted.version, *end)
+        state = self._state_at(*asked_for)
         if state is None:
             connection.sendall(refused)
             return
@@ -157,7 +161,7 @@ class HealServer:
                     self._on_serve()
                 digest = chunk.digest()
                 # It was read at the version that was asked for, as it is still there.
-                if self._state_at(wanted.quorum, wanted.position, wanted.version) is not state:
+                if self._state_at(*asked_for) is not state:
                     connection.sendall(refused)
                     return
                 connection.sendall(pack({"kind": "digest", "digest": digest}))

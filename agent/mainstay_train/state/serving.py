@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mainstay_core.rank.serving import Wanted, may_copy
 from mainstay_train.comm.connections import Connections
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.portions import Portion
+
+PartOf = Callable[[int, StageState], Portion | None]
 
 
 class ServedState:
@@ -12,10 +17,14 @@ class ServedState:
 
     The main thread says when its state is complete at a quorum's version, and when it
     no longer is; :mod:`mainstay_core.rank.serving` says why no lock is needed until then.
+
+    Args:
+        connections: of the trainer.
+        part_of: returns what it has of an end's guarded blocks, by the end and its own state.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
+    def __init__(self, connections: Connections, part_of: PartOf) -> None:
+        self._connections, self._part_of = connections, part_of
         self._served: Wanted | None = None
         self._state: StageState | None = None
 
@@ -25,8 +34,18 @@ class ServedState:
             self._served, self._state = served, state
             self._connections.changed.notify_all()
 
-    def state_at(self, quorum: str, position: int, version: int) -> StageState | None:
-        """Wait until the state is there; None once this trainer has moved past the quorum."""
+    def state_at(
+        self, quorum: str, position: int, version: int, guarded: int | None = None
+    ) -> StageState | Portion | None:
+        """Wait until the state is there; None once this trainer has moved past the quorum.
+
+        Args:
+            quorum: in which it counts.
+            position: whose it is.
+            version: of it.
+            guarded: the end whose guarded blocks are asked for instead; None also if they are not
+                here.
+        """
         wanted = Wanted(quorum, position, version)
         connections = self._connections
 
@@ -35,4 +54,6 @@ class ServedState:
 
         with connections.changed:
             connections.changed.wait_for(lambda: judged() is not None)
-            return self._state if judged() else None
+            if not judged() or self._state is None:
+                return None
+            return self._state if guarded is None else self._part_of(guarded, self._state)

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import secrets
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from mainstay_core.wire.checkpoint_manifest import (
     part_name,
     shown,
 )
+from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.sealed import Keys
 from mainstay_train.state.part_files import read_description, read_small, walk_tensors
 
@@ -217,4 +218,40 @@ def list_put_aside(entries: Iterable[tuple[Path, tuple[int, str]]]) -> list[Stor
                 found.append(
                     Stored(name=name, version=version, size_bytes=size_bytes, complete=False)
                 )
+    return found
+
+
+def put_void_aside(
+    entries: Iterable[tuple[Path, tuple[int, str]]], voided: Sequence[Voided], keys: Keys
+) -> list[tuple[int, str]]:
+    """Put the versions aside of steps that count no more.
+
+    They stay on the disk under another name, and are never removed: a person may want to look at
+    what was wrong.
+
+    Args:
+        entries: as of :func:`list_good`.
+        voided: these steps.
+        keys: of keyed digests.
+
+    Returns:
+        Each version, and what kept it where it is; empty: nothing did.
+    """
+    found = []
+    for path, (version, kind) in entries:
+        if kind:
+            continue
+        try:
+            manifest = look_at(path, version, keys)
+        except IntegrityError:
+            continue  # nobody goes on from it
+        if not is_void(voided, version, manifest.lineage):
+            continue
+        problem = ""
+        try:
+            path.rename(path.with_name(f"{path.name}.tainted-{secrets.token_hex(6)}"))
+        except OSError as error:
+            # Another rank may have been first.
+            problem = reason_of(error, path) if path.exists() else ""
+        found.append((version, problem))
     return found

@@ -89,7 +89,7 @@ def profile(
     "Examples:\n\n"
     "  mainstay dmr plan examples/dmr-profile.json\n\n"
     "  mainstay dmr plan profile.json --policy paper --budget 2Gi --out plan.json\n\n"
-    "  mainstay dmr plan profile.json --no-replays --out stage-0.json\n\n"
+    "  mainstay dmr plan profile.json --out stage-0.json\n\n"
     "  mainstay dmr plan all.json --sweep half.json --sweep none.json",
 )
 def plan(
@@ -109,8 +109,7 @@ def plan(
     replays: Annotated[
         bool,
         typer.Option(
-            help="Whether parts of blocks are replayed together; trainers execute plans without "
-            "that alone (detection.dmr.plan)."
+            help="Whether segments of blocks are replayed together (SpareTrain's AGC)."
         ),
     ] = True,
     sweep: Annotated[

@@ -38,6 +38,8 @@ def render(status: dict[str, Any]) -> str:
     lines = [f"{job['name']}: {job['state']}{committed}{where}"]
     if job.get("approximate_since") is not None:
         lines.append(f"  {describe_course(job['approximate_since'])}")
+    lines += describe_checking(job.get("checking") or {})
+    lines += [f"  {taint['told']}" for taint in job.get("tainted") or []]
     checkpoint = job.get("checkpoint") or {}
     if checkpoint.get("step"):
         lines.append(f"  newest checkpoint: step {checkpoint['step']}")
@@ -78,6 +80,14 @@ def describe_protections(job: dict[str, Any]) -> list[str]:
     width = max(len(p["name"]) for p in protections)
     lacking = [f"    no {p['name']:<{width}}  {p['why']}" for p in protections if not p["given"]]
     return [f"  protected by ({job['entry']}): {given}", *lacking]
+
+
+def describe_checking(checking: dict[str, Any]) -> list[str]:
+    """Return what is checked, where anything is, and what is wanted from the next plan on."""
+    wanted = checking.get("wanted")
+    is_on = checking.get("mode", "Off") != "Off" or checking.get("witness_every_steps")
+    told = [f"  checks in force: {checking['told']}"] if is_on or wanted else []
+    return [*told, *([f"    wanted, from the next plan on: {wanted}"] if wanted else [])]
 
 
 def describe_held_back(held: dict[str, Any]) -> str:
@@ -124,6 +134,7 @@ def _ended(run: runs.Run) -> dict[str, Any]:
             "reason": report.get("reason", ""),
             "step": report.get("steps", {}).get("committed"),
             "approximate_since": report.get("approximate_since"),
+            "tainted": report.get("tainted", []),
             "crash": report.get("crash"),
             "entry": report.get("entry"),
             "protections": report.get("protections", []),

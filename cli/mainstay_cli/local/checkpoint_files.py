@@ -119,6 +119,9 @@ def list_versions(root: Path) -> list[Found]:
             found.append(Found(path=path, version=version, state="unfinished"))
         elif kind == "bad":
             found.append(Found(path=path, version=version, state="damaged", problem="put aside"))
+        elif kind == "tainted":
+            why = "put aside: a device had computed wrongly"
+            found.append(Found(path=path, version=version, state="tainted", problem=why))
         elif kind == "old":
             why = f"what {version_name(version)} was before it was converted"
             found.append(Found(path=path, version=version, state="old", problem=why))

@@ -24,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 """Between two looks at the job while a fault waits."""
-IDLE_POLL_S = 1.0
-"""Between two looks while none does: one may be given to the running job."""
+IDLE_POLL_S = 2.0
+"""Between two looks while none does: one may be given to the running job, and each look takes
+processor time that is the job's."""
 RECORD_AGAIN_S = 0.2
 
 

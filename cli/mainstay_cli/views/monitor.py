@@ -17,6 +17,8 @@ POLL_S = 0.25
 the job's on this machine."""
 MAX_POLL_S = 1.0
 """Between two looks at most, however long a step takes."""
+LATE_SHARE = 0.05
+"""The end of a job may be seen late by this share of the time that it was watched for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +38,20 @@ class JobState:
 
 
 class Pace:
-    """Chooses how long to wait between two looks at a job: about a step, within bounds."""
+    """Chooses how long to wait between two looks at a job, within bounds.
+
+    That is about a step, and longer the longer the job was watched: a look is several requests.
+    """
 
     def __init__(self) -> None:
         self.wait_s = POLL_S
         self._step = 0
+        self._step_s = 0.0
+        """How long a step takes; 0 while that is not known."""
         self._at_s = 0.0
-        """When that step was seen first."""
+        """When the step was seen first."""
+        self._since_s: float | None = None
+        """When the job was seen first."""
 
     def see(self, job: JobState, now_s: float) -> None:
         """Take note of the job as it is.
@@ -51,11 +60,16 @@ class Pace:
             job: as it was looked at.
             now_s: a clock that never jumps.
         """
+        if self._since_s is None:
+            self._since_s = now_s
         steps = job.step - self._step
+        if steps > 0 and self._step > 0:
+            self._step_s = (now_s - self._at_s) / steps
         if job.recovering or steps < 0:
             self.wait_s = POLL_S
-        elif steps > 0 and self._step > 0:
-            self.wait_s = min(max(POLL_S, (now_s - self._at_s) / steps), MAX_POLL_S)
+        elif self._step > 0:
+            late_s = LATE_SHARE * (now_s - self._since_s)
+            self.wait_s = min(max(POLL_S, self._step_s, late_s), MAX_POLL_S)
         if steps:
             self._step, self._at_s = job.step, now_s
 

@@ -41,6 +41,7 @@ from mainstay_core.coordinator.intake.store_recovery import is_behind, refuse_be
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.facts import Heartbeat
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
+from mainstay_core.wire.plan import Voided
 
 MAX_TOGETHER = 128
 """Events that are decided in one transaction. A thousand pods that lose a peer tell it at once."""
@@ -63,17 +64,39 @@ class LedgerNews:
     """(old, new) where a step was committed before and has come to other bits."""
 
 
-def find_news(known: Mapping[LedgerKey, LedgerEntry], told: Sequence[LedgerEntry]) -> LedgerNews:
-    """Return what is new in ``told``; of two quorums' entries the newer one's stands."""
+def find_news(
+    known: Mapping[LedgerKey, LedgerEntry],
+    told: Sequence[LedgerEntry],
+    voided: Sequence[Voided] = (),
+) -> LedgerNews:
+    """Return what is new in ``told``; of two quorums' entries the newer one's stands.
+
+    Args:
+        known: entries of the same steps.
+        told: entries.
+        voided: steps that count no more: what comes in their place may have other bits.
+    """
     fresh, contradictions = [], []
     for entry in told:
         old = known.get(entry.key)
         if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
             continue
-        if old is not None and old.history == entry.history and old.masters != entry.masters:
+        if old is not None and old.corrects and old.quorum == entry.quorum and not entry.corrects:
+            continue  # told again by the cell whose state was bad
+        if old is not None and _contradict(old, entry, voided):
             contradictions.append((old, entry))
         fresh.append(entry)
     return LedgerNews(fresh=tuple(fresh), contradictions=tuple(contradictions))
+
+
+def _contradict(old: LedgerEntry, new: LedgerEntry, voided: Sequence[Voided]) -> bool:
+    """Return whether two commits of a step, the older one first, should have had the same bits."""
+    corrected = new.corrects and new.quorum == old.quorum
+    if old.history != new.history or old.masters == new.masters or corrected:
+        return False
+    return not any(
+        old.quorum.id < v.quorum <= new.quorum.id and old.step >= v.version for v in voided
+    )
 
 
 def check_entries(shape: JobShape, entries: Sequence[LedgerEntry]) -> None:
@@ -115,6 +138,7 @@ def _committed(entries: Sequence[LedgerEntry]) -> StepsCommitted:
         committed_at_s=max(e.committed_at_s for e in entries),
         step_s=max(e.step_s for e in entries),
         loss=newest.loss,
+        clean=tuple(device for entry in entries for device in entry.clean),
         approximate_since=newest.approximate_since,
     )
 
@@ -345,7 +369,9 @@ class JobTransactions(ABC):
         state = (await self.load()).state
         refuse_behind(state, held)
         check_entries(state.shape, entries)
-        news = find_news(await self._store.fetch_ledger([e.key for e in entries]), entries)
+        voided = state.plan.voided if state.plan is not None else ()
+        known = await self._store.fetch_ledger([e.key for e in entries])
+        news = find_news(known, entries, voided)
         for old, new in news.contradictions[:MAX_ANNOUNCED]:
             await self.contradicted(old, new)
         await self._store.put_ledger(news.fresh)

@@ -12,6 +12,7 @@
 - ``recovery``: decides after a fault
 - ``ladder``: which recovery method applies, and why
 - ``situation``: what the ladder is asked, and by what rules row 5 applies
+- ``taints``: which steps a wrong device has computed, and when the job goes back before them
 - ``lineage``: which forks the job's states contain, and from what each stage could be made anew
 - ``permission``: whether a person may allow one approximate recovery, and what it would come to
 - ``repeats``: what follows when the same cause comes back again and again

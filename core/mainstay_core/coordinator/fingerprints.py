@@ -1,21 +1,29 @@
-"""Tells whose arithmetic differs from the job's: equal bits need equal arithmetic."""
+"""Tells whose arithmetic, or whose rules, differ from the job's: equal bits need the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from mainstay_core.coordinator.events import Announce
+from mainstay_core.wire import rules
 
 
 def difference_of(ours: dict[str, str] | None, theirs: Mapping[str, str]) -> str:
-    """Return in words how two numerics fingerprints differ; empty if they agree."""
+    """Return in words how two trainers differ in arithmetic or rules; empty if they agree."""
     if ours is None:
         return ""
     return ", ".join(
-        f"{key} is {theirs.get(key, 'missing')}, the job has {ours.get(key, 'none')}"
+        _difference(key, ours.get(key, "none"), theirs.get(key, "missing"))
         for key in sorted({*ours, *theirs})
         if ours.get(key) != theirs.get(key)
     )
+
+
+def _difference(key: str, ours: str, theirs: str) -> str:
+    told = f"{key} is {theirs}, the job has {ours}"
+    if key == rules.KEY:
+        return f"{told}: trainers of this release decide otherwise than the job's"
+    return told
 
 
 def refusal(name: str, difference: str) -> Announce:

@@ -85,6 +85,8 @@ class Situation:
     """The blocks of every stage; empty if no trainer has told them."""
     reinitialisation: Policy = field(default_factory=Policy)
     """How lost blocks may be made anew from others."""
+    left: Left = field(default_factory=Left)
+    """The copies that are left of some of them."""
     executable: frozenset[Row] = EXECUTABLE
 
 
@@ -300,7 +302,7 @@ def _no_sources(situation: Situation) -> str:
         [(s.stage, s.inner or 0) for s in _without_state(situation)],
         version=situation.step,
         norms_sq={},
-        left=Left(),
+        left=situation.left,
         policy=situation.reinitialisation,
         ranks_per_stage=1 + max(s.inner or 0 for s in situation.stages),
     )

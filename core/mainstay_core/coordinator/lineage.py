@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
-from mainstay_core.coordinator.situation import rules_of
+from mainstay_core.coordinator.situation import left_of_lost, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
@@ -122,7 +122,8 @@ def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
     return list_prospects(
         state.outline,
-        policy=Policy(weighting=weighting),
+        policy=Policy(order=state.shape.order, weighting=weighting),
+        left=left_of_lost(state),
         ranks_per_stage=state.shape.ranks_per_stage,
     )
 
@@ -133,10 +134,8 @@ def why_never(state: CoordinatorState) -> str:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
-    if state.shape.stages == 2:
+    if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER:
         return "with two stages none has two neighbours to make it anew from"
-    if state.shape.order is Order.SWAPPED:
-        return "in a swapped pipeline no stage is made anew from others in this version"
     if state.config.snapshots is not None:
         return (
             "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "

@@ -1,4 +1,4 @@
-"""Decides between faults: hands work over, drops replicas that are not wanted, fills places.
+"""Decides between faults: hands work over, drops and fills places, changes stores and checks.
 
 All members adopt a planned plan at the end of a step: nobody stops, and no step is lost or done
 again. There is one such plan at a time. The next one comes when all members have settled.
@@ -41,14 +41,16 @@ from mainstay_core.wire.plan import Chain, Method, Plan
 
 
 def decide_between_faults(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
-    """Publish the planned plan that is due, if any: a hand-over, a shrink, a join, or other stores.
+    """Publish the planned plan that is due, if any.
+
+    It is a hand-over, a shrink, a join, or one with other stores or checks.
 
     Near the end of the job no plan is due: it would be adopted after the last step.
     """
     if state.shape.steps - state.step <= 1:
         return Transition(state=state)
     result = Transition(state=state)
-    for decide in (_hand_over, _shrink, _join, _name_stores):
+    for decide in (_hand_over, _shrink, _join, _name_stores, _change_checks):
         result = result.then(decide(result.state, now_s, nonce))
         if result.plan is not None:
             break
@@ -241,6 +243,17 @@ def _name_stores(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         now_s=now_s,
         nonce=nonce,
     )
+    return publish(state, seating.compose(state, living_seats(state), draft), JobPhase.RUNNING)
+
+
+def _change_checks(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
+    """Have the same members go on with other checks, all from the same step on."""
+    plan, wanted = state.plan, state.wanted_checks
+    assert plan is not None
+    if wanted is None or plan.checks == wanted:
+        return Transition(state=state)
+    reason = f"checks change between steps: {wanted.describe()}"
+    draft = Draft(method=Method.REFORM, planned=True, reason=reason, now_s=now_s, nonce=nonce)
     return publish(state, seating.compose(state, living_seats(state), draft), JobPhase.RUNNING)
 
 

@@ -135,6 +135,29 @@ def open_hand_over(
     )
 
 
+def open_taint(
+    state: CoordinatorState, left: Sequence[Member], plan: Plan, fault: str, reason: str
+) -> CoordinatorState:
+    """Return the state with the return before tainted steps begun.
+
+    Args:
+        state: of the job.
+        left: members that the plan leaves out.
+        plan: with which all go back.
+        fault: which steps are tainted, and by whom.
+        reason: of the plan.
+    """
+    return _open(
+        state,
+        plan,
+        fault=fault,
+        reason=reason,
+        members=left,
+        died_at_s=plan.created_at_s,
+        first_fact_s=plan.created_at_s,
+    )
+
+
 def drop_hand_overs(state: CoordinatorState, left: Sequence[Member]) -> CoordinatorState:
     """Return the state without the open hand-overs of members that ended before they were adopted.
 

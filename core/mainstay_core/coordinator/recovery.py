@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
-from mainstay_core.coordinator import ladder, repeats, seating
+from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
@@ -54,6 +54,9 @@ re-formed ever more slowly, up to 32 x probe_s."""
 
 def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Complete, recover, re-form or join: do the first that is due."""
+    back = taints.go_back(state, now_s, nonce)
+    if back is not None:
+        return back
     if _is_finishing(state):
         return _decide_finishing(state)
     if has_paused(state) and state.suspend:

@@ -34,6 +34,7 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
     all_settled,
+    clean_from,
     holds_state,
     is_leaving,
 )
@@ -338,6 +339,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
             address=addresses[seat.slot.pod],
             since=quorum.id if seat.since is None else seat.since,
             joining=seat.joining,
+            clean_from=clean_from(state, seat.slot),
         )
         for index, seat in enumerate(ordered)
     )
@@ -363,6 +365,8 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         replicas_wanted=state.wanted,
         suspend_wanted=state.suspend,
         other_stores=other_stores_of(state, members),
+        checks=state.wanted_checks,
+        voided=previous.voided if previous else (),
     )
     loads = draft.method in (Method.RESTART, Method.START)
     if previous is None or previous.fork is None or loads or all_settled(state):
@@ -451,13 +455,14 @@ def _rendezvous(
 def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
     """Return where each pod with a member can be met, in pod order."""
     used = {m.slot.pod for m in members}
+    has_copies = state.config.snapshots is not None or state.config.guards > 0
     return tuple(
         Rendezvous(
             pod=p.registration.pod,
             gather=p.registration.gather,
             store=p.registration.store,
             snapshots=p.registration.snapshots,
-            domain=p.registration.domain if p.registration.snapshots else "",
+            domain=p.registration.domain if has_copies else "",
         )
         for p in state.pods
         if p.registration.pod in used

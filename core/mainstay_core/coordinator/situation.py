@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator import ladder
 from mainstay_core.coordinator.siting import surplus_slots, usable_slots
 from mainstay_core.coordinator.state import (
@@ -15,6 +16,13 @@ from mainstay_core.coordinator.state import (
     keeps_segments,
 )
 from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.reinitialisation.guards import (
+    GuardingCell,
+    ends_of,
+    guarded_blocks,
+    plan_guards,
+)
+from mainstay_core.reinitialisation.sources import Left, Policy
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -36,6 +44,44 @@ def made_again(state: CoordinatorState) -> frozenset[int]:
     positions = plan.positions
     lost = [p for p in plan.fork.positions if not any(holds_state(state, m) for m in positions[p])]
     return plan.fork.made_with(lost, plan.ranks_per_stage)
+
+
+def note_guards(state: CoordinatorState) -> CoordinatorState:
+    """Return the state with those who guard under its plan: a step was committed in its quorum.
+
+    No guard votes before it has tried to copy what it guards.
+    """
+    plan = state.plan
+    assert plan is not None
+    guards = plan_guards(plan, state.outline, state.config.guards)
+    cells = tuple(
+        GuardingCell(
+            end=guard.end,
+            incarnation=plan.members[guard.index].incarnation,
+            quorum_id=plan.quorum.id,
+        )
+        for guard in guards
+    )
+    return replace(state, guards=cells)
+
+
+def left_of_lost(state: CoordinatorState) -> Left:
+    """Return what copies are left of the blocks that ends of the pipeline alone have.
+
+    After a restart all have loaded their states, and guards copy again.
+    """
+    living: dict[Incarnation, int] = {}
+    for member in state.plan.members if state.plan is not None else ():
+        if holds_state(state, member):
+            living[member.incarnation] = member.rank.stage
+    twins = dict(ends_of(state.shape.stages))
+    found: dict[tuple[str, int], int] = {}
+    for cell in state.guards:
+        stage = living.get(cell.incarnation)
+        if cell.quorum_id >= state.restarted_id and stage is not None and stage == twins[cell.end]:
+            blocks = guarded_blocks(state.outline, cell.end)
+            found |= dict.fromkeys(((name, 0) for name in blocks), stage)
+    return Left(guards=found)
 
 
 def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
@@ -108,4 +154,6 @@ def find_situation(
         allow_approximate=rules is not None,
         approximate_after_lost_steps=rules.after_lost_steps if rules is not None else None,
         outline=state.outline,
+        reinitialisation=Policy(order=state.shape.order),
+        left=left_of_lost(state),
     )

@@ -18,15 +18,17 @@ from mainstay_core.base.lookup import Lookup
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
 from mainstay_core.coordinator.ladder import Lack
-from mainstay_core.dmr.settings import StageChecks
+from mainstay_core.dmr.settings import CheckRules, StageChecks
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import TERMINAL, JobPhase
+from mainstay_core.reinitialisation.guards import GuardingCell
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.reinitialisation import History, Outline, ToldHistory
+from mainstay_core.wire.taints import Taint
 
 MAX_ENDED = 8
 """Ended incarnations remembered per slot. A late report of one of them must not revive it."""
@@ -93,6 +95,8 @@ class SlotState:
     """Evidence of the last end."""
     refused: str = ""
     """Why it can never be used; empty if it can."""
+    clean_from: int | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, as its trainers told last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +265,8 @@ class CoordinatorState:
     outline: Outline = ()
     """The blocks of every stage, as trainers have told them; empty in a job that must not go on
     approximately."""
+    guards: tuple[GuardingCell, ...] = field(default=(), metadata=OMITTED)
+    """Who had copies of what ends of the pipeline alone have, when a quorum committed first."""
     adopted_at_s: dict[int, float] = field(default_factory=dict)
     """Member index to when it held all settle reports of the current plan."""
     settled_at_s: dict[int, float] = field(default_factory=dict)
@@ -289,6 +295,11 @@ class CoordinatorState:
     repetitions: tuple[Repetition, ...] = ()
     """Causes for which quorums ended and that are not mended yet, the newest last."""
     recoveries: tuple[OpenRecovery, ...] = ()
+    checks_at_start: CheckRules | None = field(default=None, metadata=OMITTED)
+    """What was checked before that changed for the first time. From then on plans say what is
+    checked, as trainers were started before and after. None: it has never changed."""
+    taints: tuple[Taint, ...] = field(default=(), metadata=OMITTED)
+    """Steps of devices that were named as wrong each time, in the order in which they were."""
     finals: tuple[FinalDigests, ...] = ()
     """Final digests of each position, from the first member that finished."""
     finished: tuple[Incarnation, ...] = ()
@@ -332,6 +343,17 @@ class CoordinatorState:
     def wanted(self) -> int:
         """Replicas wanted now. Invariant: min_replicas <= wanted <= lanes."""
         return self.shape.replicas if self.scaled_to is None else self.scaled_to
+
+    @property
+    def wanted_checks(self) -> CheckRules | None:
+        """What the next plan says of checks; None: trainers know it from their start."""
+        return self.config.checks if self.checks_at_start is not None else None
+
+    @property
+    def checks_in_force(self) -> CheckRules:
+        """What is checked now: a change counts from the plan on that tells it."""
+        told = self.plan.checks if self.plan is not None else self.config.checks
+        return told or self.checks_at_start or self.config.checks
 
     @property
     def in_force(self) -> Plan | None:
@@ -436,6 +458,12 @@ def keeps_segments(state: CoordinatorState) -> bool:
     named = [(h.pod, h.snapshots) for h in state.plan.hosts if h.snapshots]
     named += [(other.pod, other.address) for other in state.plan.other_stores]
     return any(has_store(state, pod, address) for pod, address in named)
+
+
+def clean_from(state: CoordinatorState, slot: Slot) -> int | None:
+    """Return since when no witness has agreed with a device; None: that is not known."""
+    known = state.slot(slot)
+    return known.clean_from if known is not None else None
 
 
 def has_store(state: CoordinatorState, uid: PodUid, address: str) -> bool:

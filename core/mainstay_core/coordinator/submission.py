@@ -22,7 +22,9 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.suspension import note_suspend
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.job.protections import LOOP, entry_of
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
 MUTABLE = (
@@ -33,9 +35,16 @@ MUTABLE = (
     "hold_back_s",
     "hold_back_max_s",
     "approximate",
+    "goes_back",
+    "dmr",
+    "dmr_plan",
+    "dmr_plan_file",
+    "dmr_profile_steps",
+    "dmr_memory_bytes",
+    "witness_every_steps",
 )
 """Fields on which only decisions depend. Running trainers and supervisors hold no copy of them, or
-are told of it with each decision."""
+are told of it with each decision, as of checks with each plan."""
 _NOT_SUBMITTED = ("job", "faults")
 
 _PATHS = {
@@ -56,11 +65,6 @@ _PATHS = {
     "device": "spec.runtime.device",
     "backend": "spec.runtime.backend",
     "compile": "spec.runtime.compile",
-    "dmr": "spec.detection.dmr.mode",
-    "dmr_plan": "spec.detection.dmr.plan",
-    "dmr_plan_file": "spec.detection.dmr.plan",
-    "dmr_profile_steps": "spec.detection.dmr.profileSteps",
-    "dmr_memory_bytes": "spec.detection.dmr.memory",
     "recompute": "spec.runtime.recompute",
     "recompute_share": "spec.runtime.recomputeShare",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
@@ -75,6 +79,7 @@ _PATHS = {
     "heartbeat_timeout_s": "spec.detection.heartbeatTimeoutSeconds",
     "hang_s": "spec.detection.hangSeconds",
     "operation_timeout_s": "spec.detection.hangSeconds",
+    "guards": "spec.recovery.approximate.guards",
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",
@@ -103,6 +108,7 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
             f"is {after!r}, was {before!r}: it cannot change in a job that exists; "
             "delete the job and create it anew",
         )
+    _check_checks(state, new)
     if new == old:
         return Transition(state=state, reason="the job is submitted again, unchanged")
     wanted = state.wanted if new.shape.replicas == old.shape.replicas else new.shape.replicas
@@ -115,10 +121,16 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
             ("spares", old.spares, new.spares),
             ("recovery.allowApproximate", *_allowed(old, new)),
             ("recovery.approximateAfterLostSteps", *_bounds(old, new)),
+            ("recovery.onTaint", *_on_taint(old, new)),
+            ("checks", old.checks.describe(), new.checks.describe()),
         )
         if before != after
     ]
     state = replace(state, config=new, scaled_to=wanted)
+    if new.checks != old.checks:
+        # Stages tell anew how they are planned.
+        started = state.checks_at_start or old.checks
+        state = replace(state, checks_at_start=started, checks=())
     result = Transition(state=state)
     if new.suspend != old.suspend:
         wish = SuspendRequested(suspend=new.suspend, who="its definition")
@@ -130,12 +142,37 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
 
 
+def _check_checks(state: CoordinatorState, new: JobConfig) -> None:
+    """Refuse checks that the job's trainers cannot carry out.
+
+    Raises:
+        InvalidSpecError: it has a loop of the user's own, which has no passes that are known.
+    """
+    if entry_of(state.fingerprints) != LOOP or new.checks == state.config.checks:
+        return
+    if new.dmr is Mode.PIGGYBACK:
+        raise InvalidSpecError(
+            "spec.detection.dmr.mode",
+            "is Piggyback, but the passes of an own loop are not known; use Full or Off",
+        )
+    if new.dmr_plan is not PlanName.NAIVE:
+        raise InvalidSpecError(
+            "spec.detection.dmr.plan",
+            f"is {new.dmr_plan_file or new.dmr_plan.value}, but an own loop waits for no other "
+            "stage; use Naive",
+        )
+
+
 def _allowed(*configs: JobConfig) -> tuple[str, ...]:
     return tuple("false" if config.approximate is None else "true" for config in configs)
 
 
 def _bounds(*configs: JobConfig) -> tuple[int | None, ...]:
     return tuple(c.approximate.after_lost_steps if c.approximate else None for c in configs)
+
+
+def _on_taint(*configs: JobConfig) -> tuple[str, ...]:
+    return tuple("Restart" if config.goes_back else "Report" for config in configs)
 
 
 def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float) -> Transition:

@@ -11,6 +11,7 @@
 - ``queue``: phase 3, single operators
 - ``static``: the three phases together
 - ``schedule``: what a trainer does of a plan
+- ``merging``: the profile from which all ranks of a cell plan
 - ``dynamic``: the same decisions while a step runs, for operators without fixed shapes
 - ``witness``: where chains that computed the same type differ, and which device was wrong
 - ``verdicts``: which of three executions was wrong, and what is done about it

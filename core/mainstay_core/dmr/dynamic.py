@@ -34,6 +34,26 @@ class Executed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """An operator of a piece was executed of which more come, so no window takes the piece before
+    it is complete. Or a complete one has to retain more.
+    """
+
+    piece: str
+    expected_s: float
+    """Of its replay."""
+    size_bytes: int
+    """What the piece retains more than before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """All operators of a piece were executed."""
+
+    piece: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WindowOpened:
     """The stage begins to wait."""
 
@@ -67,7 +87,7 @@ class StepEnding:
     """All is executed, and the vote comes: no check may wait any longer."""
 
 
-Event = Executed | WindowOpened | CheckDone | WindowClosed | Needed | StepEnding
+Event = Executed | Grown | Completed | WindowOpened | CheckDone | WindowClosed | Needed | StepEnding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +107,13 @@ class CheckQueue:
 
     budget_bytes: int
     waiting: tuple[Executed, ...] = ()
-    """In order of execution."""
+    """In order of execution; those of pieces in the order in which these became complete."""
+    growing: tuple[Executed, ...] = ()
+    """Pieces that are not complete yet, in the order in which they began."""
+    size_bytes: int = 0
+    """The sum of what all of these retain."""
     window: WindowKind | None = None
     """The open window of unknown length; None if there is none."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Return what the waiting checks retain."""
-        return sum(check.size_bytes for check in self.waiting)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +135,10 @@ def step(queue: CheckQueue, event: Event) -> Decision:
     match event:
         case Executed():
             return _enqueue(queue, event)
+        case Grown():
+            return _grow(queue, event)
+        case Completed():
+            return _complete(queue, event)
         case WindowOpened():
             return _open(queue, event)
         case CheckDone():
@@ -127,44 +150,107 @@ def step(queue: CheckQueue, event: Event) -> Decision:
             )
         case Needed():
             names = frozenset(event.operators)
-            gone = [check for check in queue.waiting if check.operator in names]
-            kept = [check for check in queue.waiting if check.operator not in names]
-            return _naive(queue, kept, gone, "they are needed now")
+            gone = [c for c in (*queue.growing, *queue.waiting) if c.operator in names]
+            return _naive(queue, gone, "they are needed now")
         case StepEnding():
             return _end(queue)
 
 
 def _enqueue(queue: CheckQueue, executed: Executed) -> Decision:
-    if queue.window is not None:
-        raise LocalProtocolError(f"{executed.operator} is executed in an open window")
+    _require_closed(queue, executed.operator)
+    at_once = Check(operator=executed.operator, method=Method.NAIVE)
     if executed.communicates:
-        return _naive(queue, queue.waiting, [executed], "a check that communicates does not wait")
+        reason = "a check that communicates does not wait"
+        return Decision(queue=queue, checks=(at_once,), reason=reason)
     if executed.size_bytes > queue.budget_bytes:
-        return _naive(queue, queue.waiting, [executed], "it retains more than the whole budget")
-    waiting = (*queue.waiting, executed)
-    excess = queue.size_bytes + executed.size_bytes - queue.budget_bytes
+        reason = "it retains more than the whole budget"
+        return Decision(queue=queue, checks=(at_once,), reason=reason)
+    longer = replace(
+        queue,
+        waiting=(*queue.waiting, executed),
+        size_bytes=queue.size_bytes + executed.size_bytes,
+    )
+    return _keep_budget(longer)
+
+
+def _grow(queue: CheckQueue, grown: Grown) -> Decision:
+    _require_closed(queue, grown.piece)
+    growing, waiting = list(queue.growing), list(queue.waiting)
+    known = next(
+        (
+            (checks, at)
+            for checks in (growing, waiting)
+            for at, check in enumerate(checks)
+            if check.operator == grown.piece
+        ),
+        None,
+    )
+    before = 0 if known is None else known[0][known[1]].size_bytes
+    whole = Executed(
+        operator=grown.piece,
+        expected_s=grown.expected_s,
+        size_bytes=before + grown.size_bytes,
+    )
+    if known is None:
+        growing.append(whole)
+    else:
+        known[0][known[1]] = whole
+    longer = replace(
+        queue,
+        growing=tuple(growing),
+        waiting=tuple(waiting),
+        size_bytes=queue.size_bytes + grown.size_bytes,
+    )
+    if whole.size_bytes > queue.budget_bytes:
+        return _naive(longer, [whole], "it retains more than the whole budget")
+    return _keep_budget(longer)
+
+
+def _complete(queue: CheckQueue, completed: Completed) -> Decision:
+    done = tuple(piece for piece in queue.growing if piece.operator == completed.piece)
+    left = tuple(piece for piece in queue.growing if piece.operator != completed.piece)
+    return Decision(
+        queue=replace(queue, waiting=(*queue.waiting, *done), growing=left),
+        checks=(),
+        reason="the piece is complete",
+    )
+
+
+def _require_closed(queue: CheckQueue, operator: str) -> None:
+    if queue.window is not None:
+        raise LocalProtocolError(f"{operator} is executed in an open window")
+
+
+def _keep_budget(queue: CheckQueue) -> Decision:
+    """Have checks executed at once until the rest is within the budget."""
+    excess = queue.size_bytes - queue.budget_bytes
+    if excess <= 0:
+        return Decision(queue=queue, checks=(), reason="it waits")
+    checks = (*queue.growing, *queue.waiting)
     gone: list[int] = []
-    for at in sorted(range(len(waiting)), key=lambda at: (_time_per_byte(waiting[at]), at)):
+    for at in sorted(range(len(checks)), key=lambda at: (_time_per_byte(checks[at]), at)):
         if excess <= 0:
             break
         gone.append(at)
-        excess -= waiting[at].size_bytes
-    if not gone:
-        return Decision(queue=replace(queue, waiting=waiting), checks=(), reason="it waits")
-    kept = [check for at, check in enumerate(waiting) if at not in gone]
+        excess -= checks[at].size_bytes
     reason = f"the budget of {queue.budget_bytes} bytes is reached"
-    return _naive(queue, kept, [waiting[at] for at in gone], reason)
+    return _naive(queue, [checks[at] for at in gone], reason)
 
 
 def _time_per_byte(check: Executed) -> float:
     return check.expected_s / max(1, check.size_bytes)
 
 
-def _naive(
-    queue: CheckQueue, kept: Sequence[Executed], gone: Sequence[Executed], reason: str
-) -> Decision:
+def _naive(queue: CheckQueue, gone: Sequence[Executed], reason: str) -> Decision:
+    """Have checks of the queue executed at once, in the order in which they are given."""
+    ended = {id(check) for check in gone}
     return Decision(
-        queue=replace(queue, waiting=tuple(kept)),
+        queue=replace(
+            queue,
+            waiting=tuple(check for check in queue.waiting if id(check) not in ended),
+            growing=tuple(check for check in queue.growing if id(check) not in ended),
+            size_bytes=queue.size_bytes - sum(check.size_bytes for check in gone),
+        ),
         checks=tuple(Check(operator=check.operator, method=Method.NAIVE) for check in gone),
         reason=reason,
     )
@@ -177,9 +263,9 @@ def _open(queue: CheckQueue, opened: WindowOpened) -> Decision:
         return _drain(replace(queue, window=opened.kind))
     chosen = set(best_fit([check.expected_s for check in queue.waiting], opened.length_s))
     kept = tuple(check for at, check in enumerate(queue.waiting) if at not in chosen)
-    method = Method(opened.kind.value)
+    method, taken = Method(opened.kind.value), sum(queue.waiting[at].size_bytes for at in chosen)
     return Decision(
-        queue=replace(queue, waiting=kept),
+        queue=replace(queue, waiting=kept, size_bytes=queue.size_bytes - taken),
         checks=tuple(
             Check(operator=queue.waiting[at].operator, method=method) for at in sorted(chosen)
         ),
@@ -193,9 +279,11 @@ def _drain(queue: CheckQueue) -> Decision:
         raise LocalProtocolError("a check is over in no open window")
     if not queue.waiting:
         return Decision(queue=queue, checks=(), reason="no check waits")
-    first, *rest = queue.waiting
+    first = queue.waiting[0]
     return Decision(
-        queue=replace(queue, waiting=tuple(rest)),
+        queue=replace(
+            queue, waiting=queue.waiting[1:], size_bytes=queue.size_bytes - first.size_bytes
+        ),
         checks=(Check(operator=first.operator, method=Method(queue.window.value)),),
         reason="one check while the window is open",
     )
@@ -204,4 +292,5 @@ def _drain(queue: CheckQueue) -> Decision:
 def _end(queue: CheckQueue) -> Decision:
     if queue.window is not None:
         raise LocalProtocolError("the step ends in an open window")
-    return _naive(queue, (), queue.waiting, "all checks are over before the vote")
+    every = (*queue.growing, *queue.waiting)
+    return _naive(queue, every, "all checks are over before the vote")

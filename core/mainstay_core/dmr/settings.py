@@ -6,6 +6,9 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mainstay_core.base.bounds import Count, Text
+from mainstay_core.base.words import count
+
 
 class Mode(enum.StrEnum):
     """The operators that are executed a second time."""
@@ -42,6 +45,33 @@ MAX_PROFILE_STEPS = 100
 
 WAITING_BYTES = 256 << 20
 """What checks that wait retain at most, unless the job says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRules:
+    """What is checked in a job. It may change while the job runs: a plan says what is in force.
+
+    Bits never depend on it. But all members of a quorum follow the same rules, as they tell each
+    other digests by them.
+    """
+
+    mode: Mode = Mode.OFF
+    plan: PlanName = PlanName.NAIVE
+    plan_file: Text = ""
+    """Path of the plan; empty unless the plan is File."""
+    profile_steps: Count = 0
+    memory_bytes: Count = 0
+    """What checks that wait may retain in a rank."""
+    witness_every_steps: Count = 0
+    """In each step that is a multiple of it a second chain computes a type; 0: in none."""
+
+    def describe(self) -> str:
+        """Return the rules for people: ``detection.dmr Full by plan Auto, no witness``."""
+        by = f" by plan {self.plan_file or self.plan.value}" if self.mode is Mode.FULL else ""
+        every = self.witness_every_steps
+        witness = f"a witness every {count(every, 'step')}" if every else "no witness"
+        return f"detection.dmr {self.mode.value}{by}, {witness}"
+
 
 _COVERAGE = {
     Mode.OFF: "",

@@ -3,6 +3,7 @@
 - ``spec``: the whole TrainingJob, for the YAML of local mode, the api and the CRD
 - ``sections``: one model for each section of the spec
 - ``detection_sections``: those of how faults and wrong results are found
+- ``guards``: how many cells guard what an end of the pipeline alone has
 - ``types``: the types of single fields, with their bounds
 - ``refusals``: messages that name a wrong field and what would be right
 - ``status``: the status that the operator writes

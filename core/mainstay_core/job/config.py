@@ -7,7 +7,7 @@ user's image only needs this module and the standard library.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
@@ -28,7 +28,7 @@ from mainstay_core.base.bounds import (
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.faults.points import FaultPoint
 
 BUCKET_BYTES = 4 * 1024 * 1024
@@ -106,6 +106,11 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+MAX_GUARDS = 16
+"""Cells that keep what an end of a pipeline alone has. Each costs the end the bytes of its gradient
+in every step."""
+SWAPPED_GUARDS = 2
+"""The same where nobody says how many, in a swapped pipeline."""
 MAX_LR_BOOST = 100.0
 """Factor of a learning rate. More than that trains nothing."""
 
@@ -144,9 +149,9 @@ class JobConfig:
     compile: Name = "off"
     """``blocks`` runs each block as compiled code; ``off`` does not."""
     dmr: Mode = field(default=Mode.OFF, metadata=OMITTED)
+    """Which operators are executed twice and compared."""
     witness_every_steps: Count = field(default=0, metadata=OMITTED)
     """In each step that is a multiple of it a second chain computes a type; 0: in none."""
-    """Which operators are executed twice and compared."""
     dmr_plan: PlanName = field(default=PlanName.NAIVE, metadata=OMITTED)
     """When the second executions run in mode Full."""
     dmr_plan_file: Text = field(default="", metadata=OMITTED)
@@ -211,9 +216,37 @@ class JobConfig:
     """None in a job without snapshots in memory."""
     approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
     """None in a job whose every recovery is exact."""
+    goes_back: bool = field(default=False, metadata=OMITTED)
+    """Whether it goes back to before a device was wrong, once others have shown that it is."""
+    guards: Annotated[int, Range(0, MAX_GUARDS)] = field(default=0, metadata=OMITTED)
+    """Cells of the stage beside each end of the pipeline that keep what the end alone has."""
     suspend: bool = False
     """Whether the job's definition wants it to stand still."""
     faults: Annotated[tuple[FaultPoint, ...], Longest(MAX_FAULTS)] = ()
+
+    @property
+    def checks(self) -> CheckRules:
+        """What is checked in the job."""
+        return CheckRules(
+            mode=self.dmr,
+            plan=self.dmr_plan,
+            plan_file=self.dmr_plan_file,
+            profile_steps=self.dmr_profile_steps,
+            memory_bytes=self.dmr_memory_bytes,
+            witness_every_steps=self.witness_every_steps,
+        )
+
+    def with_checks(self, rules: CheckRules) -> JobConfig:
+        """Return the job with other checks."""
+        return replace(
+            self,
+            dmr=rules.mode,
+            dmr_plan=rules.plan,
+            dmr_plan_file=rules.plan_file,
+            dmr_profile_steps=rules.profile_steps,
+            dmr_memory_bytes=rules.memory_bytes,
+            witness_every_steps=rules.witness_every_steps,
+        )
 
     @property
     def recomputed(self) -> float:

@@ -151,11 +151,19 @@ CROSS_FIELD: tuple[Rule, ...] = (
         field=".pipeline.order",
         rule="self.pipeline.order == 'InOrder' || self.detection.dmr.mode == 'Off' && "
         "self.runtime.compile == 'Off' && self.detection.witness.everySteps == 0 && "
-        "!self.recovery.allowApproximate && "
         "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
         message="is Swapped, with which this version can only have detection.dmr.mode Off, "
-        "detection.witness.everySteps 0, runtime.compile Off, snapshots.replay Gradients and "
-        "recovery.allowApproximate false; use these, or InOrder",
+        "detection.witness.everySteps 0, runtime.compile Off and snapshots.replay Gradients; use "
+        "these, or InOrder",
+    ),
+    Rule(
+        section=SPEC,
+        field=".recovery.approximate.guards",
+        rule="!has(self.recovery.approximate.guards) || self.recovery.approximate.guards == 0 || "
+        "self.pipeline.order == 'Swapped' && self.parallelism.ranksPerStage == 1 && "
+        "!self.snapshots.enabled",
+        message="is above 0, which takes pipeline.order Swapped, parallelism.ranksPerStage 1 and "
+        "snapshots.enabled false; use these, or 0",
     ),
     Rule(
         section="spec.detection.dmr",
@@ -257,10 +265,13 @@ UNCHANGEABLE: tuple[Rule, ...] = (
     _constant("spec", ".pipeline"),
     _constant("spec", ".workload"),
     _constant("spec", ".runtime"),
-    _constant("spec", ".detection"),
+    _constant("spec.detection", ".hangSeconds"),
+    _constant("spec.detection", ".heartbeatSeconds"),
+    _constant("spec.detection", ".heartbeatTimeoutSeconds"),
     _constant("spec", ".checkpoint"),
     _constant("spec", ".snapshots"),
     _constant("spec", ".protection"),
+    _constant("spec.recovery.approximate", ".guards", optional=True),
     _constant("spec.recovery", ".maxRestarts"),
     _constant("spec.recovery", ".escalateAfter"),
     _constant("spec.recovery", ".restartGraceSeconds"),
@@ -292,6 +303,7 @@ UNCHANGEABLE: tuple[Rule, ...] = (
 )
 """Rules about what a change must leave alone. Free to change are suspend, parallelism.replicas and
 minReplicas, supervisor.resources, spares, activeDeadlineSeconds, ttlSecondsAfterFinished,
-recovery.window and recovery.quarantine."""
+detection.dmr, detection.witness, what recovery may do, recovery.window and
+recovery.quarantine."""
 
 RULES = CROSS_FIELD + CLUSTER_ONLY + UNCHANGEABLE

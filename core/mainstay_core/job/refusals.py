@@ -13,7 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.recovery.approximate.guards": "no other stage keeps an embedding or head in this version",
     "spec.recovery.approximate.staleSteps": "no stage goes back alone to an older copy in this "
     "version",
     "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
@@ -25,8 +24,6 @@ NOT_YET = {
 NOT_YET_VALUES = {
     "spec.spares.mode": "spares are always warm in this version; use Warm",
     "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",
-    "spec.recovery.onTaint": "no job goes back to before a device was wrong in this version; use "
-    "Report",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",
 }

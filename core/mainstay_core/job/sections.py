@@ -16,6 +16,7 @@ from mainstay_core.base.shape import Cut, Order
 from mainstay_core.job.config import (
     BUCKET_BYTES,
     COPY_BYTES,
+    MAX_GUARDS,
     MAX_SNAPSHOT_DOMAINS,
     MAX_SNAPSHOT_PEERS,
     SNAPSHOT_DOMAINS,
@@ -128,8 +129,8 @@ class Pipeline(Section):
     the first two stages, and the last two, the other way round, so that these learn to do each
     other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
     or more, whose ends have layers like those of the stages beside them, and a model that comes
-    as blocks. Not with runtime.compile, detection.dmr, detection.witness, snapshots.replay
-    Boundary, or recovery.allowApproximate."""
+    as blocks. Not with runtime.compile, detection.dmr, detection.witness, or snapshots.replay
+    Boundary."""
     cut: Literal["Balanced", "Equal"] | None = None
     """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
     Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left
@@ -375,6 +376,12 @@ class ApproximateRecovery(Section):
     theirs."""
     boost_steps: Positive | None = None
     """Steps for which that lasts. Left out: to the job's end."""
+    guards: Annotated[int, pydantic.Field(ge=0, le=MAX_GUARDS)] | None = None
+    """Cells of the stage beside each end of a swapped pipeline that keep what the end alone has
+    (its embedding, its head), with the optimizer's state, so that it comes back exactly: in
+    different failure domains, where there are such. In each step each of them gets the gradient of
+    that. Left out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with
+    snapshots, or several ranks to a stage."""
     optimizer_state: Literal["Zero"] = "Zero"
     """The optimizer's state of what was made anew. Zero: it begins from nothing."""
 
@@ -385,18 +392,21 @@ class RecoveryPolicy(Section):
     allow_approximate: bool = False
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
-    three stages and more, whose first and last stage it does not help, and not together with
-    snapshots in this version. It holds from the next loss on; where it is off, a person may allow
-    one recovery of a job that waits (kubectl mainstay approximate)."""
+    three stages and more, whose first and last stage it helps with pipeline.order Swapped alone,
+    and not together with snapshots in this version. It holds from the next loss on; where it is
+    off, a person may allow one recovery of a job that waits (kubectl mainstay approximate)."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a
     checkpoint."""
     approximate: ApproximateRecovery = ApproximateRecovery()
-    on_taint: Literal["Report"] = "Report"
+    on_taint: Literal["Report", "Restart"] = "Report"
     """What happens with the steps that a device has computed since a witness agreed with it last,
-    once others show that it computes wrongly each time. Report: its finding says from which step on
-    they are tainted, and the job goes on."""
+    once others show that it computes wrongly each time. Report: status, finding and report say
+    which steps are tainted, and the job goes on. Restart: as soon as it can do without the device,
+    the job goes back to the newest checkpoint that is no later than that witness, or to the seed,
+    and computes the steps again. Checkpoints of tainted steps are put aside, and stay on the
+    disk."""
     on_hosts_lost: Literal["Rehost"] = "Rehost"
     """What happens when all hosts of a shard type are lost. Rehost: others host it from then on."""
     max_restarts: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 10

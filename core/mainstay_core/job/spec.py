@@ -27,6 +27,7 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
+from mainstay_core.job.guards import check_guards, resolve_guards
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
@@ -119,6 +120,8 @@ class TrainingJob(Section):
         _check_topology(self.spec)
         _check_settings(self.spec)
         _check_swapped(self.spec)
+        recovery, snapshots = self.spec.recovery, self.spec.snapshots.enabled
+        check_guards(recovery, self.shape, snapshots=snapshots)
         self.plan_snapshots()
         return self
 
@@ -235,6 +238,8 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=_approximate(spec.recovery),
+            goes_back=spec.recovery.on_taint == "Restart",
+            guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
             faults=faults,
         )
@@ -335,19 +340,13 @@ def _check_topology(spec: TrainingJobSpec) -> None:
 
 
 def _check_witness(spec: TrainingJobSpec) -> None:
-    every_steps, parallelism = spec.detection.witness.every_steps, spec.parallelism
-    replicas = parallelism.replicas or spec.training.lanes
+    every_steps = spec.detection.witness.every_steps
+    replicas = spec.parallelism.replicas or spec.training.lanes
     if every_steps and replicas < MIN_CHAINS:
         raise InvalidSpecError(
             "spec.detection.witness.everySteps",
             f"is {every_steps}, but the job has {count(replicas, 'replica')}, so that nobody else "
             f"computes the same; use 0, or {MIN_CHAINS} replicas or more",
-        )
-    if every_steps and parallelism.ranks_per_stage > 1:
-        raise InvalidSpecError(
-            "spec.detection.witness.everySteps",
-            f"is {every_steps}, but what several ranks of a stage compute together is not compared "
-            "in this version; use 0, or parallelism.ranksPerStage 1",
         )
 
 
@@ -364,7 +363,8 @@ def _check_approximate(spec: TrainingJobSpec) -> None:
                 "is for jobs with allowApproximate true; remove it",
             )
         return
-    if stages == 1 or (stages == 2 and not spec.checkpoint.every_steps):
+    in_order = spec.pipeline.resolved_order is Order.IN_ORDER
+    if stages == 1 or (stages == 2 and in_order and not spec.checkpoint.every_steps):
         raise InvalidSpecError(
             "spec.recovery.allowApproximate",
             f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
@@ -394,7 +394,6 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
         "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
-        "recovery.allowApproximate false": spec.recovery.allow_approximate,
     }
     wanted = [right for right, is_other in others.items() if is_other]
     if wanted:

@@ -34,7 +34,8 @@ class ConditionType(enum.StrEnum):
     PROTECTED = "Protected"
     """The next fault costs no step: every stage has another living cell."""
     EXACT = "Exact"
-    """It is what it would have been without failures: no stage was made anew from others."""
+    """It is what it would have been without failures: no stage was made anew from others, and no
+    device was named as wrong in steps that count."""
     SPARES_AVAILABLE = "SparesAvailable"
     SUSPENDED = "Suspended"
     COMPLETE = "Complete"
@@ -84,6 +85,8 @@ class JobSummary:
     """Whether its state is kept in the memory of pods."""
     approximate_since: int | None = None
     """First step of another course than without failures; None: it is exact."""
+    tainted: str = ""
+    """Which of its steps a device may have computed wrongly; empty: none that is known of."""
     made_anew: str = ""
     """How the newest stage was made anew from others."""
     coverage: str = ""
@@ -353,6 +356,8 @@ def _exact(seen: ObservedJob) -> Condition:
         message = "there is no state yet"
         return Condition(type=kind, status=None, reason="NotStarted", message=message)
     course = describe_course(since)
+    if since is None and seen.summary.tainted:
+        return Condition(type=kind, status=False, reason="Tainted", message=seen.summary.tainted)
     if since is None:
         message = f"{course}: no stage was made anew from others"
         return Condition(type=kind, status=True, reason="AsUndisturbed", message=message)

@@ -3,6 +3,7 @@
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``step_plan``: who computes what in a step, and whose partials are summed
+- ``guard_copies``: which copies of guards count
 - ``forks``: who makes which lost state anew of others, and what follows from it
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``doubts``: what becomes of a type on which chains disagree, when somebody is lost
@@ -28,5 +29,6 @@
 - ``boundary_stores``: which states of lost stages can be computed again from boundary logs
 - ``keeping``: what a session asks of the writers of checkpoints and segments
 - ``shell``: what a session asks of its shell
+- ``guarding``: how guards get what they need in each step
 - ``session``: the order in which a trainer carries out what its machine decides
 """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.rank.events import (
     Action,
     DropHeld,
@@ -64,7 +65,22 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
         step_plan=None,
         settlement=None,
     )
+    if new.clean_from is None:
+        new = replace(new, clean_from=member.clean_from)  # an earlier life may have been witnessed
+    if plan.checks is not None:
+        new = follow(new, plan.checks)
     return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+
+
+def follow(state: RankState, rules: CheckRules) -> RankState:
+    """Return the state of a rank that checks by these rules from now on."""
+    every = rules.witness_every_steps
+    return replace(
+        state,
+        witness_every_steps=every,
+        compares_last=every > 0 or rules.mode is Mode.FULL,
+        tells_makers=every > 0 or rules.mode is not Mode.OFF,
+    )
 
 
 def _is_of(state: RankState, plan: Plan, member: Member) -> bool:

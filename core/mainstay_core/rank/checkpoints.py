@@ -51,7 +51,7 @@ def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action,
     # rank that comes back may tell of an attempt whose parts are gone.
     safe, nonce = saves.safe.version, saves.safe.nonce
     state = replace(state, safe=safe, safe_nonce=nonce, writers_free=False)
-    rename = RenameCheckpoint(saves.safe.version, saves.safe.nonce)
+    rename = RenameCheckpoint(safe, nonce, state.all_clean_at)
     return state, (rename,) if state.index == 0 else ()
 
 

@@ -94,6 +94,8 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         self._stage_group: GroupT | None = None
         self._stage_members: tuple[Identity, ...] = ()
         """Of the stage group, in the order of its ranks."""
+        self._guard_groups: dict[int, GroupT] = {}
+        """Of owners and guards, by the stage of the end: they end with the quorum."""
         self._pipeline: ChainT | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: Ends | None = None
@@ -135,6 +137,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         with self._guard:
             failed = self._gather is None or self._gather.ended is not None
             self._leave_gather()
+            self._end_guard_groups("another quorum has other guards")
             self.adopted, self.index = plan, index
             if failed or not _stay(self._stage_members, plan, index):
                 self._end_stage_group("the members of the position have changed")
@@ -152,6 +155,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         """Drop everything: this trainer is no member any more."""
         with self._guard:
             self._leave_gather()
+            self._end_guard_groups("this trainer is no member any more")
             self._end_stage_group("this trainer is no member any more")
             self._end_pipeline("this trainer is no member any more")
 
@@ -223,6 +227,29 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
             own = _identity(plan.members[self.index])
             group = self._group(name, members.index(own), len(members))
             self._stage_group, self._stage_members = group, members
+            return group, True
+
+    def begin_guard_group(self, end: int, members: Sequence[int]) -> tuple[GroupT, bool]:
+        """Return the group of the owners and guards of an end, and whether it is to be connected.
+
+        Args:
+            end: its stage.
+            members: their indices, in the order of the group's ranks.
+
+        Raises:
+            GroupEnded: the quorum has ended.
+        """
+        with self._guard:
+            plan = self.adopted
+            assert plan is not None
+            if end in self._guard_groups:
+                return self._guard_groups[end], False
+            ended = self.gather().ended
+            if ended is not None:
+                raise GroupEnded(ended.why)
+            name = f"{plan.job}/{plan.quorum}/g{end}"
+            group = self._group(name, members.index(self.index), len(members))
+            self._guard_groups[end] = group
             return group, True
 
     def _stage_group_name(self, agreed: str) -> str:
@@ -340,12 +367,19 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         """End what waits for the quorum's members; the ended group says why to who asks for it."""
         if self._stage_group is not None:
             self._stage_group.shutdown(why)
+        for group in self._guard_groups.values():
+            group.shutdown(why)
         self._end_heal(why)
 
     def _end_heal(self, why: str) -> None:
         if self._heal is not None:
             self._heal.shutdown(why)
             self._heal = None
+
+    def _end_guard_groups(self, why: str) -> None:
+        for group in self._guard_groups.values():
+            group.shutdown(why)
+        self._guard_groups = {}
 
     def _end_stage_group(self, why: str) -> None:
         if self._stage_group is not None:

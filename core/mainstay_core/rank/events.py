@@ -21,7 +21,14 @@ from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.recoveries import Replayed
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.segments import SegmentKind, StoreReport
-from mainstay_core.wire.votes import Commit, CommitRecord, LastStatus, SettleReport, Vote
+from mainstay_core.wire.votes import (
+    Commit,
+    CommitRecord,
+    GuardedDigest,
+    LastStatus,
+    SettleReport,
+    Vote,
+)
 
 # Events ---------------------------------------------------------------------
 
@@ -97,6 +104,9 @@ class ComputeBroken:
 class Reduced:
     """The gradient of the rank's position is reduced."""
 
+    guarded: tuple[GuardedDigest, ...] = ()
+    """What it guards of other stages, as it is before the step; the gradients are there."""
+
 
 @dataclass(frozen=True, slots=True)
 class VotesGathered:
@@ -128,6 +138,8 @@ class Applied:
     commit: Commit
     gradient: str = ""
     """Digest of the reduced gradient that was applied; empty if it is not known."""
+    guarded: tuple[GuardedDigest, ...] = ()
+    """What it guards of other stages, after the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +213,15 @@ class TellDeviation:
     deviation: Deviation
     reason: str
     """For people."""
+
+
+@dataclass(frozen=True, slots=True)
+class TellVoidGuard:
+    """Tell people that a copy which this rank guards is another one than the owners have."""
+
+    step: int
+    end: int
+    """Stage of the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +299,9 @@ class RenameCheckpoint:
     version: int
     nonce: str
     """Nonce of the quorum in which its parts were copied."""
+    clean_at: int | None = None
+    """Newest version that no device has tainted: one no later than that stays on the disk. None in
+    a job without a witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +309,13 @@ class VoidSave:
     """Never call this rank's part of ``version`` safe: it was copied from a bad state."""
 
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectEntry:
+    """Tell the ledger's entry of a step again: who told it had a bad state after that step."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +397,7 @@ Action = (
     | DropHeld
     | DropPartials
     | TellDeviation
+    | TellVoidGuard
     | LoadState
     | Compute
     | Reduce
@@ -374,6 +406,7 @@ Action = (
     | WriteCheckpoint
     | RenameCheckpoint
     | VoidSave
+    | CorrectEntry
     | Snapshot
     | KeepRecord
     | KeepFrom

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.rank.guard_copies import LeftGuards, by_block
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -47,6 +49,8 @@ class ForkRules:
     """Factor of the learning rate of what is made anew (Blagoev et al., algorithm 1, line 4)."""
     boost_steps: int | None = None
     """Steps for which it lasts; None: to the job's end."""
+    guards: int = 0
+    """Cells that keep what an end of the pipeline alone has, for each end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,8 @@ class Beside:
     """Members that have them, best first."""
     expected: str
     """Digest of its masters; "" if no report names one, or if they name several."""
+    guarded: int | None = None
+    """The end whose blocks they guard, with the optimizer's state, if these are copied instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +174,27 @@ def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
     return rules.after_lost_steps is None or version - durable <= rules.after_lost_steps
 
 
+def lacks_guard(
+    plan: Plan, rules: ForkRules | None, made: Collection[int], left: Collection[LeftGuards]
+) -> bool:
+    """Return whether an end cannot be made anew after all, as nobody has what it alone has.
+
+    The coordinator goes by whom the last commit showed to guard. What has become of their copies
+    since then the trainers find out.
+
+    Args:
+        plan: that orders the fork.
+        rules: of the job.
+        made: positions to make anew.
+        left: the guards whose copies count.
+    """
+    if rules is None:
+        return False
+    guarded = {guards.end for guards in left}
+    stages = {position // plan.ranks_per_stage for position in made}
+    return any(s not in guarded and guarded_blocks(rules.outline, s) for s in stages)
+
+
 def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
     """Return (history, commit chain) of the states at a version.
 
@@ -192,6 +219,7 @@ def plan_fork(
     version: int,
     commit: Commit | None,
     known: Forked,
+    guards: Collection[LeftGuards] = (),
 ) -> Forked:
     """Return a fork, if there is one, and the history and the commit chain of all states with it.
 
@@ -202,6 +230,7 @@ def plan_fork(
         version: at which all go on.
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
+        guards: whose copies of what ends alone have count.
 
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
@@ -219,7 +248,7 @@ def plan_fork(
         lost,
         version=version,
         norms_sq=norms_sq,
-        left=Left(),
+        left=Left(guards=by_block(rules.outline, guards)),
         policy=rules.policy,
         ranks_per_stage=width,
     )
@@ -253,6 +282,7 @@ def plan_making(
     index: int,
     holders: Mapping[int, Sequence[int]],
     reports: Sequence[SettleReport],
+    guards: Collection[LeftGuards] = (),
 ) -> Making:
     """Return what a member does to make its position anew.
 
@@ -264,12 +294,14 @@ def plan_making(
         index: of the member.
         holders: by number of a position, the members that will have the version without making it.
         reports: by member index.
+        guards: whose copies of what ends alone have count.
     """
     width, position = plan.ranks_per_stage, plan.position_of(index)
     (made,) = [m for m in fork.made.positions if m.stage * width + m.inner == position]
     turn = [m.index for m in plan.position_members(position)].index(index)
     beside = []
-    others = {s.stage * width + s.inner for block in made.blocks for s in block.sources}
+    sources = [s for block in made.blocks for s in block.sources if not block.is_exact]
+    others = {s.stage * width + s.inner for s in sources}
     for other in sorted(others):
         members = tuple(holders[other])
         start = turn % len(members) if members else 0
@@ -281,6 +313,18 @@ def plan_making(
                 expected=told.pop() if len(told) == 1 else "",
             )
         )
+    for left in guards:
+        if left.end == made.stage and any(block.is_exact for block in made.blocks):
+            start = turn % len(left.members)
+            members = left.members[start:] + left.members[:start]
+            beside.append(
+                Beside(
+                    position=left.stage * width,
+                    members=members,
+                    expected=left.masters,
+                    guarded=left.end,
+                )
+            )
     return Making(made=made, beside=tuple(beside))
 
 
@@ -289,13 +333,13 @@ def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:
 
     The factor is 1 for what is not named. What other inner ranks made anew is theirs alone: where
     they hold copies of each other's parameters, all are made anew together. A second loss of the
-    same position sets a block's factor again; it does not compound.
+    same position sets a block's factor again; it does not compound. What a guard had is as it was.
     """
     boosts: dict[str, float] = {}
     for fork in history_at(history, step):
         lasts = fork.boost_steps is None or step < fork.version + fork.boost_steps
         places = (place for place in fork.made.positions if place.inner == inner)
-        blocks = (made.block for place in places for made in place.blocks)
+        blocks = (made.block for place in places for made in place.blocks if not made.is_exact)
         boosts |= dict.fromkeys(blocks, fork.lr_boost if lasts else 1.0)
     return boosts
 

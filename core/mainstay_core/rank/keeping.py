@@ -12,7 +12,7 @@ from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replaying import Replay
-from mainstay_core.wire.plan import OtherStore, Plan
+from mainstay_core.wire.plan import OtherStore, Plan, Voided
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SaveStatus, SnapshotStatus
 
@@ -28,6 +28,14 @@ class Writer(Protocol):
 
     def void(self, version: int) -> None:
         """Never call the part of a version safe."""
+
+    def go_back(self, voided: Sequence[Voided], *, puts_aside: bool) -> None:
+        """Count no version, written or not, of steps that count no more.
+
+        Args:
+            voided: these steps, as the plan tells them; each plan tells them again.
+            puts_aside: whether this rank puts such versions aside, for all.
+        """
 
 
 class Keeper(Protocol):

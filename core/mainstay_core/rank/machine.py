@@ -42,11 +42,13 @@ from mainstay_core.rank.events import (
     SendFact,
     ShareSaves,
     StateLoaded,
+    TellVoidGuard,
     TodoDone,
     VoidSave,
     VotesGathered,
     WaitForPlan,
 )
+from mainstay_core.rank.guard_copies import void_copies
 from mainstay_core.rank.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.rank.state import (
@@ -165,6 +167,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     restoring = replace(
         settled, phase=Phase.HEALING, valid=False, held=(), mark=None, kept_from=outcome.kept_from
     )
+    restoring = replace(restoring, guarded=())  # a copy is of the state's version
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
     commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()
@@ -195,7 +198,8 @@ def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleRepor
         ]
         for position, members in enumerate(state.plan.positions)
     }
-    return forks.plan_making(state.plan, outcome.fork, state.index, holders, reports)
+    made = state.plan, outcome.fork, state.index, holders, reports, outcome.guards
+    return forks.plan_making(*made)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -217,8 +221,17 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         last_gradient=last.gradient,
         last_masters=last.masters,
         recomputed=0,
+        clean_from=_clean_from(state.clean_from, outcome.version),
     )
     return _begin(restored, replayed=event.told)
+
+
+def _clean_from(known: int | None, version: int) -> int | None:
+    """Return from where no witness has agreed with a device, now that it goes on at a version.
+
+    What it computes again nobody has compared.
+    """
+    return None if known is None else min(known, version)
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
@@ -337,9 +350,9 @@ def _reduce(state: RankState, *prefix: Action) -> Transition:
 
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
-    del event
     assert state.plan is not None
-    new = replace(state, phase=Phase.VOTING, mark=str(state.plan.quorum))
+    mark = str(state.plan.quorum)
+    new = replace(state, phase=Phase.VOTING, mark=mark, guarded=event.guarded)
     return Transition(new, (CastVote(state.version, state.attempt),), "votes")
 
 
@@ -353,18 +366,24 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(plan, event.votes, state.clip_norm, before)
+    state = recheck.note_clean(state, event.votes)
     state, rename = checkpoints.note_saves(state, verdict.saves)
     state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
-        return _refused(state, verdict, rename)
+        return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
     if state.fork_rules is not None:
         commit = replace(commit, norms_sq=forks.norms_by_block(plan, event.votes))
     state, needless = windows.note_copies(state, event.votes)
     state = windows.note_commit(state, commit, event.votes)
     record = windows.record_of(state, commit, event.votes)
-    applying = replace(state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned)
-    actions = (*rename, *needless, *record, *deviations, Apply(commit))
+    void = void_copies(plan, state.guards, event.votes, state.index)
+    guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
+    told = tuple(TellVoidGuard(commit.step, end) for end in void)
+    applying = replace(
+        state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
+    )
+    actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
 
 
@@ -398,6 +417,7 @@ def _refused(
         if verdict.state_bad:
             # What was computed from a bad state says nothing of a device.
             void = replace(void, told=(), told_of=None, watched=None)
+        prefix = (*prefix, *recheck.corrected_entry(state, verdict))
         if state.index in verdict.state_bad:
             void = replace(void, valid=False)
             # Its moments may have been wrong before its parameters were.
@@ -426,7 +446,9 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         told=() if doubt is None else doubt.told,
         told_of=None if doubt is None else doubt.type,
         watched=None,
+        named_as=None,
         digest=event.digest,
+        guarded=event.guarded,
         last_gradient=event.gradient if state.snapshots else "",
         last_masters=state.digest if state.snapshots and event.gradient else "",
         held=(),

@@ -52,6 +52,16 @@ class OwnSaves:
         status = replace(self.status, checkpoint_safe=None, checkpoint_nonce="")
         return replace(saves, status=status)
 
+    def void_after(self, version: int) -> OwnSaves:
+        """Return the saves that never call the part of a later version than this one safe."""
+        saves, (begun, nonce), safe = self, self.begun, self.status.checkpoint_safe
+        if begun > version:
+            saves = replace(saves, void_nonce=nonce)
+        if safe is not None and safe > version:
+            status = replace(self.status, checkpoint_safe=None, checkpoint_nonce="")
+            saves = replace(saves, status=status)
+        return saves
+
     def renamed(self, version: int) -> OwnSaves:
         """Return the saves with a version durable."""
         return self.found(max(self.status.durable, version))

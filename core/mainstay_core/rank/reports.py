@@ -6,12 +6,13 @@ from dataclasses import asdict, dataclass, replace
 
 from mainstay_core.base.ids import QuorumId, RankId
 from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay
-from mainstay_core.rank.events import CastVote, TellDeviation
+from mainstay_core.rank.events import CastVote, TellDeviation, TellVoidGuard
 from mainstay_core.rank.replaying import Replay
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import Phase, SlotStatus
@@ -19,7 +20,14 @@ from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Replayed
 from mainstay_core.wire.reinitialisation import since_of
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, TypeStat, Vote
+from mainstay_core.wire.votes import (
+    Commit,
+    GuardedDigest,
+    LastStatus,
+    SaveStatus,
+    TypeStat,
+    Vote,
+)
 
 WAITING_OPS = frozenset(
     {
@@ -37,6 +45,8 @@ WAITING_OPS = frozenset(
 )
 """Actions in which a rank is blocked on others. Votes are waited for after either of two: of
 gradients that are logged, and of those that are not."""
+GUARD = "guard"
+"""Stands there likewise: a copy that a guard keeps is another one than its owners have."""
 KEPT_ENTRIES = 32
 """Ledger entries told again by a rank that takes over telling them: who did so before may be gone,
 with what it had not told yet. Under load that is more than the last one."""
@@ -126,10 +136,12 @@ def vote_of(
         gradient=ballot.gradient,
         state=state.digest,
         copies=ballot.copies,
+        guarded=state.guarded,
         rest=ballot.rest,
         stats=ballot.stats,
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
+        clean_from=state.clean_from if state.witness_every_steps else None,
         **asdict(saves),
     )
 
@@ -155,6 +167,22 @@ def finding_of(state: RankState, action: TellDeviation) -> Finding:
     )
 
 
+def guard_finding(state: RankState, action: TellVoidGuard) -> Finding:
+    """Return what is told of a copy that a guard keeps, and that is not what its owners have."""
+    return Finding(
+        step=action.step,
+        slot=state.slot,
+        in_pass=Pass.STEP,
+        ordinal=0,
+        operator=GUARD,
+        num_elements=0,
+        verdict=Verdict.TRANSIENT,
+        remedy=Remedy.OTHER_COPY,
+        reason=f"what it guards of stage {action.end} differs from what its owners have, and is "
+        "copied again",
+    )
+
+
 def last_status(saves: SaveStatus, state: str, rest: str = "") -> LastStatus:
     """Return what a rank says of checkpoints, and of its state, where no step follows."""
     return LastStatus(**asdict(saves), state=state, rest=rest)
@@ -169,6 +197,8 @@ class AppliedStep:
     masters: str
     """Digest of the masters that count for its position in the ledger."""
     partials: tuple[PartialDigest, ...] = ()
+    guarded: tuple[GuardedDigest, ...] = ()
+    """Of what it guards of other stages."""
     copy_wait_s: float = 0.0
     """For which it waited, before it applied the step, for the copy of a checkpoint."""
 
@@ -217,6 +247,7 @@ def entry_of(
         copy_wait_s=copy_wait_s,
         history=forks.digest_of(history),
         approximate_since=since_of(history),
+        clean=tuple(device for device in state.clean if device not in state.clean_before),
     )
 
 

@@ -44,6 +44,9 @@ class Wanted:
     version: Count
     masters_only: bool = field(default=False, metadata=OMITTED)
     """Whether the optimizer's state is left out: another position is made of these parameters."""
+    guarded: Index | None = field(default=None, metadata=OMITTED)
+    """The end of the pipeline whose guarded blocks are asked for instead of the state: of a cell of
+    that stage, or of one that guards them."""
 
     def __post_init__(self) -> None:
         QuorumId.parse(self.quorum)
@@ -51,7 +54,7 @@ class Wanted:
     @property
     def whole(self) -> Wanted:
         """The same state with all that belongs to it."""
-        return replace(self, masters_only=False)
+        return replace(self, masters_only=False, guarded=None)
 
     @property
     def number(self) -> int:
@@ -69,6 +72,8 @@ def may_copy(wanted: Wanted, served: Wanted | None, adopted: Plan | None) -> boo
     """
     if served == wanted.whole:
         return True
+    if served is not None and served.quorum == wanted.quorum and served.version > wanted.version:
+        return False
     return False if adopted is not None and adopted.quorum.id > wanted.number else None
 
 

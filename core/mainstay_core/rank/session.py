@@ -7,7 +7,7 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.doubts import unheard
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
+from mainstay_core.rank.guarding import pass_guarded
 from mainstay_core.rank.keeping import Keeper, Writer
 from mainstay_core.rank.replaying import (
     Replay,
@@ -40,7 +41,7 @@ from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempt
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.step_plan import types_of
 from mainstay_core.rank.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
@@ -181,10 +182,14 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self.drop_partials(action.partials)
             case events.TellDeviation():
                 self.tell_deviation(action)
+            case events.TellVoidGuard():
+                self.tell_void_guard(action)
             case events.Leave():
                 self.connections.leave()
             case events.RenameCheckpoint():
                 self.rename(action)
+            case events.CorrectEntry():
+                self._correct_entry(action.step)
             case events.VoidSave():
                 self.writer.void(action.version)
             case events.KeepRecord():
@@ -213,6 +218,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         held = self.held(judged=True) if action.report.held else ()
         own = unheard(self.state.watched, self.state.slot, self.account)
+        if action.plan.voided:
+            self.writer.go_back(action.plan.voided, puts_aside=action.report.index == 0)
         report = replace(
             action.report,
             held=held,
@@ -264,7 +271,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
     async def _make(self, client: Any, making: Making, version: int) -> events.Event:
         """Make the state anew from what other stages hold at the version."""
         for beside in making.beside:
-            wanted = Wanted(str(self.plan.quorum), beside.position, version, masters_only=True)
+            whose = str(self.plan.quorum), beside.position, version
+            wanted = Wanted(*whose, beside.guarded is None, beside.guarded)
             known = sources_of(self.plan, self._reports, beside.members)
             found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
             if not isinstance(found, str):
@@ -344,9 +352,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             begun = self.connections.begin_stage_group(self.state.agreed_stage_group)
             group = await self._connected(*begun)
             await self.reduce(group, action.table, self.connections.stage_order())
+            guarded = await pass_guarded(self, self.state, self.connections, self._reports)
         except GroupEnded as end:
             return events.QuorumLost(*self.connections.fail_quorum(str(end)))
-        return events.Reduced()
+        return events.Reduced(guarded)
 
     async def _connected(self, groups: T, is_new: bool) -> T:
         if groups is not None and is_new:
@@ -365,6 +374,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if compared is not None and self.state.computes(compared):
             account = self.account(compared.type)
             vote = replace(vote, witness=vote_account(compared.type, account))
+        if self.state.guards and (own := self.own_guarded()) is not None:
+            vote = replace(vote, guarded=(own, *vote.guarded))
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))
@@ -387,7 +398,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             self._gradient = self.gradient_digest()
         done = await self.apply(commit)
         self._record(commit, done)
-        return events.Applied(done.digest, commit, self._gradient)
+        if self.state.is_guarded:  # a guard whose copy the vote found bad copies again
+            place = str(self.plan.quorum), self.state.member_position
+            self.serve(Wanted(*place, commit.step + 1))
+        return events.Applied(done.digest, commit, self._gradient, done.guarded)
 
     async def _share_saves(self, action: events.ShareSaves) -> events.Event:
         self.status.waits()
@@ -463,6 +477,12 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             )
             self._log = self._log.add(entry, post=False)
 
+    def _correct_entry(self, step: int) -> None:
+        """Have the ledger keep this rank's entry of a step."""
+        for entry in self._log.entries[-1:]:
+            if entry.step == step:
+                self.send_entry(replace(entry, corrects=True), post=True)
+
     def _repeat_entries(self) -> None:
         self._log, entries = self._log.again()
         for entry in entries:
@@ -488,13 +508,3 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         """The adopted plan."""
         assert self.state.plan is not None
         return self.state.plan
-
-
-def types_of(table: Iterable[Supply], index: int) -> tuple[int, ...]:
-    """Return the shard types that a position's table takes from a member."""
-    return tuple(
-        shard_type
-        for supply in table
-        if supply.index == index
-        for shard_type in range(supply.partial.first, supply.partial.last + 1)
-    )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mainstay_core.base.errors import LocalProtocolError
@@ -28,6 +28,7 @@ from mainstay_core.rank import forks
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
 from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
+from mainstay_core.rank.guard_copies import LeftGuards, find_guards
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
 from mainstay_core.rank.step_plan import StepPlan
@@ -105,6 +106,8 @@ class Settlement:
     """How positions are made anew that nobody holds; None: none is."""
     history: History = ()
     """Forks that all states at the version contain; that of a checkpoint is in the checkpoint."""
+    guards: tuple[LeftGuards, ...] = ()
+    """Whose copies of what ends of the pipeline alone have count at the version."""
     doubt: Doubt | None = None
     """The type on which chains have disagreed in the step; None: there is none."""
 
@@ -207,7 +210,7 @@ def settle(
     patched = _computed(plan, step) if any(held.values()) else ()
     history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
-    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known)
+    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known, goal.guards)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -232,6 +235,7 @@ def settle(
         told=_told(plan, goal, stores),
         fork=fork.fork,
         history=fork.history,
+        guards=goal.guards,
         doubt=doubt,
     )
 
@@ -288,6 +292,7 @@ class _Goal:
     origin: str
     made: frozenset[int] = frozenset()
     """Positions that are made anew of others."""
+    guards: tuple[LeftGuards, ...] = ()
 
 
 def _choose_version(
@@ -307,16 +312,26 @@ def _choose_version(
             continue
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
-            if made and forks.goes_back(rules, version, durable):
+            left = _guards(plan, counted, version) if made else ()
+            if made and (
+                forks.goes_back(rules, version, durable)
+                or forks.lacks_guard(plan, rules, made, left)
+            ):
                 continue
-            return _Goal(
-                version=version, from_disk=False, counted=counted, origin=origin, made=made
-            )
+            goal = _Goal(version=version, from_disk=False, counted=counted, origin=origin)
+            return replace(goal, made=made, guards=left)
         # It takes stores, and they reach less than the disk.
     version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"
     origin += why_not_replayed(plan, ordered, stores) if asked else ""
     return _Goal(version=version, from_disk=True, counted=ordered, origin=origin)
+
+
+def _guards(plan: Plan, counted: Sequence[SettleReport], version: int) -> tuple[LeftGuards, ...]:
+    certificates = _certificates(counted, plan.lineage)
+    there = [r for r in counted if version in _reach(r, plan.lineage, certificates)]
+    staying = [r.index for r in there if r.version == version]
+    return find_guards(plan, there, staying, [r.index for r in there if r.version != version])
 
 
 def _actions(plan: Plan, ordered: Sequence[SettleReport], goal: _Goal) -> tuple[StateAction, ...]:

@@ -7,7 +7,7 @@ The shell of a trainer has sockets, threads and torch; that of the simulation ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 from mainstay_core.dmr.witness import Account
@@ -22,7 +22,14 @@ from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.segments import ToldStores
-from mainstay_core.wire.votes import Commit, LastStatus, SaveStatus, SettleReport, Vote
+from mainstay_core.wire.votes import (
+    Commit,
+    GuardedDigest,
+    LastStatus,
+    SaveStatus,
+    SettleReport,
+    Vote,
+)
 
 MessageT = TypeVar("MessageT", SettleReport, ToldStores, Vote, LastStatus)
 Message = SettleReport | ToldStores | Vote | LastStatus
@@ -133,6 +140,38 @@ class RankShell(ABC):
     @abstractmethod
     async def make_anew(self, made: MadePosition) -> str:
         """Write this rank's state from what was copied beside it; return its masters' digest."""
+
+    @abstractmethod
+    async def give_guarded(self, group: Any, peers: Sequence[int]) -> None:
+        """Send the reduced gradient of what others guard of this rank's stage.
+
+        Args:
+            group: of owners and guards.
+            peers: the guards' numbers there.
+
+        Raises:
+            GroupEnded: a guard is gone.
+        """
+
+    @abstractmethod
+    async def take_guarded(self, group: Any, end: int, peer: int) -> None:
+        """Receive the reduced gradient of what this rank guards of an end; arguments likewise."""
+
+    @abstractmethod
+    async def copy_guarded(self, client: Any, sources: Sources, wanted: Wanted) -> GuardedDigest:
+        """Copy what is guarded of an end; return its digest. Arguments and error as of ``copy``."""
+
+    @abstractmethod
+    def keep_guarded(self, ends: Collection[int]) -> None:
+        """Let go of the copies of all other ends."""
+
+    @abstractmethod
+    def own_guarded(self) -> GuardedDigest | None:
+        """Return the digest of what others guard of this rank's stage; None if that is nothing."""
+
+    @abstractmethod
+    def tell_void_guard(self, action: events.TellVoidGuard) -> None:
+        """Tell that a copy is void, as it is another one than the owners have."""
 
     @abstractmethod
     def serve(self, served: Wanted | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.doubts import Watched, doubted_of
@@ -21,13 +22,15 @@ from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.step_plan import Compared, StepPlan
+from mainstay_core.reinitialisation.guards import Guard, plan_guards
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, MadeType, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
 F = TypeVar("F", bound=RankFact)
@@ -108,11 +111,20 @@ class RankState:
     clean_from: int | None = None
     """First step in which no witness has agreed with this device yet: the one after that in which
     one did last, or the first that this trainer has computed; None before it has computed any."""
+    all_clean_at: int | None = None
+    """Newest version that no device of the quorum has tainted, whichever is named, by the votes;
+    None in a job without a witness."""
+    clean: tuple[CleanDevice, ...] = ()
+    """Devices of this rank's position, as the newest votes tell of them."""
+    clean_before: tuple[CleanDevice, ...] = ()
+    """The same by the votes before: what the ledger knows."""
     told: tuple[Told, ...] = ()
     """What chains have told of the compared type in earlier attempts at the step, as they differ;
     and in quorums before this one."""
     told_of: int | None = None
     """That type; None while nothing is told."""
+    named_as: Verdict | None = None
+    """As what this device was named in the step at hand; None: it was not."""
     watched: Watched | None = None
     """The compared type, once this rank's chain has computed it, until a vote has heard of it."""
     refused_in: int = -1
@@ -143,6 +155,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    guarded: tuple[GuardedDigest, ...] = ()
+    """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None
     """None in a job without snapshots."""
     window: Window | None = None
@@ -198,6 +212,19 @@ class RankState:
         if self.phase is Phase.HEALING and self.settlement is not None:
             return self.settlement.version
         return self.version
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """Return who guards what ends of the pipeline alone have, under the adopted plan."""
+        rules = self.fork_rules
+        if rules is None or self.plan is None:
+            return ()
+        return plan_guards(self.plan, rules.outline, rules.guards)
+
+    @property
+    def is_guarded(self) -> bool:
+        """Return whether others guard some of this rank's stage."""
+        return any(guard.end == self.member_stage for guard in self.guards)
 
     @property
     def member_inner(self) -> int:
@@ -300,6 +327,7 @@ def report_of(state: RankState) -> SettleReport:
         last_gradient=state.last_gradient,
         last_masters=state.last_masters,
         history=state.history,
+        guarded=state.guarded,
         doubted=doubted_of(state.told, state.told_of, state.member_position),
     )
 

@@ -157,6 +157,16 @@ def witnessed(step: StepPlan, compared: Compared, *, insists: bool = False) -> S
     return replace(step, todo=todo, compared=by)
 
 
+def types_of(table: Iterable[Supply], index: int) -> tuple[int, ...]:
+    """Return the shard types that a position's table takes from a member."""
+    return tuple(
+        shard_type
+        for supply in table
+        if supply.index == index
+        for shard_type in range(supply.partial.first, supply.partial.last + 1)
+    )
+
+
 def _counted_copies(
     plan: Plan,
     shards_per_lane: int,

@@ -2,6 +2,7 @@
 
 - ``likeness``: which blocks are like which, and which one stands for a lost one
 - ``weights``: how much of each of two stages goes into an average
+- ``guards``: which cells keep what an end of the pipeline alone has
 - ``sources``: the best sources of every lost block, or why there are none
 - ``prospects``: from what each stage could be made anew, before anything is lost
 

@@ -21,7 +21,11 @@ _HOW = {
 
 
 def list_prospects(
-    stages: Sequence[StageOutline], *, policy: Policy, ranks_per_stage: int = 1
+    stages: Sequence[StageOutline],
+    *,
+    policy: Policy,
+    left: Left | None = None,
+    ranks_per_stage: int = 1,
 ) -> tuple[Prospect, ...]:
     """Return for each stage from what it could be made anew, were it lost alone, or why not.
 
@@ -30,6 +34,7 @@ def list_prospects(
     Args:
         stages: the cut: the blocks of every stage.
         policy: how lost blocks may be made anew.
+        left: the copies that would be left; None: there are none.
         ranks_per_stage: inner ranks of each stage; all of them are lost.
     """
     return tuple(
@@ -41,7 +46,7 @@ def list_prospects(
                 version=0,
                 # The weights depend on norms that only trainers know. The sources do not.
                 norms_sq={},
-                left=Left(),
+                left=left or Left(),
                 policy=policy,
                 ranks_per_stage=ranks_per_stage,
             ),
@@ -61,7 +66,8 @@ def _prospect(
     if isinstance(answer, NoSource):
         return Prospect(stage=stage, possible=False, reason=answer.reason)
     blocks = [block for place in answer.positions for block in place.blocks]
-    others = sorted({s.stage for block in blocks for s in block.sources})
+    guarded = [block.block for block in blocks if block.is_exact]
+    others = sorted({s.stage for b in blocks if not b.is_exact for s in b.sources})
     by_norms = weighting is Weighting.GRADIENT_NORM
     if by_norms and others and set(rules) == {Rule.COPY}:
         reason = f"a copy of stage {stage - 1} or {stage + 1}, by which has the larger gradient"
@@ -71,4 +77,8 @@ def _prospect(
         reason = f"a copy of stage {others[0]}"
     else:
         reason = f"stages {' and '.join(map(str, others))}, {_HOW[weighting]}"
+    if guarded:
+        (guards,) = {s.stage for b in blocks if b.is_exact for s in b.sources}
+        exact = f"{' and '.join(guarded)} exactly as guards in stage {guards} have it"
+        reason = f"{reason}, and {exact}" if others else exact
     return Prospect(stage=stage, possible=True, reason=reason)

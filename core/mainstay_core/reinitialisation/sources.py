@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from mainstay_core.base.shape import Order
 from mainstay_core.base.words import count
+from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.likeness import like_blocks, match_index
 from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
 from mainstay_core.wire.reinitialisation import (
@@ -152,7 +153,10 @@ class _Place:
         blocks = tuple(
             MadeBlock(
                 block=block.name,
-                sources=(*self._held(block), *(self._guarded(block) or sources_of(block))),
+                sources=(
+                    *self._held(block),
+                    *(self._guarded(block) or self._unguarded(block, sources_of)),
+                ),
             )
             for block in self.stages[self.position[0]]
         )
@@ -164,6 +168,23 @@ class _Place:
         if guard is None:
             return ()
         return (self._source(SourceKind.GUARD, guard, block),)
+
+    def _unguarded(
+        self, block: BlockOutline, sources_of: Callable[[BlockOutline], _Sources]
+    ) -> _Sources:
+        """Return the sources of a block that no living guard has.
+
+        Raises:
+            _NoSourceError: there are none.
+        """
+        try:
+            return sources_of(block)
+        except _NoSourceError as why:
+            if block.name not in guarded_blocks(self.stages, self.position[0]):
+                raise
+            if self.policy.order is Order.IN_ORDER:
+                raise
+            raise _NoSourceError(f"{why}, and no guard of {block.name} is left") from why
 
     def _held(self, block: BlockOutline) -> _Sources:
         """Return the first living inner rank of the stage, if it holds some of the block too."""

@@ -6,11 +6,13 @@ are safe, damaged versions put aside by whoever finds them, old ones removed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mainstay_core.rank.disk_room import Stored, find_way_back
+from mainstay_core.rank.disk_room import Stored, find_clean, find_way_back
 from mainstay_core.rank.saves import ends_attempt, find_outdated
 from mainstay_core.sim.engine import Violation
+from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit
 
@@ -45,6 +47,10 @@ class Disk:
     """Attempts that were removed, as one that ends them began."""
     torn: set[int] = field(default_factory=set)
     """A look at the sizes tells."""
+    lineages: dict[int, int] = field(default_factory=dict)
+    """In which each complete version was computed."""
+    aside: set[tuple[int, int]] = field(default_factory=set)
+    """Versions of steps that count no more, each with its lineage: they were put aside."""
     flipped: set[int] = field(default_factory=set)
     """Only reading tells."""
 
@@ -53,9 +59,18 @@ class Disk:
         """Whether any version was ever damaged."""
         return bool(self.torn or self.flipped)
 
-    def newest_complete(self) -> int:
-        """Newest version that looks complete; 0 when there is none."""
-        return max((v for v in self.complete if v not in self.torn), default=0)
+    def newest_complete(self, voided: Sequence[Voided] = ()) -> int:
+        """Newest version that looks complete and counts; 0 when there is none."""
+        counting = (v for v in self.complete if not is_void(voided, v, self.lineages.get(v, 0)))
+        return max((v for v in counting if v not in self.torn), default=0)
+
+    def put_aside(self, voided: Sequence[Voided]) -> None:
+        """Put versions aside of steps that count no more."""
+        for version in list(self.complete):
+            lineage = self.lineages.get(version, 0)
+            if version not in self.torn and is_void(voided, version, lineage):
+                del self.complete[version]
+                self.aside.add((version, lineage))
 
     def abandon_others(self, version: int, nonce: str) -> None:
         """Remove every other attempt that this one, which begins, ends."""
@@ -68,7 +83,9 @@ class Disk:
         """Write a part; it replaces an abandoned one."""
         self.unfinished.setdefault((version, nonce), {})[position] = part
 
-    def finish(self, version: int, nonce: str) -> bool:
+    def finish(
+        self, version: int, nonce: str, lineage: int = 0, clean_at: int | None = None
+    ) -> bool:
         """Rename the version; False if it is there already, with the same history of commits.
 
         What else has its name is put aside.
@@ -90,9 +107,10 @@ class Disk:
         if not whole:
             raise Violation(f"checkpoint {version} is renamed with parts {sorted(parts)} only")
         self.complete[version] = parts
+        self.lineages[version] = lineage
         self.torn.discard(version)
         self.flipped.discard(version)
-        self._retain()
+        self._retain(clean_at)
         return True
 
     def load(self, version: int) -> dict[int, Part]:
@@ -108,10 +126,11 @@ class Disk:
             raise DamagedError(f"checkpoint {version} does not have its digest")
         return self.complete[version]
 
-    def _retain(self) -> None:
+    def _retain(self, clean_at: int | None) -> None:
         outdated = find_outdated((v for v in self.complete if v not in self.torn), self.keep)
-        way_back = find_way_back([self._stored(v) for v in self.complete])
-        for version in [v for v in self.complete if v <= outdated.complete and v != way_back]:
+        stored = [self._stored(v) for v in self.complete]
+        stay = {find_way_back(stored), find_clean(stored, clean_at)}
+        for version in [v for v in self.complete if v <= outdated.complete and v not in stay]:
             del self.complete[version]
         for key in [key for key in self.unfinished if key[0] <= outdated.unfinished]:
             del self.unfinished[key]

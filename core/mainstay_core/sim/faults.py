@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from mainstay_core.base.shape import Order
 from mainstay_core.control_plane.job_store import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
@@ -188,7 +189,8 @@ class Faults:
             self._kill_some(t for t in self._members() if t.incarnation in lives)
 
     def _inner_stage(self) -> list[Trainer]:
-        """All cells of a stage that has two neighbours; of any stage, where none has.
+        """All cells of a stage that has two neighbours; of any stage, where none has or ends have
+        twins.
 
         Of a stage with several ranks, now and then one rank of each cell.
         """
@@ -196,7 +198,8 @@ class Faults:
         if plan is None:
             return []
         last = self._world.config.shape.stages - 1
-        stage = self._rng.randint(1, last - 1) if last > 1 else self._rng.randint(0, last)
+        has_twins = self._world.config.shape.order is Order.SWAPPED
+        stage = self._rng.randint(*((1, last - 1) if last > 1 and not has_twins else (0, last)))
         inner = self._rng.choice((None, None, *range(plan.ranks_per_stage)))
         lives = {
             str(m.incarnation)

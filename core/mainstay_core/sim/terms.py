@@ -16,7 +16,14 @@ from typing import NamedTuple
 from mainstay_core.base.shape import Order
 from mainstay_core.planning.routes import Extent, Route, route_of
 from mainstay_core.rank.votes import clip
-from mainstay_core.wire.reinitialisation import BlockOutline, History, MadePosition, Outline
+from mainstay_core.wire.reinitialisation import (
+    BlockOutline,
+    BlockSource,
+    History,
+    MadePosition,
+    Outline,
+    SourceKind,
+)
 
 CLIP_NORM = 0.01
 """Bound on the norm of a step's gradient: every step is clipped, so that the norm counts."""
@@ -85,45 +92,81 @@ def applied(params: str, gradient: str, scale: float, boosts: Boosts = ()) -> st
     return term("applied", params, gradient, scale, boosts)
 
 
-def blocks_of(stage: int) -> tuple[BlockOutline, ...]:
-    """The blocks of a stage: one or two of one kind, as stages differ, and one of another."""
+_PART_OF: dict[str, str] = {}
+"""By the state of an end of a swapped pipeline what it alone has, which guards keep."""
+
+
+def part(state: str) -> str:
+    """What an end alone has, of its state."""
+    return _PART_OF.get(state) or term("part", state)
+
+
+def part_applied(own: str, gradient: str, scale: float) -> str:
+    """The same after one more step."""
+    return term("part applied", own, gradient, scale)
+
+
+def applied_end(params: str, gradient: str, scale: float, boosts: Boosts = ()) -> str:
+    """An end's state after one more step; what it alone has follows from that alone."""
+    state = applied(params, gradient, scale, boosts)
+    _PART_OF[state] = part_applied(part(params), gradient, scale)
+    return state
+
+
+def blocks_of(
+    stage: int, stages: int = 0, order: Order = Order.IN_ORDER
+) -> tuple[BlockOutline, ...]:
+    """The blocks of a stage: one or two of one kind, as stages differ, and one of another.
+
+    In a swapped pipeline twins are alike, and each end has a block that no other stage has.
+    """
+    if order is not Order.IN_ORDER:
+        kinds = ("embed",) * (stage == 0) + ("layer", "norm") + ("head",) * (stage == stages - 1)
+        return tuple(BlockOutline(name=f"{stage}.{kind}", kind=kind) for kind in kinds)
     layers = [BlockOutline(name=f"{stage}.layer{i}", kind="layer") for i in range(1 + stage % 2)]
     return (*layers, BlockOutline(name=f"{stage}.norm", kind="norm"))
 
 
-def outline(stages: int) -> Outline:
+def outline(stages: int, order: Order = Order.IN_ORDER) -> Outline:
     """The blocks of every stage."""
-    return tuple(blocks_of(stage) for stage in range(stages))
+    return tuple(blocks_of(stage, stages, order) for stage in range(stages))
 
 
-def boosts_in(stage: int, factors: Mapping[str, float]) -> Boosts:
+def boosts_in(blocks: Sequence[BlockOutline], factors: Mapping[str, float]) -> Boosts:
     """Factors of a stage's blocks."""
-    named = ((block.name, factors.get(block.name, 1.0)) for block in blocks_of(stage))
+    named = ((block.name, factors.get(block.name, 1.0)) for block in blocks)
     return tuple((name, factor) for name, factor in named if factor != 1.0)
 
 
-def made(place: MadePosition, states: Mapping[tuple[int, int], str]) -> str:
+def made(place: MadePosition, states: Mapping[tuple[int, int], str], guarded: str = "") -> str:
     """A position's state that was made anew of others.
 
     Args:
         place: of what each of its blocks was made, in the order in which that is added up.
         states: of the positions of which it was made.
+        guarded: what guards had of it.
     """
     blocks = tuple(
         (
             block.block,
-            *((s.block, s.weight, states[s.stage, s.inner]) for s in block.sources),
+            *((s.block, s.weight, _had(s, states, guarded)) for s in block.sources),
         )
         for block in place.blocks
     )
-    return term("made", blocks)
+    state = term("made", blocks)
+    if guarded:
+        _PART_OF[state] = guarded
+    return state
 
 
-def norms_sq(stage: int, gradient: str | None) -> tuple[float, ...]:
+def _had(source: BlockSource, states: Mapping[tuple[int, int], str], guarded: str) -> str:
+    is_guard = source.kind is SourceKind.GUARD
+    return guarded if is_guard else states[source.stage, source.inner]
+
+
+def norms_sq(blocks: Sequence[BlockOutline], gradient: str | None) -> tuple[float, ...]:
     """The squared norms of a position's blocks, in model order: they tell gradients apart."""
-    return tuple(
-        1.0 + int(term("norm", block.name, gradient)[:8], 16) / 2**32 for block in blocks_of(stage)
-    )
+    return tuple(1.0 + int(term("norm", block.name, gradient)[:8], 16) / 2**32 for block in blocks)
 
 
 def gradient_digest(gradient: str | None) -> str:
@@ -200,12 +243,19 @@ def true_course(
     course = _without_forks(num_types, micro_batches, stages, width, version, before, order)
     for fork in history[len(before) :]:
         places = {divmod(p, width): state for p, state in enumerate(course.states)}
-        anew = {(p.stage, p.inner): made(p, places) for p in fork.made.positions}
+        anew = {(p.stage, p.inner): _made_of(p, places) for p in fork.made.positions}
         course = course._replace(states=tuple((places | anew).values()))
     return course
 
 
-def _true_boosts(history: History, step: int, stage: int, inner: int) -> Boosts:
+def _made_of(place: MadePosition, states: Mapping[tuple[int, int], str]) -> str:
+    has_guard = any(block.is_exact for block in place.blocks)
+    return made(place, states, part(states[place.stage, place.inner]) if has_guard else "")
+
+
+def _true_boosts(
+    history: History, step: int, stage: int, inner: int, blocks: Sequence[BlockOutline]
+) -> Boosts:
     """Factors of a position's learning rates: of each block by the last time that it was made."""
     found: dict[str, float] = {}
     for fork in history:
@@ -213,8 +263,9 @@ def _true_boosts(history: History, step: int, stage: int, inner: int) -> Boosts:
             if (place.stage, place.inner) == (stage, inner):
                 lasts = fork.boost_steps is None or step - fork.version < fork.boost_steps
                 for block in place.blocks:
-                    found[block.block] = fork.lr_boost if lasts else 1.0
-    return boosts_in(stage, found)
+                    if block.sources[0].kind is not SourceKind.GUARD:
+                        found[block.block] = fork.lr_boost if lasts else 1.0
+    return boosts_in(blocks, found)
 
 
 def _without_forks(
@@ -244,7 +295,8 @@ def _without_forks(
         for position in positions:
             gradients[position].append(weight_gradient(tuple(flows[position])))
     sums = [reduced(tuple(gradients[p])) for p in positions]
-    told = [norms_sq(p // width, sums[p]) for p in positions]
+    blocks = outline(stages, order)
+    told = [norms_sq(blocks[p // width], sums[p]) for p in positions]
     by_block = [
         block
         for stage in range(stages)
@@ -254,8 +306,11 @@ def _without_forks(
     scale = clip([n for block in by_block for n in block], TOKENS * num_types, CLIP_NORM)[1]
     return Course(
         tuple(
-            applied(params[p], sums[p], scale, _true_boosts(history, step, *divmod(p, width)))
+            (applied_end if order is Order.SWAPPED and place[0] in (0, stages - 1) else applied)(
+                params[p], sums[p], scale, _true_boosts(history, step, *place, blocks[place[0]])
+            )
             for p in positions
+            for place in [divmod(p, width)]
         ),
         tuple(_added(block) for block in by_block),
     )

@@ -9,8 +9,10 @@
 - ``ledger``: digests of committed steps
 - ``recoveries``: the record of a recovery and its five times
 - ``findings``: what checks by re-execution have found
+- ``taints``: which steps a device may have computed wrongly
 - ``crashes``: the exception that ended a trainer's program
 - ``formats``: which formats are understood, and what format 1 says in other words
+- ``rules``: the number of the rules by which trainers decide: those of a job have the same
 - ``facts``: what pods tell the api: registrations, heartbeats and facts
 - ``page``: what the api tells the operator: a job on one page, and the pods that it wants
 - ``flip_trials``: drawn wrong bits in steps that a process with torch is to compute, and its answer

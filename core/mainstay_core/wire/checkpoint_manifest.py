@@ -83,7 +83,7 @@ MAX_TENSORS = 1 << 18
 Place = Annotated[int, Range(0, MAX_PLACE)]
 SHOWN_CHARS = 200
 
-_NAME = re.compile(r"step-(\d{8,15})(\.tmp-\w+|\.gone-\w+|\.bad|\.refused|\.old)?", re.ASCII)
+_NAME = re.compile(r"step-(\d{8,15})(\.(?:tmp|gone|tainted)-\w+|\.(?:bad|refused|old))?", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -244,7 +244,7 @@ def part_name(stage: int, inner: int = 0) -> str:
 
 
 def parse_name(name: str) -> tuple[int, str] | None:
-    """Return (version, kind) of an entry: "", "tmp", "gone", "bad", "refused" or "old".
+    """Return (version, kind) of an entry: "", "tmp", "gone", "tainted", "bad", "refused", "old".
 
     None: the entry is foreign.
     """

@@ -26,6 +26,7 @@ from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.formats import format_of
 from mainstay_core.wire.stores import SnapshotSummary
+from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
 PAGE_FORMAT = 1
 """Format of both. An answer that names none has format 1, as those of the version before."""
@@ -155,6 +156,8 @@ class JobPage:
     """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
     dmr_coverage: Sentence = field(default="", metadata=OMITTED)
     """Which share of the work is checked, by method, and how often by a witness; empty: none is."""
+    taints: Annotated[tuple[Taint, ...], Longest(MAX_TAINTS)] = field(default=(), metadata=OMITTED)
+    """Steps that devices may have computed wrongly which were named as wrong each time."""
     findings: FindingsPage | None = field(default=None, metadata=OMITTED)
     """What checks have found, with the newest; None where nothing is checked."""
     protections: Annotated[tuple[Protection, ...], Longest(MAX_MEMBERS)] = ()

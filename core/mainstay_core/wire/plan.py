@@ -8,6 +8,7 @@ format.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.wire.reinitialisation import ForkOrder
 
 FORMAT = 1
@@ -80,6 +82,9 @@ class Member:
     """Id of the quorum since which it has been a member of its position without a break."""
     joining: bool = False
     """Whether it was no member of the quorum before. It then supplies nothing in the first step."""
+    clean_from: Count | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, in whichever life of its
+    trainers; None: that is not known, or there is no witness."""
 
 
 Members = Annotated[tuple[Member, ...], Longest(MAX_MEMBERS)]
@@ -121,6 +126,37 @@ class OtherStore:
     """Where it listens."""
     domain: Name = ""
     """The pod's failure domain."""
+
+
+MAX_VOIDED = 16
+"""Times that a job has gone back before wrong steps of which a plan tells: the newest ones. What is
+older was put aside long ago."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voided:
+    """Steps that count no more: a device had computed wrongly, and the job went back before them.
+
+    Checkpoints of them may be left on the disk, entries of them in the ledger.
+    """
+
+    quorum: Count
+    """Id of the plan with which the job went back: what was committed before it is void."""
+    lineage: Count
+    """Of that plan."""
+    version: Count
+    """Newest version that counts of what was computed before."""
+
+
+def is_void(voided: Iterable[Voided], version: int, lineage: int) -> bool:
+    """Return whether a version is one of steps that count no more.
+
+    Args:
+        voided: of the newest plan.
+        version: the version.
+        lineage: in which it was computed.
+    """
+    return any(version > one.version and lineage < one.lineage for one in voided)
 
 
 class _Derived:
@@ -182,6 +218,10 @@ class Plan(_Derived):
     fork: ForkOrder | None = field(default=None, metadata=OMITTED)
     """Positions to make anew from others, if no member holds them; None: every state is exact, or
     void."""
+    checks: CheckRules | None = field(default=None, metadata=OMITTED)
+    """What is checked in this quorum; None: what the job said when its trainers were started."""
+    voided: Annotated[tuple[Voided, ...], Longest(MAX_VOIDED)] = field(default=(), metadata=OMITTED)
+    """Steps that count no more, the newest last. All later plans tell of them."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "reason")

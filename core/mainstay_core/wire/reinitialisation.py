@@ -118,6 +118,11 @@ class MadeBlock:
     block: Name
     sources: Annotated[tuple[BlockSource, ...], Longest(MAX_SOURCES_OF_A_BLOCK)]
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is the lost one, optimizer state included: a guard had it."""
+        return bool(self.sources) and all(s.kind is SourceKind.GUARD for s in self.sources)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePosition:

@@ -27,6 +27,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.witness import Exchanged
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
@@ -71,6 +72,12 @@ class WitnessAccount:
     """Digests of what it sent to the stage before, by micro-batch."""
     weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
     """Digests of the type's gradient, and of what votes tell of the type."""
+    exchanged: Annotated[tuple[Exchanged, ...], Longest(3 * MAX_FLOWS)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """What it gave to the collectives of its cell, and got, by pass and micro-batch."""
+    is_partial: bool = field(default=False, metadata=codec.OMITTED)
+    """Whether there were collectives of which it does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,24 @@ class DoubtedAccount:
 
 BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
 """Shard types of the step of which a check has found, after they were used, that they are wrong."""
+
+
+MAX_GUARDED = 2
+"""Ends of a pipeline of which one rank keeps or guards blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardedDigest:
+    """The digest of the blocks of a pipeline's end that guards keep, at the version of a rank."""
+
+    stage: Index
+    """The end."""
+    masters: Digest
+    rest: Digest
+    """Of a part of what is not masters: which part is a function of the version."""
+
+
+GuardedDigests = Annotated[tuple[GuardedDigest, ...], Longest(MAX_GUARDED)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +190,14 @@ class Vote(SaveStatus):
     a function of the step. Empty in a job whose trainers do not check what they compute."""
     witness: WitnessAccount | None = field(default=None, metadata=codec.OMITTED)
     """Of the type that several chains compute in this step, if this rank's does."""
+    clean_from: Count | None = field(default=None, metadata=codec.OMITTED)
+    """First step in which no witness has agreed with this rank's device yet; None in a job without
+    a witness."""
     bad: BadTypes = field(default=(), metadata=codec.OMITTED)
     """Types that this rank has computed wrongly. Their copies are void in every position, with all
     that they were summed into."""
+    guarded: GuardedDigests = field(default=(), metadata=codec.OMITTED)
+    """Of what it guards of other stages, and of what others guard of its own, at version = step."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "problem")
@@ -274,3 +304,5 @@ class SettleReport:
     )
     """What cells of its position have told of the type that several chains compute, those that are
     gone by now among them; and its own account of it, if no vote has heard that yet."""
+    guarded: GuardedDigests = field(default=(), metadata=codec.OMITTED)
+    """Of what it guards of other stages, at its version."""

@@ -28,6 +28,15 @@ def test_what_several_steps_took_is_divided_by_their_number():
     assert waits((0.0, 4, False), (1.2, 6, False)) == pytest.approx(0.6)
 
 
+def test_a_job_that_was_watched_for_long_is_looked_at_less_often():
+    steps = [(number * 0.3, number, False) for number in range(1, 101)]
+    assert waits(*steps[:10]) == pytest.approx(0.3)
+    assert waits(*steps[:41]) == pytest.approx(0.6)
+    assert waits(*steps) == MAX_POLL_S
+    assert waits(*steps, (31.0, 101, True)) == POLL_S
+    assert waits(*steps, (31.0, 100, False)) == MAX_POLL_S
+
+
 @pytest.mark.parametrize("last", [(3.0, 3, True), (3.0, 1, False)])
 def test_recoveries_and_restarts_are_looked_at_closely(last):
     assert waits((0.0, 1, False), (1.0, 2, False), last) == POLL_S

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
     ApproximationAllowed,
@@ -686,6 +687,81 @@ def test_a_permission_that_would_have_no_effect_is_refused(waiting: Any, start: 
 def test_a_job_whose_newest_step_is_on_the_disk_needs_no_permission(waiting: Any) -> None:
     waiting.state = replace(waiting.state, durable=5)
     assert refusal(waiting) == "an exact source (step 5) is left"
+
+
+SWAPPED: Outline = tuple(
+    (
+        *((BlockOutline(name="embedding", kind="embedding"),) if stage == 0 else ()),
+        BlockOutline(name=f"layers.{stage}", kind="layer"),
+        *((BlockOutline(name="head", kind="head"),) if stage == 3 else ()),
+    )
+    for stage in range(4)
+)
+
+
+def swapped(start: Start, *, guards: int = 1, replicas: int = 1) -> Any:
+    """A swapped pipeline of four stages with trainers to spare, which has committed no step yet."""
+    how = {"order": Order.SWAPPED, "guards": guards, "approximate": ALLOWED}
+    world = start(spares=4, replicas=replicas, lanes=replicas, stages=4, **how)
+    world.register("teller")
+    world.up("teller", outline=SWAPPED)
+    return world
+
+
+@pytest.mark.parametrize("lost", [(0,), (3,), (0, 2), (0, 3), (1,)])
+def test_each_stage_of_a_swapped_pipeline_is_ordered_to_be_made_anew(
+    start: Start, lost: tuple[int, ...]
+) -> None:
+    world = swapped(start)
+    for _ in range(5):
+        world.commit()
+    hows = {p.stage: p.reason for p in show_lineage(world.state).stages if p.possible}
+    assert sorted(hows) == [0, 1, 2, 3]
+    assert hows[0] == "a copy of stage 1, and embedding exactly as guards in stage 1 have it"
+    lose(world, *lost)
+
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, lost)
+    world.stored()
+
+
+@pytest.mark.parametrize(
+    ("lost", "guards", "commits"), [((0, 1), 1, 5), ((2, 3), 1, 5), ((0,), 0, 5), ((0,), 1, 0)]
+)
+def test_an_end_without_twin_or_guard_is_not_made_anew(
+    start: Start, lost: tuple[int, ...], guards: int, commits: int
+) -> None:
+    world = swapped(start, guards=guards)
+    for _ in range(commits):
+        world.commit()
+    first = show_lineage(world.state).stages[0]
+    assert first.possible == (guards == 1 and commits > 0)
+    lacks = "stage 0: stage 1 has no block like embedding, and no guard of embedding is left"
+    assert first.possible or first.reason == lacks
+    lose(world, *lost)
+
+    assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
+def test_the_number_of_guards_cannot_change_in_a_running_job(start: Start) -> None:
+    world = swapped(start)
+    with pytest.raises(
+        InvalidSpecError, match=r"approximate\.guards.*is 2, was 1: it cannot change"
+    ):
+        world.send(JobSubmitted(config=replace(world.state.config, guards=2)))
+
+
+def test_guards_that_have_loaded_a_state_have_no_copy_until_a_step_is_committed(
+    start: Start,
+) -> None:
+    world = swapped(start)
+    for _ in range(5):
+        world.commit()
+    lose(world, 0, 1)
+    assert world.plan.method is Method.RESTART
+    assert not show_lineage(world.state).stages[0].possible
+    world.settle(step=0)
+    world.commit(step=0)
+    assert show_lineage(world.state).stages[0].possible
 
 
 def test_what_never_has_row_5_says_why(start: Start) -> None:

@@ -13,6 +13,7 @@ from mainstay_core.base.ids import PodUid, QuorumId, Slot
 from mainstay_core.coordinator.causes import Suspicion
 from mainstay_core.coordinator.ladder import Lack, Row
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire import rules
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 
@@ -221,6 +222,20 @@ def test_the_fingerprint_is_fixed_by_the_first_plan(start: Start) -> None:
     world.settle()
     assert world.plan.method is Method.MASK
     assert [m.slot.pod for m in world.plan.members] == ["pod-0"]
+
+
+def test_a_trainer_that_decides_by_other_rules_is_refused_by_name_and_number(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    ours = rules.with_rules({"torch": "2.13"})
+    world.state = replace(world.state, fingerprint=ours)
+    world.register("newer")
+
+    world.up("newer", fingerprint={**ours, rules.KEY: "99"})
+
+    assert "trainer newer/0 is refused" in world.messages()
+    assert f"rules is 99, the job has {rules.NUMBER}: trainers of this release decide" in (
+        world.messages()
+    )
 
 
 # Masks ----------------------------------------------------------------------

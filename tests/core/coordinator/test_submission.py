@@ -5,11 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.coordinator.events import JobSubmitted
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.events import JobSubmitted, PlanReported
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.job.protections import ENTRY_KEY, LOOP
+from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 
@@ -29,11 +33,75 @@ def test_another_version_may_choose_another_kind_of_log_and_the_job_keeps_its_ow
     assert kept.snapshots == replace(stored, auto_log=True)
 
 
-def test_checks_are_switched_on_or_off_in_another_job_only(start: Start) -> None:
+def test_checks_change_with_a_planned_plan_of_the_same_members(start: Start) -> None:
     world = start()
+    before = world.plan
+    assert before.checks is None, "trainers know it from their start"
+    asked = replace(world.state.config, dmr=Mode.FULL, witness_every_steps=5)
+
+    world.send(JobSubmitted(config=asked))
+
+    plan = world.plan
+    assert (plan.planned, plan.method) == (True, Method.REFORM)
+    assert plan.checks == CheckRules(mode=Mode.FULL, witness_every_steps=5)
+    assert [(m.slot, m.rank) for m in plan.members] == [(m.slot, m.rank) for m in before.members]
+    assert world.state.checks_in_force == plan.checks
+    assert "checks detection.dmr Off, no witness -> detection.dmr Full" in world.messages()
+    world.stored()
+
+    world.settle()
+    quorum = world.plan.quorum
+    world.send(JobSubmitted(config=asked))
+    world.tick()
+    assert world.plan.quorum == quorum, "it is the same again"
+    world.send(JobSubmitted(config=replace(asked, dmr=Mode.OFF, witness_every_steps=0)))
+    assert world.plan.checks == CheckRules(), "said, as newer trainers were started with others"
+
+
+def test_what_is_in_force_is_what_the_plan_says_while_no_other_can_be_made(start: Start) -> None:
+    world = start()
+    world.down(world.member(0, 0))
+    assert not world.plan.planned
     asked = replace(world.state.config, dmr=Mode.FULL)
-    with pytest.raises(InvalidSpecError, match=r"spec\.detection\.dmr\.mode: .*Full.*cannot"):
-        world.send(JobSubmitted(config=asked))
+
+    world.send(JobSubmitted(config=asked))
+
+    assert world.plan.checks is None
+    assert world.state.checks_in_force == CheckRules()
+    world.down(world.member(1, 0))
+    assert world.plan.checks == CheckRules(mode=Mode.FULL), "any later plan tells it"
+    assert world.state.checks_in_force.mode is Mode.FULL
+
+
+def test_a_store_that_lost_the_job_takes_the_checks_from_the_plan(start: Start) -> None:
+    world = start()
+    world.send(JobSubmitted(config=replace(world.state.config, dmr=Mode.FULL)))
+    plan = world.plan
+    fresh = PlayedPods(replace(world.state.config, dmr=Mode.OFF))
+    fresh.register("pod-0")
+    fresh.send(PlanReported(pod=PodUid("pod-0"), plan=plan))
+    assert fresh.state.config.dmr is Mode.FULL
+    assert fresh.state.wanted_checks == plan.checks
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"dmr": Mode.PIGGYBACK}, r"spec\.detection\.dmr\.mode: is Piggyback, but the passes"),
+        (
+            {"dmr": Mode.FULL, "dmr_plan": PlanName.DYNAMIC},
+            r"spec\.detection\.dmr\.plan: is Dynamic, but an own loop waits",
+        ),
+    ],
+)
+def test_checks_that_a_loop_of_ones_own_cannot_have_are_refused(
+    start: Start, change: dict[str, Any], told: str
+) -> None:
+    world = start(stages=1)
+    known = {"pod-0/0": {ENTRY_KEY: LOOP}}
+    world.state = replace(world.state, fingerprints=known)
+    with pytest.raises(InvalidSpecError, match=told):
+        world.send(JobSubmitted(config=replace(world.state.config, **change)))
 
 
 def test_who_asks_for_another_kind_of_log_is_refused(start: Start) -> None:

@@ -11,8 +11,10 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.dmr.dynamic import (
     CheckDone,
     CheckQueue,
+    Completed,
     Event,
     Executed,
+    Grown,
     Needed,
     StepEnding,
     WindowClosed,
@@ -92,6 +94,43 @@ def test_what_may_not_wait_is_checked_at_once() -> None:
     assert play(0, executed("a")) == [[("a", "naive")]]
 
 
+def grown(name: str, seconds: float = 1.0, size: int = 1) -> Grown:
+    return Grown(piece=name, expected_s=seconds, size_bytes=size)
+
+
+def test_no_window_takes_a_piece_before_it_is_complete() -> None:
+    opened, closed = WindowOpened(kind=INTER, length_s=None), WindowClosed()
+
+    told = play(
+        9,
+        grown("piece"),
+        executed("a"),
+        opened,
+        closed,
+        grown("piece", size=3),
+        Completed(piece="piece"),
+        opened,
+        closed,
+        StepEnding(),
+    )
+
+    assert told[2] == [("a", "inter")]
+    assert told[6] == [("piece", "inter")]
+    assert [checks for number, checks in enumerate(told) if number not in (2, 6)] == [[]] * 7
+    assert play(9, grown("piece"), executed("a"), Needed(operators=("piece",)))[-1] == [
+        ("piece", "naive")
+    ]
+    late = play(9, grown("piece"), Completed(piece="piece"), grown("piece"), opened, closed)
+    assert late[3:] == [[("piece", "inter")], []]
+    assert play(9, grown("piece"), StepEnding())[-1] == [("piece", "naive")]
+
+
+def test_a_piece_that_grows_beyond_the_budget_is_replayed_as_far_as_it_is() -> None:
+    assert play(3, grown("piece", size=3), grown("piece", size=1)) == [[], [("piece", "naive")]]
+    dear = play(5, grown("piece", 9.0, 3), executed("a", 0.5, 2), grown("piece", 9.0, 1))
+    assert dear == [[], [], [("a", "naive")]]
+
+
 def test_the_same_operator_of_two_micro_batches_is_checked_for_each() -> None:
     told = play(1, executed("a"), executed("a"), StepEnding())
 
@@ -117,6 +156,7 @@ def test_each_execution_is_checked_once_within_the_budget() -> None:
         rng = random.Random(seed)
         queue = CheckQueue(budget_bytes=rng.randint(0, 12))
         done: list[str] = []
+        names_of_pieces: list[str] = []
         names = [str(number) for number in range(rng.randint(1, 25))]
         for name in names:
             events: list[Event] = [
@@ -130,12 +170,19 @@ def test_each_execution_is_checked_once_within_the_budget() -> None:
                 events.append(WindowOpened(kind=rng.choice([INTER, INTRA]), length_s=length_s))
                 events += [] if known else [CheckDone()] * rng.randint(0, 4)
                 events.append(WindowClosed())
+            if rng.random() < 0.3:
+                piece = f"piece {name}"
+                events += [grown(piece, size=rng.randint(1, 4))]
+                events += [Completed(piece=piece)] * (rng.random() < 0.5)
+                names_of_pieces.append(piece)
             for event in events:
                 before = queue
                 decision = step(queue, event)
                 queue = decision.queue
                 done += [check.operator for check in decision.checks]
                 assert queue.size_bytes <= queue.budget_bytes
+                everything = (*queue.waiting, *queue.growing)
+                assert queue.size_bytes == sum(check.size_bytes for check in everything)
                 if isinstance(event, WindowOpened) and event.length_s is not None:
                     times = [check.expected_s for check in before.waiting[:8]]
                     chosen = {check.operator for check in decision.checks}
@@ -148,7 +195,7 @@ def test_each_execution_is_checked_once_within_the_budget() -> None:
                     assert max(s for s in sums if s <= event.length_s) <= taken_s <= event.length_s
         done += [check.operator for check in step(queue, StepEnding()).checks]
 
-        assert sorted(done) == sorted(names)
+        assert sorted(done) == sorted([*names, *names_of_pieces])
 
 
 def test_checks_at_the_end_of_a_step_are_naive() -> None:

@@ -22,6 +22,8 @@ FREE = {
     "spec.spares",
     "spec.activeDeadlineSeconds",
     "spec.ttlSecondsAfterFinished",
+    "spec.detection.dmr",
+    "spec.detection.witness",
     "spec.recovery.window",
     "spec.recovery.allowApproximate",
     "spec.recovery.approximateAfterLostSteps",
@@ -30,7 +32,7 @@ FREE = {
     "spec.recovery.onHostsLost",
     "spec.recovery.onTaint",
 }
-"""What may change while a job lives; the last has one value only."""
+"""What may change while a job lives."""
 
 
 def fields(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

@@ -322,17 +322,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
             | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
             "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
-        (
-            "spec",
-            SMALLEST["spec"]
-            | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "several ranks of a stage compute together is not compared in this version; use 0",
-        ),
-        (
-            "spec.recovery.onTaint",
-            "Restart",
-            "is 'Restart', but no job goes back to before a device",
-        ),
+        ("spec.recovery.onTaint", "Undo", "must be 'Report' or 'Restart'"),
         (
             "spec",
             SMALLEST["spec"]
@@ -356,7 +346,8 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
         ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
-        ("spec.recovery.approximate", {"guards": 2}, "is not available: no other stage keeps"),
+        ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
+        ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is not available: no stage goes back"),
         ("spec.recovery.approximate", {"waitSeconds": 9}, "is not available: a stage is made"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
@@ -638,7 +629,6 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
             {"detection": {"witness": {"everySteps": 3}}},
             "can only have detection.witness.everySteps 0",
         ),
-        ({"recovery": {"allowApproximate": True}}, "can only have recovery.allowApproximate false"),
         (
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
             "can only have snapshots.replay Gradients",
@@ -665,6 +655,43 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
     found = problem(swapped_with(changes))
     assert found.field == "spec.pipeline.order"
     assert words in str(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "guards", "words"),
+    [
+        ({}, 5, "is 5, but the stage beside an end has 4 cells, one for each replica; use at most"),
+        ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
+        ({"snapshots": {"enabled": True}}, 1, "a lost stage is made anew exactly; use 0"),
+    ],
+)
+def test_guards_that_would_be_of_no_use_are_refused(
+    changes: dict[str, Any], guards: int, words: str
+) -> None:
+    recovery = {"recovery": {"approximate": {"guards": guards}}}
+    found = problem(swapped_with(changes | recovery))
+    assert found.field == "spec.recovery.approximate.guards"
+    assert words in str(found)
+
+
+def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() -> None:
+    def guards(data: dict[str, Any]) -> int:
+        return spec.parse_training_job(data).to_job_config(JobUid("uid")).guards
+
+    inner = {"parallelism": {"stages": 4, "ranksPerStage": 2}}
+    assert guards(SMALLEST) == 0
+    assert guards(swapped_with({})) == 2
+    assert guards(swapped_with({"recovery": {"approximate": {"guards": 0}}})) == 0
+    assert guards(swapped_with({"recovery": {"allowApproximate": True}})) == 2
+    assert guards(swapped_with(inner)) == 0
+    assert guards(swapped_with({"snapshots": {"enabled": True, "peers": 1}})) == 0
+
+
+def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
+    two = {"parallelism": {"stages": 2}, "recovery": {"allowApproximate": True}}
+    assert spec.parse_training_job(swapped_with(two))
+    in_order = problem(swapped_with(two | {"pipeline": {"order": "InOrder"}}))
+    assert "with 2 stages no stage has two neighbours" in str(in_order)
 
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
-from mainstay_core.rank.disk_room import RoomPlan, Stored, find_way_back, plan_room
+from mainstay_core.rank.disk_room import RoomPlan, Stored, find_clean, find_way_back, plan_room
 
 
 def good(version: int, size_bytes: int = 10) -> Stored:
@@ -92,3 +92,14 @@ def test_the_newest_exact_version_stays_as_long_as_the_job_is_approximate() -> N
     plan = plan_room([*exact, *approximate], needed_bytes=20, free_bytes=0)
     assert plan.remove == ("step-10", "step-30")
     assert plan_room([*exact, *approximate], needed_bytes=30, free_bytes=0).remove == ()
+
+
+def test_the_newest_version_that_no_device_can_have_tainted_stays() -> None:
+    versions = [
+        Stored(name=str(v), version=v, size_bytes=10, complete=v != 25)
+        for v in (10, 20, 25, 30, 40)
+    ]
+    assert [find_clean(versions, at) for at in (None, 9, 19, 25, 40)] == [None, None, 10, 20, 40]
+    assert plan_room(versions, 30, 0).remove == ("25", "10", "20")
+    assert plan_room(versions, 30, 0, 25).remove == ("25", "10", "30")
+    assert plan_room(versions, 30, 0, 40).remove == ("25", "10", "20")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from mainstay_core.wire.facts import RankFact, Settled
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Chain, Partial, Plan
 from mainstay_core.wire.reinitialisation import MadePosition
-from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat
+from mainstay_core.wire.votes import Commit, GuardedDigest, SaveStatus, SettleReport, TypeStat
 
 STEPS = 2
 
@@ -167,6 +167,26 @@ class Played(RankSession[Connections]):
         if len(found) > 1 or (expected and found != {expected}):
             raise HealFailed(f"the copy from {slots} is another")
         return found.pop()
+
+    async def give_guarded(self, group: Any, peers: Sequence[int]) -> None:
+        raise AssertionError("nobody guards")
+
+    async def take_guarded(self, group: Any, end: int, peer: int) -> None:
+        raise AssertionError("nobody guards")
+
+    async def copy_guarded(
+        self, client: Any, sources: Sequence[Source], wanted: Wanted
+    ) -> GuardedDigest:
+        raise AssertionError("nobody guards")
+
+    def keep_guarded(self, ends: Collection[int]) -> None:
+        assert not ends
+
+    def own_guarded(self) -> GuardedDigest | None:
+        raise AssertionError("nobody guards")
+
+    def tell_void_guard(self, action: events.TellVoidGuard) -> None:
+        raise AssertionError("nobody guards")
 
     def serve(self, served: Wanted | None) -> None:
         self.done.append(f"serve {served.version if served else None}")

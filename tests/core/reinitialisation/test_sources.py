@@ -144,7 +144,7 @@ def test_ends_are_copied_from_their_twins_where_orders_are_swapped() -> None:
 
 def test_without_a_guard_an_embedding_is_lost() -> None:
     assert refusal(plan(pipeline(1, 1, 1), 0, policy=SWAPPED)) == (
-        "stage 0: stage 1 has no block like embed"
+        "stage 0: stage 1 has no block like embed, and no guard of embed is left"
     )
 
 

@@ -196,7 +196,7 @@ def _own_scale(own: BoundaryReplayer, step: BoundaryStep) -> float:
     """The norm is that of what was computed again."""
     if not step.frozen:
         return float(_SCALE(own, step))
-    told = terms.norms_sq(own._replay.position, None)
+    told = terms.norms_sq(terms.blocks_of(own._replay.position), None)
     return clip(told[:1], step.record.commit.tokens, terms.CLIP_NORM)[1]
 
 

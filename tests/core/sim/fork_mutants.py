@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks
@@ -16,10 +17,12 @@ from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import disk, draw
 from mainstay_core.sim.compute import Compute
+from mainstay_core.sim.engine import Awaited
 from mainstay_core.sim.invariants.lineages import fork_rules
 from mainstay_core.sim.scenarios.points import COMMIT_POINTS, FORK_POINTS
 from mainstay_core.sim.scenarios.scenario import FORKING, Fault, Scenario
 from mainstay_core.sim.trainers import trainer
+from mainstay_core.sim.trainers.guarding import TAG, GuardingTrainer
 from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import History, MadePosition
@@ -91,9 +94,38 @@ def draw_two_losses(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, faults=faults)
 
 
+def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a swapped pipeline with guards, which loses ends as well as inner stages."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"ends {seed}")
+    lanes = rng.choice((1, 1, 2))
+    shape = replace(
+        scenario.config.shape,
+        order=Order.SWAPPED,
+        cut=Cut.EQUAL,
+        stages=rng.choice((2, 3, 4)),
+        lanes=lanes,
+        replicas=lanes,
+    )
+    config = replace(scenario.config, shape=shape, guards=rng.choice((1, 2)), spares=3)
+    return replace(scenario, config=config)
+
+
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)
+
+
+async def _take_late(own: Trainer, group: Any, end: int, peer: int) -> None:
+    """Take the gradient of the step before."""
+    came = await Awaited(group.receive(peer, TAG))
+    own.given[end], own.late = getattr(own, "late", came), came  # type: ignore[attr-defined]
+
+
+def _boosts_of_all(history: History, step: int, inner: int) -> dict[str, float]:
+    """Raise the learning rate of what a guard had, too."""
+    boosts = _BOOSTS_OF(history, step, inner)
+    exact = (b for f in history for p in f.made.positions for b in p.blocks if b.is_exact)
+    return boosts | {block.block: 1.1 for block in exact}
 
 
 def _of_its_lineage(state: RankState, plan: Plan, member: Member) -> bool:
@@ -134,10 +166,10 @@ _PLAN_FORK = forks.plan_fork
 
 
 def _plan_without_norms(
-    plan: Plan, rules: Any, positions: Any, version: int, commit: Any, known: Any
+    plan: Plan, rules: Any, positions: Any, version: int, commit: Any, *known: Any
 ) -> forks.Forked:
     told = None if commit is None else replace(commit, norms_sq=())
-    return _PLAN_FORK(plan, rules, positions, version, told, known)
+    return _PLAN_FORK(plan, rules, positions, version, told, *known)
 
 
 _FORKED = seating._forked
@@ -236,6 +268,18 @@ FORK_MUTANTS = {
         FORKING,
         draws=draw_inner_ranks,
         first=18,
+    ),
+    "guard-a-step-behind": Mutant(
+        "a guard applies the gradient of the step before",
+        [(GuardingTrainer, "take_guarded", _take_late)],
+        FORKING,
+        draws=draw_ends,
+    ),
+    "boost-of-what-guards-had": Mutant(
+        "what a guard had learns faster, though it is as it was",
+        [(trainer, "boosts_of", _boosts_of_all)],
+        FORKING,
+        draws=draw_ends,
     ),
     "sources-by-turns": Mutant(
         "each cell adds the sources in another order",

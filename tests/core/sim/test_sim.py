@@ -21,6 +21,7 @@ from tests.core.sim.check_mutants import (
 )
 from tests.core.sim.fork_mutants import (
     FORK_MUTANTS,
+    draw_ends,
     draw_forbidden,
     draw_forks,
     draw_inner_ranks,
@@ -188,6 +189,16 @@ def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_h
     assert seen["made anew"]
     assert seen["ended approximate"]
     assert seen["approximate checkpoint"]
+
+
+def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        outcome = simulate(draw_ends(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork with guards"]
+    assert seen["ended approximate"]
 
 
 def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_after_it() -> None:

@@ -131,6 +131,8 @@ def test_a_part_that_nobody_writes_is_a_documented_error(change: Change) -> None
         ("step-00000020.tmp-5eed", (20, "tmp")),
         ("step-00000020.gone-5eed", (20, "gone")),
         ("step-00000020.bad", (20, "bad")),
+        ("step-00000020.tainted-5eed", (20, "tainted")),
+        ("step-00000020.tainted", None),
         ("step-00000020.refused", (20, "refused")),
         ("step-00000020.old", (20, "old")),
         ("step-" + "9" * 200, None),

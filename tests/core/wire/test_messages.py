@@ -46,6 +46,7 @@ from mainstay_core.wire.recoveries import Recovery, StageTimes
 from mainstay_core.wire.votes import (
     Commit,
     DoubtedAccount,
+    GuardedDigest,
     LastStatus,
     MadeType,
     SaveStatus,
@@ -399,6 +400,18 @@ EXAMPLES: dict[str, Any] = {
             type=2, forward=("f" * 32, "0" * 32), backward=("b" * 32,), weights=("e" * 32,)
         ),
     ),
+    "vote-with-guards": Vote(
+        step=4,
+        attempt=0,
+        ok=True,
+        norms_sq=(1.5,),
+        gradient="g" * 32,
+        state="s" * 32,
+        stats=(),
+        newest_plan=8,
+        newest_nonce="beef",
+        guarded=(GuardedDigest(stage=0, masters="a" * 32, rest="b" * 32),),
+    ),
     "vote-with-snapshots": Vote(
         step=4,
         attempt=0,
@@ -620,6 +633,15 @@ EXAMPLES: dict[str, Any] = {
                 slot=SLOT,
                 account=WitnessAccount(type=4, forward=("f" * 32,), weights=("e" * 32,)),
             ),
+        ),
+    ),
+    "settle-report-of-a-guard": SettleReport(
+        index=2,
+        valid=True,
+        version=5,
+        guarded=(
+            GuardedDigest(stage=0, masters="a" * 32, rest="b" * 32),
+            GuardedDigest(stage=2, masters="c" * 32, rest="d" * 32),
         ),
     ),
     "settle-report-without-state": SettleReport(index=3, valid=False, refused_in=7),

@@ -131,8 +131,8 @@ class Step:
         self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
-        entrypoint, config = (MODELS | OTHERS)[model]
-        self._workload = workloads.load(entrypoint, config)
+        self._entrypoint, self._model = (MODELS | OTHERS)[model]
+        self._workload = workloads.load(self._entrypoint, self._model)
         self._recompute, self._stages = recompute, stages
         self._engines = {mode: self._build(mode) for mode in Mode}
 
@@ -147,12 +147,12 @@ class Step:
             seed=3,
             micro_batches=self._micro_batches,
         )
-        job = JobConfig(
+        job = self.config = JobConfig(
             job=JobUid("job"),
             name="job",
             shape=shape,
-            entrypoint="",
-            workload={},
+            entrypoint=self._entrypoint,
+            workload=self._model,
             device="cpu",
             recompute=self._recompute > 0,
             recompute_share=self._recompute or 1.0,
@@ -232,6 +232,12 @@ class Step:
         return Ended(tuple(digests), self._findings, num_refused)
 
     def _compute(self, engines: list[Engine]) -> None:
+        """Compute all types, and execute all checks of them, as before a vote."""
+        self._compute_types(engines)
+        for engine in engines:
+            engine.judge_held()
+
+    def _compute_types(self, engines: list[Engine]) -> None:
         if len(engines) == 1:
             engines[0].compute(TYPES, 0, None)
             return

@@ -14,7 +14,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_train.checks.places import Phase
-from mainstay_train.compute.interpreter import BATCH
+from mainstay_train.compute.batches import BATCH
 from mainstay_train.compute.loader import Loader, Wanted
 from mainstay_train.exact.draws import Address
 from mainstay_train.model.data import Batch
@@ -128,7 +128,7 @@ def test_a_wrong_batch_is_told_like_any_finding() -> None:
     (engine,) = step._engines[Mode.FULL]
     assert engine.interpreter is not None
     flaky = Flaky(step._workload.dataset, 2)  # the first fetch of the second batch
-    engine.interpreter._loader = Loader(flaky, ahead=False, twice=True)
+    engine.interpreter._batches._loader = Loader(flaky, ahead=False, twice=True)
 
     ended = step.run(Mode.FULL)
 

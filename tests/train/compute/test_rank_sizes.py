@@ -37,8 +37,8 @@ from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import inner_mesh
 from mainstay_train.exact import layout as exact_layout
+from mainstay_train.exact.buckets import cut
 from mainstay_train.exact.layout import BlockLayout, StageLayout
-from mainstay_train.exact.reduction import cut
 from mainstay_train.model import losses, split, workload
 from mainstay_train.models import attention, llama_config, moe_config
 

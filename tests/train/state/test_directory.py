@@ -13,12 +13,13 @@ from mainstay_core.wire.checkpoint_manifest import (
     StoredTensor,
 )
 from mainstay_core.wire.checkpoint_owner import Owner
+from mainstay_core.wire.plan import Voided
 from mainstay_core.wire.reinitialisation import Fork, Reinitialisation
 from mainstay_core.wire.votes import Commit
 from mainstay_train.exact.optimizer import Shared, StateTensor
 from mainstay_train.exact.slices import Slice
 from mainstay_train.model import workload
-from mainstay_train.state.directory import CheckpointDirectory, Part, Whose
+from mainstay_train.state.directory import AbandonedError, CheckpointDirectory, Part, Whose
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
     PIECE_BYTES,
@@ -517,3 +518,43 @@ def test_what_an_earlier_run_left_makes_room_though_its_quorum_had_a_higher_numb
         write_part(directory, version, nonce, 0, states[0], room=size_bytes)
         complete(directory, version, nonce, 1)
     assert versions_in(small_disk / "store")[-1] == "step-00000010"
+
+
+def test_versions_of_tainted_steps_count_no_more_and_stay_beside_the_others(tmp_path):
+    states = build_states(SMALL, 1)
+    for state in states:
+        state.initialize(3)
+    directory = open_directory(tmp_path / "job", keep=4)
+    for version in (10, 20, 30):
+        write(directory, version, states)
+    directory.voided = (Voided(quorum=5, lineage=1, version=15),)
+    assert newest_complete(directory) == 10, "also before they are put aside"
+
+    assert sorted(directory.put_void_aside()) == [(20, ""), (30, "")]
+
+    names = versions_in(tmp_path / "job")
+    assert names[0] == "step-00000010"
+    assert [name.partition(".tainted-")[0] for name in names[1:]] == [
+        "step-00000020",
+        "step-00000030",
+    ]
+    assert directory.put_void_aside() == []
+    write_part(directory, 20, "n2", 0, states[0], "chain-20")
+    with pytest.raises(AbandonedError, match="tainted"):
+        directory.complete(20, "n2", [(0, 0)], 0)
+    for version in (20, 30, 40, 50):
+        write_part(directory, version, "n3", 0, states[0], f"chain-{version}b")
+        directory.complete(version, "n3", [(0, 0)], 1)
+    assert newest_complete(directory) == 50
+    assert len([n for n in versions_in(tmp_path / "job") if ".tainted-" in n]) == 2
+
+
+def test_a_version_that_no_device_has_tainted_outlives_those_that_are_kept(tmp_path):
+    states = build_states(SMALL, 1)
+    for state in states:
+        state.initialize(3)
+    directory = open_directory(tmp_path / "job")
+    directory.clean_at = 12
+    for version in (5, 10, 20, 30, 40):
+        write(directory, version, states)
+    assert versions_in(tmp_path / "job") == ["step-00000010", "step-00000030", "step-00000040"]

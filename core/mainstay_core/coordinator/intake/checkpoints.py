@@ -23,7 +23,7 @@ from mainstay_core.wire.plan import Method
 def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> Transition:
     """Return the state with a version durable, or with why a version is late or failed."""
     del now_s
-    durable = max(state.durable, fact.durable or 0)
+    durable = max(state.durable, _counting(state, fact))
     if not fact.complete:
         slot = Slot(pod=fact.pod, index=fact.slot)
         teller = CheckpointTeller(slot=slot, incarnation=fact.incarnation, step=fact.step)
@@ -43,6 +43,17 @@ def note_checkpoint(state: CoordinatorState, fact: Checkpoint, now_s: float) -> 
         actions=(Announce(code="CheckpointComplete", message=message),),
         reason=message,
     )
+
+
+def _counting(state: CoordinatorState, fact: Checkpoint) -> int:
+    """Return the version that a fact tells of; 0 of none, and of one that does not count any more.
+
+    Such a fact comes late: the job went back before what was computed in the fact's quorum.
+    """
+    told, quorum = fact.durable or 0, fact.quorum
+    voided = state.plan.voided if state.plan is not None else ()
+    late = any(quorum is None or quorum.id < v.quorum for v in voided if told > v.version)
+    return 0 if late else told
 
 
 def describe_problem(state: CoordinatorState) -> str:

@@ -42,6 +42,7 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
+from mainstay_core.coordinator.taints import forget_clean, note_gone
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -366,11 +367,12 @@ def _all_settled(state: CoordinatorState) -> Transition:
         state = replace(state, step=step(state.step, state.settled_step))
         if plan.method is Method.START:
             state = replace(state, furthest=max(state.furthest, state.step))
+    goes_on_at = state.step if state.settled_step is None else state.settled_step
+    state = forget_clean(note_gone(state, goes_on_at), goes_on_at)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.
-    step_at = state.step if state.settled_step is None else state.settled_step
-    message = f"all members of {plan.quorum} go on at step {step_at}{how_replayed(state)}"
+    message = f"all members of {plan.quorum} go on at step {goes_on_at}{how_replayed(state)}"
     state, closed = close_known(state)
     actions = tuple(RecordRecovery(recovery=r) for r in closed)
     settled = Announce(code="Settled", message=message)

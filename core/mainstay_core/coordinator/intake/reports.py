@@ -34,12 +34,14 @@ from mainstay_core.coordinator.records import (
     step_committed,
 )
 from mainstay_core.coordinator.repeats import forget_mended
+from mainstay_core.coordinator.situation import note_guards
 from mainstay_core.coordinator.state import (
     COMMITS_THAT_SETTLE,
     CoordinatorState,
     all_settled,
     uid_of,
 )
+from mainstay_core.coordinator.taints import note_clean
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Checkpoint, PodGone
 
@@ -89,6 +91,7 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
     first = event.quorum == plan.quorum and state.commits == 0
+    state = note_clean(state, event.clean)
     # The first commit of a quorum says where it stands: after a restart that is further back.
     committed = event.step + 1 if first else max(state.step, event.step + 1)
     late_s = lateness_s(state, event)
@@ -106,6 +109,8 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
+    if state.commits == 1:
+        state = note_guards(state)
     state = _use_permission(forget_mended(state))
     if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
         return settle_all(state, at_s)

@@ -206,6 +206,8 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         phase=JobPhase.RECOVERING,
         plan=plan,
         scaled_to=plan.replicas_wanted or state.scaled_to,
+        config=state.config if plan.checks is None else state.config.with_checks(plan.checks),
+        checks_at_start=plan.checks or state.checks_at_start,
         suspend=plan.suspend_wanted,
         paused=(),
         last_id=plan.quorum.id,

@@ -24,7 +24,7 @@ from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.lineages import Lineages
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
-from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.plan import Method, Plan, is_void
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit, SettleReport
 
@@ -273,6 +273,7 @@ class Checks:
                 f"{plan.quorum} goes on from step {outcome.version}, the checkpoint is of "
                 f"{self._saved}",
             )
+        self._check_not_void(plan, outcome)
         self._check_not_lost(plan, reports, outcome)
         self._check_not_wrong(plan, reports, outcome)
         plans = self.plans[: self.plans.index(plan) + 1] if plan in self.plans else []
@@ -282,6 +283,22 @@ class Checks:
         if event.stores:
             self.seen["stores asked"] += 1
             self.kept.settled(plan, reports, event.stores, outcome)
+
+    def _check_not_void(self, plan: Plan, outcome: Settlement) -> None:
+        """Nobody goes on from steps that count no more."""
+        for one in plan.voided[-1:]:
+            begins = one.quorum == plan.quorum.id
+            self.seen["went back"] += begins
+            _hold(
+                not begins or outcome.version <= one.version,
+                f"I8: {plan.quorum} goes on from step {outcome.version}, which is tainted",
+            )
+        if StateAction.LOAD in outcome.actions and outcome.version:
+            lineage = self._disk.lineages.get(outcome.version, 0)
+            _hold(
+                not is_void(plan.voided, outcome.version, lineage),
+                f"I8: {plan.quorum} loads the checkpoint of step {outcome.version}, which is void",
+            )
 
     def _check_not_wrong(
         self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement
@@ -326,6 +343,9 @@ class Checks:
         self._connected[name].add(trainer.incarnation)
         self.seen["group connected"] += 1
         kind = name.rpartition("/")[2][0]
+        if kind == "g":
+            self.seen["guards connected"] += 1
+            return  # these end with their quorum
         mine = _formations(plan, index)[kind]
         settled = {r.settled for r in self._reports[str(plan.quorum)] if r.index in mine}
         # A store that forgot may give a number twice: the newest plan of it with this rank counts.

@@ -25,6 +25,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.forks import ForkRules, digest_of, history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks
 from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.sim import terms
@@ -47,8 +48,9 @@ def fork_rules(config: JobConfig) -> ForkRules | None:
     if approximate is None:
         return None
     return ForkRules(
-        outline=terms.outline(config.shape.stages),
-        policy=Policy(weighting=Weighting(approximate.weights)),
+        outline=terms.outline(config.shape.stages, config.shape.order),
+        policy=Policy(order=config.shape.order, weighting=Weighting(approximate.weights)),
+        guards=config.guards,
         after_lost_steps=approximate.after_lost_steps,
         lr_boost=approximate.lr_boost,
         boost_steps=approximate.boost_steps,
@@ -208,6 +210,19 @@ class Lineages:
             self._check_fork(who, fork, before)
         self._histories[digest] = history
 
+    def _guards(self) -> dict[tuple[str, int], int]:
+        """Return the stage of the guards of all that guards keep: nothing of it is made else."""
+        assert self._rules is not None
+        if not self._rules.guards or self._shape.ranks_per_stage > 1:
+            return {}
+        ends = ends_of(self._shape.stages)
+        named = [(name, twin) for end, twin in ends for name in self._guarded(end)]
+        return {(name, 0): twin for name, twin in named}
+
+    def _guarded(self, end: int) -> tuple[str, ...]:
+        assert self._rules is not None
+        return guarded_blocks(self._rules.outline, end)
+
     def _check_fork(self, who: str, fork: Fork, before: History) -> None:
         rules = self._rules
         assert rules is not None
@@ -218,7 +233,7 @@ class Lineages:
             _places(fork),
             version=fork.version,
             norms_sq=dict(zip(names, norms, strict=True)) if norms else {},
-            left=Left(),
+            left=Left(guards=self._guards()),
             policy=rules.policy,
             ranks_per_stage=self._shape.ranks_per_stage,
         )
@@ -243,6 +258,8 @@ class Lineages:
         if self._rules is None:
             return
         self._seen["fork"] += outcome.fork is not None
+        places = outcome.fork.made.positions if outcome.fork is not None else ()
+        self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
             durable = max(r.durable for r in reports)
             _hold(
@@ -280,6 +297,12 @@ class Lineages:
                 f"I9: {plan.quorum} counts a state of {plan.members[report.index].rank} at version "
                 f"{report.version} that has another history",
             )
+            for copy in report.guarded:
+                _hold(
+                    copy.masters == terms.part(self._truth(report.version, history, copy.stage)),
+                    f"I9: {plan.members[report.index].rank} guards another state of stage "
+                    f"{copy.stage} at version {report.version} than a run of the same history has",
+                )
 
     def _holding(self, plan: Plan, index: int) -> _Held | None:
         """Return the state of its position that a member brought, whatever it makes of it."""
@@ -331,12 +354,21 @@ class Lineages:
                 continue
             if self._is_young(held.version, durable):
                 continue  # the ladder's row 4
+            if not self._is_guarded(plan, reports):
+                continue
             _hold(
                 not goes_back and outcome.version >= held.version,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
                 f"{plan.members[report.index].rank} has {held.version} and every position that is "
                 f"not made anew kept a member since q{first}",
             )
+
+    def _is_guarded(self, plan: Plan, reports: Sequence[SettleReport]) -> bool:
+        """Return whether some guard has what the ends alone have that are to be made anew."""
+        assert plan.fork is not None
+        copies = {copy.stage for report in reports for copy in report.guarded}
+        ends = {p // plan.ranks_per_stage for p in plan.fork.positions}
+        return all(end in copies for end in ends if self._guarded(end))
 
     # The disk and the end -------------------------------------------------------
 

@@ -59,6 +59,7 @@ SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
 SHARE_SWAPPED = 0.3
 """Of the seeds with several stages, and no logs of boundaries: the pipeline is swapped."""
+SHARE_GOING_BACK = 0.5
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
 LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
@@ -148,11 +149,13 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
 def _with_order(scenario: Scenario) -> Scenario:
     """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
     rng, config = random.Random(f"order {scenario.seed}"), scenario.config
-    refused = config.approximate is not None or (config.snapshots and config.snapshots.boundary)
+    refused = config.snapshots and config.snapshots.boundary
     if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
-    return replace(scenario, config=replace(config, shape=shape))
+    may = config.approximate is not None and shape.ranks_per_stage == 1
+    guards = rng.choice((0, 1, 2, 2, 3)) if may else 0
+    return replace(scenario, config=replace(config, shape=shape, guards=guards))
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
@@ -161,18 +164,27 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
+    width = random.Random(f"witnessed cells {scenario.seed}").choice((1, 1, 2))
     shape = replace(
         scenario.config.shape,
         lanes=lanes,
         replicas=lanes,
-        ranks_per_stage=1,
+        ranks_per_stage=width,
         ranks_per_pod=1,
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
     )
     # Of two that differ only a third device says which one is wrong.
     spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
-    config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
+    # Drawn apart, so that all else is the same for both.
+    goes_back = random.Random(f"taint {scenario.seed}").random() < SHARE_GOING_BACK
+    config = replace(
+        scenario.config,
+        shape=shape,
+        spares=spares,
+        witness_every_steps=1,
+        goes_back=goes_back,
+    )
     point = rng.choice(("FORWARD", "vote-posted"))
     times = rng.randint(1, 12 if lanes == MIN_CHAINS else 40)
     faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mainstay_core.base.shape import Order
+from mainstay_core.base.words import count
 from mainstay_core.job.config import JobConfig
 from mainstay_core.sim.network import Latency
 
@@ -138,6 +139,8 @@ class Scenario:
                 f"a stage may be made anew rather than lose {approximate.after_lost_steps} steps,"
             )
             lines.append(f"weights {approximate.weights}, boost {approximate.lr_boost}")
+            if self.config.guards:
+                lines.append(f"{count(self.config.guards, 'guard')} of each end")
         lines = [" ".join(lines)]
         for fault in self.faults:
             when = f"after {fault.at_s:.2f} s" if fault.at_s is not None else ""

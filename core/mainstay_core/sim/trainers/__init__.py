@@ -8,6 +8,7 @@
 - ``replayer``: a lost state, made anew from logged gradients
 - ``replay_segments``: the segments that a replay reads and writes
 - ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
+- ``guarding``: a trainer as a guard of what ends of the pipeline alone have
 - ``trainer``: what a rank's session needs, played
 - ``launcher``: the shell of a pod's launcher
 """

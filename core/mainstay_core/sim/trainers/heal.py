@@ -24,7 +24,7 @@ class HealServer:
         address: where joiners ask.
         changed: fired when what is served, or what is adopted, changes.
         adopted: returns the plan that the trainer has adopted.
-        state: the state as it is now.
+        state: returns the state as it is now, or what is guarded of an end.
         copy_s: draws how long a copy takes.
     """
 
@@ -35,7 +35,7 @@ class HealServer:
         address: str,
         changed: Signal,
         adopted: Callable[[], Plan | None],
-        state: Callable[[], str],
+        state: Callable[[int | None], str],
         copy_s: Callable[[], float],
     ) -> None:
         self._process, self._changed = process, changed
@@ -58,14 +58,16 @@ class HealServer:
             end.send(("refused", f"{wanted.quorum} is over here", ""))
             end.close()
             return
-        before = self._state()
+        before = self._state(wanted.guarded)
         yield self._copy_s()
         if not may_copy(wanted, self.serves, self._adopted()):
             end.send(("refused", f"{wanted.quorum} is over here", ""))
             end.close()
             return
         # Chunks that were sent before a change, and chunks that were sent after it.
-        named = sent = before if before == self._state() else terms.term("torn", before)
+        named = sent = (
+            before if before == self._state(wanted.guarded) else terms.term("torn", before)
+        )
         if self.spoils and end.peer.process.node != self._process.node:
             sent = terms.term("spoilt", sent)
         end.send(("state", named, sent))

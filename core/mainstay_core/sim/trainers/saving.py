@@ -6,7 +6,7 @@ go on; votes say what is safe, what is still being written and what is durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mainstay_core.rank import events
 from mainstay_core.rank.own_saves import OwnSaves
@@ -15,6 +15,7 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.disk import AbandonedError, DamagedError, Part
 from mainstay_core.sim.engine import Process, Signal, Steps
 from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.votes import SaveStatus
 
 
@@ -38,6 +39,7 @@ class Saving:
         self._world, self._process, self._changed = world, process, changed
         self._report = report
         self._saves, self._running = OwnSaves(), 0
+        self._voided: tuple[Voided, ...] = ()
 
     def status(self) -> SaveStatus:
         """What to say of it in a vote."""
@@ -45,7 +47,7 @@ class Saving:
 
     def newest_complete(self) -> int:
         """Return the newest version on the disk that looks complete."""
-        newest = self._world.disk.newest_complete()
+        newest = self._world.disk.newest_complete(self._voided)
         self._saves = self._saves.found(newest)
         return newest
 
@@ -73,6 +75,15 @@ class Saving:
         """Never call the part of a version safe."""
         self._saves = self._saves.void(version)
 
+    def go_back(self, voided: Sequence[Voided], *, puts_aside: bool) -> None:
+        """Count no version of steps that count no more."""
+        known, newest = self._voided, voided[-1]
+        self._voided = tuple(voided)
+        if not known or known[-1].lineage < newest.lineage:
+            self._saves = self._saves.void_after(newest.version)
+        if puts_aside:
+            self._world.disk.put_aside(self._voided)
+
     def _write(self, version: int, nonce: str, position: int, part: Part) -> Steps[None]:
         world = self._world
         world.disk.abandon_others(version, nonce)
@@ -81,16 +92,19 @@ class Saving:
         self._saves = self._saves.written(version, nonce)
         self._done()
 
-    def complete(self, action: events.RenameCheckpoint) -> None:
-        """Rename a version, a little later."""
+    def complete(self, action: events.RenameCheckpoint, lineage: int) -> None:
+        """Rename a version of a lineage, a little later."""
         self._running += 1
-        self._process.spawn(self._complete(action))
+        self._process.spawn(self._complete(action, lineage))
 
-    def _complete(self, action: events.RenameCheckpoint) -> Steps[None]:
+    def _complete(self, action: events.RenameCheckpoint, lineage: int) -> Steps[None]:
         world = self._world
         yield world.pace.hiccup_s()
+        if is_void(self._voided, action.version, lineage):
+            self._done()
+            return
         try:
-            if world.disk.finish(action.version, action.nonce):
+            if world.disk.finish(action.version, action.nonce, lineage, action.clean_at):
                 world.checks.durable(action.version)
         except AbandonedError:
             self._done()

@@ -14,10 +14,10 @@ from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import RankSession, types_of
+from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
-from mainstay_core.rank.step_plan import Compared
+from mainstay_core.rank.step_plan import Compared, types_of
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps
@@ -26,6 +26,7 @@ from mainstay_core.sim.invariants.units import job_units
 from mainstay_core.sim.network import End
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.trainers.connections import Connections
+from mainstay_core.sim.trainers.guarding import GuardingTrainer
 from mainstay_core.sim.trainers.heal import HealClient, HealServer
 from mainstay_core.sim.trainers.keeper import SegmentKeeper
 from mainstay_core.sim.trainers.saving import Saving
@@ -51,7 +52,7 @@ STEP_S = 0.5
 """What the ledger says of every step."""
 
 
-class Trainer(Process, RankSession[Connections]):
+class Trainer(Process, GuardingTrainer):
     """One life of a trainer.
 
     Args:
@@ -102,12 +103,15 @@ class Trainer(Process, RankSession[Connections]):
             heal_address,
             connections.changed,
             lambda: connections.adopted,
-            lambda: self.cell.params if self.cell else "",
+            self.served,
             world.pace.copy_s,
         )
         self.cell: Compute | None = None
         self._beside: dict[tuple[int, int], str] = {}
         """States of other positions that were copied to make this one anew."""
+        self._taken_back = ""
+        """What guards had of it."""
+        self.copies, self.given = {}, {}
         self.slow = 1.0
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
@@ -286,15 +290,18 @@ class Trainer(Process, RankSession[Connections]):
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         copied = await Awaited(client.copy(sources, wanted, expected))
-        place = divmod(wanted.position, self.world.config.shape.ranks_per_stage)
-        self._beside[place] = copied
+        if wanted.guarded is None:
+            width = self.world.config.shape.ranks_per_stage
+            self._beside[divmod(wanted.position, width)] = copied
+        else:
+            self._taken_back = copied
         await self.point("copied-beside")
         return copied
 
     async def make_anew(self, made: MadePosition) -> str:
         cell = self.made_cell()
-        cell.params = terms.made(made, self._beside)
-        self._beside = {}
+        cell.params = terms.made(made, self._beside, self._taken_back)
+        self._beside, self._taken_back = {}, ""
         await self.point("made-anew")
         return cell.params
 
@@ -408,9 +415,10 @@ class Trainer(Process, RankSession[Connections]):
             self._segments.forget_unfinished()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply(commit.scale, boosts_of(self.state.history, commit.step, cell.inner))
+        guarded = self.apply_guarded(commit)
         self.world.faults.corrupt_state(self, cell)
         self.world.checks.applied(self, commit, cell.params)
-        return AppliedStep(digest=cell.params, masters=cell.params)
+        return AppliedStep(digest=cell.params, masters=cell.params, guarded=guarded)
 
     def final_digests(self, data: str) -> Any:
         return self.made_cell().final_digests(self.state.version, self.state.digest, data)
@@ -425,7 +433,7 @@ class Trainer(Process, RankSession[Connections]):
         self._saving.write(action, self.made_cell(), name_attempt(self.plan.quorum))
 
     def rename(self, action: events.RenameCheckpoint) -> None:
-        self._saving.complete(action)
+        self._saving.complete(action, self.plan.lineage)
 
     async def wait_written(self) -> SaveStatus:
         await Awaited(self._saving.wait_idle())

@@ -1,0 +1,136 @@
+"""Notes which steps a device has computed wrongly perhaps, and has the job go back before them.
+
+A device that is named computes wrongly each time. Only the types that a witness compared are right
+for sure, so all that it has computed since a witness agreed with it is tainted. A job that wants to
+go back does so when it can do without the device: with it, the steps would be wrong again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mainstay_core.base.words import count
+from mainstay_core.coordinator import seating
+from mainstay_core.coordinator.events import Transition
+from mainstay_core.coordinator.publishing import publish
+from mainstay_core.coordinator.records import open_taint
+from mainstay_core.coordinator.seating import Draft
+from mainstay_core.coordinator.siting import usable_slots
+from mainstay_core.coordinator.state import CoordinatorState, slot_name, with_slots
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.facts import Named
+from mainstay_core.wire.ledger import CleanDevice
+from mainstay_core.wire.plan import MAX_VOIDED, Method, Plan, Voided
+from mainstay_core.wire.taints import MAX_TAINTS, Taint
+
+
+def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
+    """Return the state with the steps that a named device has tainted.
+
+    A device may be named again until its work is handed over. Its first tainted step counts.
+    """
+    slot = fact.named
+    if fact.since is None or any(t.slot == slot and t.counts for t in state.taints):
+        return state
+    new = Taint(
+        slot=slot,
+        trainer=slot_name(state, slot),
+        since=fact.since,
+        named_in=max(fact.since, fact.step or 0),
+        is_due=state.config.goes_back,
+    )
+    return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+
+
+def note_clean(state: CoordinatorState, devices: Iterable[CleanDevice]) -> CoordinatorState:
+    """Return the state that knows since when no witness has agreed with devices."""
+    known = {s.slot: s for s in state.slots}
+    changed = [replace(known[d.slot], clean_from=d.clean_from) for d in devices if d.slot in known]
+    return with_slots(state, changed)
+
+
+def forget_clean(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state of a job that goes on at a step: what comes again nobody has compared."""
+    late = [s for s in state.slots if s.clean_from is not None and s.clean_from > step]
+    return with_slots(state, [replace(s, clean_from=step) for s in late])
+
+
+def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state in which devices that are no members any more taint nothing from ``step``.
+
+    Args:
+        state: of a job whose members all go on.
+        step: at which they do.
+    """
+    plan = state.plan
+    if plan is None or all(t.until is not None for t in state.taints):
+        return state
+    members = {m.slot for m in plan.members}
+    taints = tuple(
+        t if t.until is not None or t.slot in members else replace(t, until=max(step, t.since))
+        for t in state.taints
+    )
+    return replace(state, taints=taints)
+
+
+def due_taints(state: CoordinatorState) -> tuple[Taint, ...]:
+    """Return the tainted steps before which the job has still to go back."""
+    if not state.config.goes_back:
+        return ()
+    return tuple(t for t in state.taints if t.is_due and t.counts)
+
+
+def go_back(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:
+    """Have all members go back before tainted steps, without the devices that have tainted them.
+
+    Returns:
+        None: there are none, or some stage cannot do without such a device yet. The job goes on
+        then, and its pod hands its work over as soon as somebody comes.
+    """
+    due = due_taints(state)
+    if not due or state.plan is None or state.plan.pause:
+        return None
+    pods = {t.slot.pod for t in due}
+    left = [m for m in state.plan.members if m.slot.pod in pods]
+    reason = (
+        f"{count(len(due), 'device')} computed wrongly each time: all go back to the newest "
+        f"checkpoint that is no later than step {first_taint(due)}, or to the seed"
+    )
+    draft = Draft(method=Method.RESTART, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+    takers = usable_slots(state, now_s)
+    plan = seating.void_plan(state, draft, takers, frozenset(m.slot for m in left))
+    if plan is None:
+        return None
+    plan = with_voided(plan, first_taint(due))
+    state = open_taint(state, left, plan, "; ".join(t.describe() for t in due), reason)
+    return publish(undone(state, plan), plan, JobPhase.RECOVERING)
+
+
+def first_taint(due: tuple[Taint, ...]) -> int:
+    """Return the newest version that none of the devices has tainted."""
+    return min(t.since for t in due)
+
+
+def with_voided(plan: Plan, version: int) -> Plan:
+    """Return a plan of a new lineage that tells that later versions of older ones are void."""
+    new = Voided(quorum=plan.quorum.id, lineage=plan.lineage, version=version)
+    return replace(plan, voided=(*plan.voided, new)[-MAX_VOIDED:])
+
+
+def undone(state: CoordinatorState, plan: Plan) -> CoordinatorState:
+    """Return the state in which a plan has the job go back before all that is due.
+
+    What other devices have tainted since is undone with it.
+    """
+    version = plan.voided[-1].version
+    taints = tuple(
+        replace(t, undone_in=str(plan.quorum)) if t.counts and t.since >= version else t
+        for t in state.taints
+    )
+    return replace(
+        state,
+        taints=taints,
+        restarted_id=plan.quorum.id,
+        durable=min(state.durable, version),
+    )

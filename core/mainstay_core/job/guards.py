@@ -1,0 +1,49 @@
+"""Says how many cells guard what an end of the pipeline alone has, and refuses what cannot be."""
+
+from __future__ import annotations
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.shape import JobShape, Order
+from mainstay_core.base.words import count
+from mainstay_core.job.config import SWAPPED_GUARDS
+from mainstay_core.job.sections import RecoveryPolicy
+
+
+def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
+    """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
+
+    Args:
+        recovery: of the job.
+        shape: of the job.
+        snapshots: whether it keeps snapshots in memory.
+    """
+    guards = recovery.approximate.guards
+    if guards is not None:
+        return guards
+    may = shape.ranks_per_stage == 1 and not snapshots
+    return SWAPPED_GUARDS if may and shape.order is Order.SWAPPED else 0
+
+
+def check_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> None:
+    """Refuse guards where they would be of no use, or not yet; arguments likewise.
+
+    Raises:
+        InvalidSpecError: names the field and what would be right.
+    """
+    guards, cells = recovery.approximate.guards, shape.replicas
+    if not guards:
+        return
+    wrong = ""
+    if shape.order is Order.IN_ORDER:
+        wrong = "in order no stage is an end's twin, from which its layers could be made anew; use "
+        wrong += "0, or pipeline.order Swapped"
+    elif shape.ranks_per_stage > 1:
+        wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
+        wrong += "parallelism.ranksPerStage 1"
+    elif snapshots:
+        wrong = "with snapshots in memory a lost stage is made anew exactly; use 0"
+    elif guards > cells:
+        have = count(cells, "cell")
+        wrong = f"the stage beside an end has {have}, one for each replica; use at most {cells}"
+    if wrong:
+        raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")

@@ -1,0 +1,102 @@
+"""Decides which copies of guards count: of those that are left, and of those that a vote compares.
+
+A copy is at the version of its cell's own state, or it is void. Votes compare it with what the
+owners have, masters and a part of the rest, as they compare the cells of a stage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mainstay_core.reinitialisation.guards import Guard, ends_of, guarded_blocks
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import StageOutline
+from mainstay_core.wire.votes import GuardedDigest, SettleReport, Vote
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftGuards:
+    """The copies of an end's blocks that count at the version at which all go on."""
+
+    end: int
+    stage: int
+    """Of the guards."""
+    members: tuple[int, ...]
+    """That have one."""
+    masters: str
+    """Digest of the masters of all of these; "" if they have yet to apply the last step."""
+
+
+def find_guards(
+    plan: Plan, reports: Iterable[SettleReport], staying: Collection[int], rolling: Collection[int]
+) -> tuple[LeftGuards, ...]:
+    """Return the guards of each end whose copies count.
+
+    Of copies that differ the most frequent counts. Without a majority none does: the owners that
+    could say which is right may be lost. A member that has yet to apply the last step counts where
+    nobody has the version already.
+
+    Args:
+        plan: the quorum's plan.
+        reports: of its members.
+        staying: members that have the version.
+        rolling: members that come to it by their mark.
+    """
+    twins, told = dict(ends_of(plan.num_stages)), list(reports)
+    found = []
+    for end, twin in twins.items():
+        copies: dict[GuardedDigest, list[int]] = defaultdict(list)
+        later = []
+        for report in told:
+            if plan.members[report.index].rank.stage != twin:
+                continue
+            for copy in report.guarded:
+                if copy.stage == end and report.index in staying:
+                    copies[copy].append(report.index)
+                elif copy.stage == end and report.index in rolling:
+                    later.append(report.index)
+        ranked = sorted(copies.values(), key=len, reverse=True)
+        if ranked and (len(ranked) == 1 or len(ranked[0]) > len(ranked[1])):
+            (counts,) = [copy for copy, members in copies.items() if members is ranked[0]]
+            members, masters = tuple(sorted(ranked[0])), counts.masters
+        elif later and not ranked:
+            members, masters = tuple(sorted(later)), ""
+        else:
+            continue
+        found.append(LeftGuards(end=end, stage=twin, members=members, masters=masters))
+    return tuple(found)
+
+
+def by_block(
+    stages: Sequence[StageOutline], left: Iterable[LeftGuards]
+) -> dict[tuple[str, int], int]:
+    """Return the stage of a guard by (block, inner rank), for what the guards left keep."""
+    return {(name, 0): one.stage for one in left for name in guarded_blocks(stages, one.end)}
+
+
+def void_copies(
+    plan: Plan, guards: Iterable[Guard], votes: Sequence[Vote], index: int
+) -> tuple[int, ...]:
+    """Return the ends whose copy at a member is not what the owners have, by all votes of a step.
+
+    Args:
+        plan: the quorum's plan.
+        guards: under it.
+        votes: by member index, of a step that is committed: the owners' masters agree.
+        index: of the member.
+    """
+    void = []
+    for guard in guards:
+        if guard.index != index:
+            continue
+        mine = _told(votes[index], guard.end)
+        owners = {_told(votes[m.index], guard.end) for m in plan.positions[guard.end]}
+        if mine is not None and mine not in owners:
+            void.append(guard.end)
+    return tuple(void)
+
+
+def _told(vote: Vote, end: int) -> GuardedDigest | None:
+    return next((told for told in vote.guarded if told.stage == end), None)

@@ -1,0 +1,86 @@
+"""Has guards get in each step what they need: the gradient of what they keep, and first a copy.
+
+It belongs to the reduction: what comes late still ends that, and nobody votes without it. So a rank
+that holds a step's mark holds the gradients of all that it guards, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mainstay_core.rank.connections import QuorumConnections
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, sources_of
+from mainstay_core.rank.shell import RankShell
+from mainstay_core.rank.state import RankState
+from mainstay_core.reinitialisation.guards import Guard
+from mainstay_core.wire.votes import GuardedDigest, SettleReport
+
+
+async def pass_guarded(
+    shell: RankShell,
+    state: RankState,
+    connections: QuorumConnections[Any, Any, Any],
+    reports: Sequence[SettleReport],
+) -> tuple[GuardedDigest, ...]:
+    """Give the guards of this rank's end the reduced gradient; as a guard take that of an end.
+
+    A guard that is new, or whose copy is void, copies the blocks from their owners first. If that
+    fails it has none in this step, and tries again in the next one: no step stops for it.
+
+    Args:
+        shell: of the rank.
+        state: of the rank, which has reduced its own gradient.
+        connections: for its plan.
+        reports: of the quorum's settle.
+
+    Returns:
+        What it guards now, as it is before the step.
+
+    Raises:
+        GroupEnded: an owner or a guard is gone.
+    """
+    guards, index, kept = state.guards, state.index, []
+    for end in sorted({guard.end for guard in guards}):
+        of_end = [guard for guard in guards if guard.end == end]
+        own = next((guard for guard in of_end if guard.index == index), None)
+        given = [guard for guard in of_end if guard.owner == index]
+        if own is None and not given:
+            continue
+        places = sorted({i for guard in of_end for i in (guard.index, guard.owner)})
+        copy = None
+        if own is not None:
+            copy = next((held for held in state.guarded if held.stage == end), None)
+            copy = copy or await _copied(shell, state, connections, reports, own)
+        group, is_new = connections.begin_guard_group(end, places)
+        if is_new:
+            await shell.connect(group)
+        if given:
+            await shell.give_guarded(group, [places.index(guard.index) for guard in given])
+        if own is not None:
+            await shell.take_guarded(group, end, places.index(own.owner))
+        kept += [copy] if copy is not None else []
+    shell.keep_guarded([copy.stage for copy in kept])
+    return tuple(kept)
+
+
+async def _copied(
+    shell: RankShell,
+    state: RankState,
+    connections: QuorumConnections[Any, Any, Any],
+    reports: Sequence[SettleReport],
+    guard: Guard,
+) -> GuardedDigest | None:
+    """Copy what a guard keeps from the first owner that gives it; None if none does."""
+    plan = state.plan
+    assert plan is not None
+    wanted = Wanted(str(plan.quorum), guard.end, state.version, guarded=guard.end)
+    others = [m.index for m in plan.positions[guard.end] if m.index != guard.owner]
+    sources: Sources = sources_of(plan, reports, (guard.owner, *others))
+    for source in sources:
+        client = connections.healing(shell.make_heal_client())
+        try:
+            return await shell.copy_guarded(client, (source,), wanted)
+        except HealFailed as failure:
+            shell.warn(f"a guard has no copy of stage {guard.end}: {failure}")
+    return None

@@ -1,0 +1,225 @@
+"""A device that is named leaves tainted steps behind, and a job may go back before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from tests.worlds.pods import PlayedPods
+
+from mainstay_core.control_plane.transactions import find_news
+from mainstay_core.coordinator.events import JobSubmitted, StepsCommitted
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
+from mainstay_core.wire.plan import Member, Method, Voided, is_void
+
+Start = Callable[..., Any]
+ZERO = "0" * 32
+
+
+def name(world: PlayedPods, member: Member, since: int | None = 3) -> None:
+    """A device is named in step 5; a witness agreed with it last in the step before ``since``."""
+    world.tell(world.about(FactKind.NAMED, member, evidence="why", since=since, step=5))
+
+
+def train(world: PlayedPods, steps: int) -> None:
+    for step in range(steps):
+        world.commit(step)
+
+
+def test_the_steps_of_a_named_device_are_tainted_until_its_work_is_handed_over(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    wrong = world.member(1, 0)
+
+    name(world, wrong)
+
+    (taint,) = world.state.taints
+    assert (taint.slot, taint.since, taint.named_in, taint.until) == (wrong.slot, 3, 5, None)
+    assert taint.counts
+    assert taint.describe() == (
+        f"steps from 3 on are tainted: the device of {wrong.slot.pod}/0 computes wrongly each time"
+    )
+    assert world.plan.planned, "it hands its work over, and nobody goes back"
+    world.settle(7)
+    (taint,) = world.state.taints
+    assert taint.until == 7
+    assert "steps from 3 to 6 are tainted" in taint.describe()
+    world.stored()
+
+
+def test_another_member_may_name_a_device_that_is_gone_by_then(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    wrong, other = world.member(1, 0), world.member(0, 0)
+    told = world.about(FactKind.NAMED, other, evidence="why", since=3, step=5, device=wrong.slot)
+
+    world.tell(told)
+
+    assert [t.slot for t in world.state.taints] == [wrong.slot]
+    leaving = [p.registration.pod for p in world.state.pods if p.leaving]
+    assert leaving == [wrong.slot.pod]
+    world.pod_gone(wrong.slot.pod)
+    world.tell(replace(told, quorum=world.plan.quorum))
+    assert len(world.state.taints) == 1
+
+
+def test_a_device_that_is_named_again_has_tainted_what_it_had(start: Start) -> None:
+    world = start(replicas=1, stages=1)
+    train(world, 5)
+    name(world, world.member(0, 0), since=3)
+    name(world, world.member(0, 0), since=5)
+    (taint,) = world.state.taints
+    assert (taint.since, taint.until) == (3, None)
+
+
+def test_a_trainer_that_tells_no_step_taints_none(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    name(world, world.member(1, 0), since=None)
+    assert world.state.taints == ()
+
+
+def test_the_job_goes_back_without_the_pod_of_the_device(start: Start) -> None:
+    world = start(replicas=3, stages=2, goes_back=True, checkpoint_dir="/c")
+    train(world, 5)
+    world.tell(world.about(FactKind.CHECKPOINT, world.member(0, 0), durable=4))
+    wrong = world.member(1, 0)
+
+    name(world, wrong)
+
+    plan = world.plan
+    assert (plan.method, plan.planned, plan.lineage) == (Method.RESTART, False, 1)
+    assert plan.voided == (Voided(quorum=plan.quorum.id, lineage=1, version=3),)
+    assert wrong.slot not in {m.slot for m in plan.members}
+    assert len(plan.chains) == 2
+    (taint,) = world.state.taints
+    assert taint.undone_in == str(plan.quorum)
+    assert not taint.counts
+    assert world.state.durable == 3, "that of step 4 is none to go on from"
+
+    world.settle(2)
+    assert world.state.step == 2
+    world.commit(2)
+    assert world.plan.voided == plan.voided, "later plans tell of it as well"
+    (recovery,) = [r for r in world.recoveries().values() if r.method is Method.RESTART]
+    assert recovery.lost_steps == 3
+    assert "went back before them" in taint.describe()
+
+
+def test_without_a_successor_the_job_goes_back_as_soon_as_one_is_there(start: Start) -> None:
+    world = start(replicas=1, stages=1, goes_back=True)
+    train(world, 5)
+    wrong = world.member(0, 0)
+    name(world, wrong)
+    assert world.plan.lineage == 0, "the device is the last of its stage: it would be wrong again"
+    assert "LeaveWaits" in world.announced()
+
+    world.register("late")
+    world.up("late")
+
+    assert (world.plan.method, world.plan.lineage) == (Method.RESTART, 1)
+    assert [m.slot.pod for m in world.plan.members] == ["late"]
+
+
+def test_a_job_whose_last_step_is_applied_goes_back_before_it_is_complete(start: Start) -> None:
+    world = start(replicas=3, stages=1, steps=6, goes_back=True)
+    train(world, 6)
+    for member in world.plan.members[:2]:
+        world.finish(member)
+    wrong = world.plan.members[2]
+    name(world, wrong, since=4)
+    assert world.state.phase is JobPhase.RECOVERING
+    assert (world.plan.lineage, world.state.finals) == (1, ())
+
+
+def test_steps_that_were_reported_stay_when_the_job_is_to_go_back_from_then_on(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    name(world, world.member(1, 0))
+    world.settle(5)
+
+    world.send(JobSubmitted(config=replace(world.state.config, goes_back=True)))
+
+    assert "recovery.onTaint Report -> Restart" in world.messages()
+    world.tick()
+    assert world.plan.lineage == 0
+
+
+def test_a_late_word_of_a_void_checkpoint_does_not_count(start: Start) -> None:
+    world = start(replicas=3, stages=1, goes_back=True, checkpoint_dir="/c")
+    train(world, 5)
+    teller, before = world.member(0, 0), world.plan.quorum
+    name(world, world.member(1, 0))
+    world.settle(2)
+    world.tell(world.about(FactKind.CHECKPOINT, teller, durable=4, quorum=before))
+    assert world.state.durable == 0
+    world.tell(world.about(FactKind.CHECKPOINT, teller, durable=4))
+    assert world.state.durable == 4
+
+
+def test_what_comes_in_the_place_of_a_void_step_is_no_contradiction() -> None:
+    from mainstay_core.base.ids import QuorumId
+
+    def entry(step: int, quorum: int, masters: str) -> LedgerEntry:
+        return LedgerEntry(
+            step=step,
+            stage=0,
+            quorum=QuorumId(id=quorum, nonce="n"),
+            gradient=ZERO,
+            masters=masters * 32,
+            data=ZERO,
+            loss=0.0,
+            norm=0.0,
+            tokens=1,
+            step_s=0.0,
+            replicas=1,
+        )
+
+    first = entry(3, 2, "a")
+    corrected = replace(entry(3, 2, "b"), corrects=True)
+    news = find_news({first.key: first}, [corrected])
+    assert (news.contradictions, news.fresh) == ((), (corrected,)), "its teller had a bad state"
+    assert find_news({first.key: corrected}, [first]).fresh == (), "told again by that one"
+
+    voided = (Voided(quorum=4, lineage=1, version=3),)
+    for step, old, new, contradicts in ((3, 2, 4, False), (2, 2, 4, True), (3, 4, 5, True)):
+        known, told = entry(step, old, "a"), entry(step, new, "b")
+        news = find_news({known.key: known}, [told], voided)
+        assert bool(news.contradictions) is contradicts
+        assert news.fresh == (told,)
+
+
+def test_a_version_is_void_if_it_is_later_and_of_an_older_lineage() -> None:
+    voided = (
+        Voided(quorum=4, lineage=1, version=3),
+        Voided(quorum=9, lineage=5, version=20),
+    )
+    for version, lineage, expected in ((3, 0, False), (4, 0, True), (4, 1, False), (21, 4, True)):
+        assert is_void(voided, version, lineage) is expected
+
+
+def test_the_last_clean_witness_of_a_device_outlives_its_trainer(start: Start) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0)
+    victim = world.member(1, 0)
+    clean = (CleanDevice(slot=victim.slot, clean_from=2),)
+    for step in range(4):
+        quorum = world.plan.quorum
+        told = clean if step == 1 else ()
+        world.send(StepsCommitted(step=step, quorum=quorum, committed_at_s=1.0, clean=told))
+    assert world.state.slot(victim.slot).clean_from == 2
+    assert all(m.clean_from is None for m in world.plan.members)
+
+    world.down(victim, restarting=True)
+    world.settle(4)
+    world.up(victim.slot.pod)
+
+    (joiner,) = [m for m in world.plan.members if m.slot == victim.slot]
+    assert (joiner.joining, joiner.clean_from) == (True, 2)
+    world.settle(1)
+    assert world.state.slot(victim.slot).clean_from == 1, "what comes again nobody has compared"

@@ -1,0 +1,177 @@
+"""Copies of guards: which count when the owners are gone, and what becomes of one that differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.core.plans import make_plan
+
+from mainstay_core.base.shape import Order
+from mainstay_core.rank import forks
+from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.guard_copies import find_guards, void_copies
+from mainstay_core.rank.settle import Settlement, StateAction, settle
+from mainstay_core.reinitialisation.guards import plan_guards
+from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import BlockOutline, ForkOrder, Outline, SourceKind
+from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport, Vote
+
+STAY, LOAD, MAKE = StateAction.STAY, StateAction.LOAD, StateAction.MAKE
+LAYERS = [BlockOutline(name=f"layers.{i}", kind="layer") for i in range(3)]
+OUTLINE: Outline = (
+    (BlockOutline(name="embedding", kind="embedding"), LAYERS[0]),
+    (LAYERS[1],),
+    (LAYERS[2], BlockOutline(name="head", kind="head")),
+)
+RULES = ForkRules(outline=OUTLINE, policy=Policy(order=Order.SWAPPED), guards=2)
+LIVES = {0: ["a.1", "b.1", "c.1"], 1: ["d.1", "e.1", "f.1"]}
+"""By replica; a and d are the first stage, which is lost, b and e guard it."""
+
+
+def plan_of(*new: str) -> Plan:
+    lives = {r: [f"{x[0]}.2" if x[0] in new else x for x in cells] for r, cells in LIVES.items()}
+    every = [life for cells in lives.values() for life in cells]
+    stayed = {life: 1 for life in every if life[0] not in new}
+    plan = make_plan(lives, quorum=2, since=stayed, joining=[f"{n}.2" for n in new], lanes=2)
+    positions = tuple(sorted({plan.position_of(m.index) for m in plan.members if m.joining}))
+    return replace(plan, lineage=1, fork=ForkOrder(positions=positions, since=0))
+
+
+def copy_of(end: int = 0, masters: str = "right", rest: str = "") -> GuardedDigest:
+    return GuardedDigest(stage=end, masters=masters, rest=rest)
+
+
+def reports(plan: Plan, **guarded: tuple[GuardedDigest, ...]) -> list[SettleReport]:
+    """Of members at version 8, new ones having nothing; copies by life, as ``b``."""
+    commit = Commit(step=7, norm=1, scale=1, tokens=1, loss=1, data="0" * 32)
+    about: dict[str, Any] = {
+        "version": 8,
+        "lineage": 1,
+        "settled": 1,
+        "certified_in": "q1-n",
+        "commit": commit,
+        "chain": "before",
+    }
+    told = []
+    for member in plan.members:
+        life = str(member.incarnation)
+        if life.endswith(".2"):
+            told.append(SettleReport(index=member.index, valid=False, heal_address="x"))
+            continue
+        copies = guarded.get(life[0], ())
+        state = f"stage {member.rank.stage}"
+        told.append(
+            SettleReport(index=member.index, valid=True, state=state, guarded=copies, **about)
+        )
+    return told
+
+
+def settled(plan: Plan, **guarded: tuple[GuardedDigest, ...]) -> Settlement:
+    return settle(plan, 1, reports(plan, **guarded), fork_rules=RULES)
+
+
+def index_of(plan: Plan, life: str) -> int:
+    return next(m.index for m in plan.members if str(m.incarnation)[0] == life)
+
+
+def test_a_first_stage_is_made_of_its_twin_and_of_guards_who_have_the_rest() -> None:
+    plan = plan_of("a", "d")
+    outcome = settled(plan, b=(copy_of(),), e=(copy_of(),))
+
+    assert outcome.version == 8
+    assert outcome.actions.count(MAKE) == 2
+    assert outcome.fork is not None
+    (place,) = outcome.fork.made.positions
+    kinds = {b.block: [(s.kind, s.stage) for s in b.sources] for b in place.blocks}
+    assert kinds == {
+        "embedding": [(SourceKind.GUARD, 1)],
+        "layers.0": [(SourceKind.TWIN, 1)],
+    }
+    assert [block.is_exact for block in place.blocks] == [True, False]
+
+
+def test_makers_take_guards_by_turns_and_their_copies_with_all_that_belongs_to_them() -> None:
+    plan = plan_of("a", "d")
+    told = reports(plan, b=(copy_of(),), e=(copy_of(),))
+    outcome = settle(plan, 1, told, fork_rules=RULES)
+    assert outcome.fork is not None
+    guards = [index_of(plan, life) for life in "be"]
+    first = []
+    for life in "ad":
+        holders = {1: guards}
+        making = forks.plan_making(
+            plan, outcome.fork, index_of(plan, life), holders, told, outcome.guards
+        )
+        twin, guarded = making.beside
+        assert (twin.position, twin.guarded) == (1, None)
+        assert (guarded.position, guarded.guarded, guarded.expected) == (1, 0, "right")
+        first.append(guarded.members[0])
+    assert sorted(first) == sorted(guards)
+
+
+@pytest.mark.parametrize(
+    "guarded",
+    [
+        pytest.param({}, id="nobody guards yet"),
+        pytest.param({"b": (copy_of(2),)}, id="it is another end's"),
+        pytest.param({"c": (copy_of(),)}, id="it is no cell of the twin"),
+        pytest.param({"b": (copy_of(),), "e": (copy_of(masters="wrong"),)}, id="they differ"),
+    ],
+)
+def test_without_a_copy_that_counts_all_go_back(guarded: dict[str, Any]) -> None:
+    outcome = settled(plan_of("a", "d"), **guarded)
+    assert set(outcome.actions) == {LOAD}
+    assert outcome.fork is None
+
+
+def test_an_inner_stage_needs_no_guard() -> None:
+    outcome = settled(plan_of("b", "e"))
+    assert outcome.actions.count(MAKE) == 2
+
+
+def test_the_copy_counts_that_most_guards_have() -> None:
+    plan = make_plan({r: [f"{chr(97 + 3 * r + s)}.1" for s in range(3)] for r in range(3)}, lanes=3)
+    twins = [m.index for m in plan.positions[1]]
+    told = [
+        SettleReport(index=i, valid=True, guarded=(copy_of(masters=masters),))
+        for i, masters in zip(twins, ("right", "wrong", "right"), strict=True)
+    ]
+    (left,) = find_guards(plan, told, twins, [])
+    assert (left.members, left.masters) == ((twins[0], twins[2]), "right")
+
+
+def test_a_guard_that_rolls_forward_counts_where_nobody_is_there_yet() -> None:
+    plan = plan_of("a", "d")
+    told = reports(plan, b=(copy_of(),), e=(copy_of(masters="later"),))
+    b, e = (index_of(plan, life) for life in "be")
+    (left,) = find_guards(plan, told, [], [b])
+    assert (left.members, left.masters) == ((b,), "")
+    (left,) = find_guards(plan, told, [e], [b])
+    assert (left.members, left.masters) == ((e,), "later")
+
+
+def test_a_copy_that_differs_from_what_the_owners_have_is_void() -> None:
+    plan = make_plan(LIVES, lanes=2)
+    guards = plan_guards(plan, OUTLINE, 2)
+    b, e = (index_of(plan, life) for life in "be")
+
+    def votes(**told: GuardedDigest) -> list[Vote]:
+        about: dict[str, Any] = {"step": 8, "attempt": 0, "ok": True, "norms_sq": (), "stats": ()}
+        about |= {"gradient": "", "state": "", "newest_plan": 1, "newest_nonce": "n"}
+        lives = [str(m.incarnation)[0] for m in plan.members]
+        copies = ((told[life],) if life in told else () for life in lives)
+        return [Vote(guarded=copy, **about) for copy in copies]
+
+    own = {"a": copy_of(), "d": copy_of()}
+    cast = votes(**own, b=copy_of(), e=copy_of(rest="other"))
+    assert void_copies(plan, guards, cast, b) == ()
+    assert void_copies(plan, guards, cast, e) == (0,)
+    assert void_copies(plan, guards, votes(**own), b) == (), "it has none to be void"
+
+
+def test_what_a_guard_had_keeps_its_learning_rate() -> None:
+    outcome = settled(plan_of("a", "d"), b=(copy_of(),), e=(copy_of(),))
+    assert forks.boosts_of(outcome.history, 9, 0) == {"layers.0": 1.1}

@@ -1,0 +1,55 @@
+"""Ranks of a cell plan alike: recomputes as checks, flips in sums, a rank that has just come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from benchmarks.flips import Tally, try_flips, warm
+from benchmarks.support.flip_chains import ProcessChain, run_step
+from benchmarks.support.flip_rank import COLLECTIVE, MUCH, Setting, Variant
+from tests.train.crew import Nursery
+
+CELL = Setting(model="Llama fp32", recompute=1.0, stages=1, inner=2, waiting_bytes=MUCH)
+
+
+@pytest.fixture(scope="module")
+def chain(nursery: Nursery) -> Iterator[ProcessChain]:
+    made = ProcessChain(CELL, nursery)
+    yield made
+    made.close()
+
+
+def test_ranks_of_a_cell_make_one_plan_and_flips_of_their_sums_are_found(
+    chain: ProcessChain,
+) -> None:
+    chain.reset(Variant.OFF)
+    clean, _ = run_step(chain, Variant.OFF)
+    warm(chain, Variant.AUTO)
+    standings = chain.standings(Variant.AUTO)
+    assert len(set(standings)) == 1
+    assert standings[0][-2] > 0, "a plan is followed"
+    chain.reset(Variant.AUTO)
+    assert run_step(chain, Variant.AUTO) == (clean, 0)
+
+    tally = Tally()
+    try_flips(chain, Variant.AUTO, 11, random.Random(5), tally, str(CELL))
+    assert not tally.broken
+    found = tally.counts[COLLECTIVE, "found"]
+    assert found == tally.counts[COLLECTIVE, "effective"] > 0
+
+
+@pytest.mark.parametrize("variant", [Variant.AUTO, Variant.PIGGYBACK])
+def test_a_rank_that_has_just_come_executes_what_the_others_do(
+    chain: ProcessChain, variant: Variant
+) -> None:
+    """Else one rank would wait in a collective that the other does not execute."""
+    chain.reset(Variant.OFF)
+    clean, _ = run_step(chain, Variant.OFF)
+    warm(chain, variant)
+    chain.renew(variant, 1)
+    for _ in range(6):
+        chain.reset(variant)
+        assert run_step(chain, variant) == (clean, 0)
+    assert len(set(chain.standings(variant))) == 1
