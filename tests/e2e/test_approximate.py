@@ -107,21 +107,20 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
 
 
 @pytest.mark.chaos
-def test_a_swapped_pipeline_has_the_bits_of_the_experiments_process(
-    tmp_path: Path, corpus: Path
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
+    tmp_path: Path, corpus: Path, stage: int
 ) -> None:
-    """Permission is refused there: the loss of a stage is answered by a restart, which is exact."""
+    """An end is made of its twin and a guard, an inner stage of both neighbours."""
     pipeline = {"order": "Swapped", "microBatches": 2}
-    job = make_job(LAYOUT, NUM_STEPS, corpus, pipeline=pipeline)
+    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=pipeline)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
 
-    with local_job(tmp_path, job, [kill(1)]) as running:
+    with local_job(tmp_path, job, [kill(stage)]) as running:
         report = running.report()
 
-    assert [r["method"] for r in report["recoveries"]] == ["restart"]
-    steps = report["digests"]["steps"]
-    assert len(steps) == NUM_STEPS
-    assert steps == twin(tmp_path)
+    check_forked(report)
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, stage))
 
 
 @pytest.mark.chaos

@@ -2,6 +2,7 @@
 
 - ``guarding``: what a session does for guards, and as one
 - ``session``: what core needs to carry out what the state machine decides
+- ``checking``: checks by the rules that a plan says
 - ``rules``: the rules by which the rank's machine decides, from the job and the model
 - ``uplink``: the connection to the supervisor
 - ``fault_points``: fires injected faults at named actions

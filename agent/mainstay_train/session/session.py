@@ -16,13 +16,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.witness import Account
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
@@ -31,8 +29,7 @@ from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.session import run_blocking
-from mainstay_core.rank.shell import Message, MessageT
+from mainstay_core.rank.shell import Message, MessageT, run_blocking
 from mainstay_core.rank.state import fact_of
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.crashes import Crash
@@ -54,9 +51,10 @@ from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.compute.watched import WatchedType
-from mainstay_train.dmr.run_planner import Told, plan_stage
+from mainstay_train.dmr.run_planner import Told
 from mainstay_train.exact import fingerprint
 from mainstay_train.model.workload import user_code
+from mainstay_train.session.checking import RulesOfChecks
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.guarding import GuardingSession
 from mainstay_train.session.rules import first_state
@@ -101,12 +99,9 @@ class Session(GuardingSession):
         )
         connections.on_plan = self._uplink.pass_plan
         self._checks = Checks.of(config, state.slot, self.tell_finding)
-        self._rules, self._is_tried = config.checks, config.dmr is not Mode.OFF
-        """What is checked, and whether the blocks were tried for that."""
+        self._rules = RulesOfChecks(config, training, self._tell_checks)
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
-        self._fingerprint = ""
-        """Digest of what this trainer's bits depend on, once it has said hello."""
         self._engine: Engine | None = None
         self._beside = BesideStates(training)
         self.guard_copies = self._make_guard_copies(training, state.fork_rules)
@@ -156,7 +151,7 @@ class Session(GuardingSession):
         rules = self.state.fork_rules
         self._uplink.start(hello | ({"outline": codec.encode(rules.outline)} if rules else {}))
         numerics = without_rules(hello["fingerprint"])
-        self._fingerprint = fingerprint.digest_of(numerics)
+        self._rules.fingerprint = fingerprint.digest_of(numerics)
         durable = self._checkpoints.start(numerics)
         if self._segments is not None:
             self._segments.start(numerics)
@@ -323,34 +318,15 @@ class Session(GuardingSession):
                 self._segments.forget_state()
             self._engine, self._checks.planner = None, None
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
-            self._plan_checks(self._engine, starts=self.plan.method is Method.START)
-
-    def _plan_checks(self, engine: Engine, *, starts: bool) -> None:
-        config = self._settings.config.with_checks(self._rules)
-        tell = partial(self._tell_checks, engine.stage)
-        self._checks.planner = plan_stage(config, engine, self._fingerprint, tell, starts=starts)
+            self._rules.plan(self._engine, starts=self.plan.method is Method.START)
 
     def follow_checks(self) -> None:
-        """Check by the rules of the adopted plan from now on: the same on all its members.
-
-        Raises:
-            InvalidSpecError: a block is no pure function, as is tried when checks are switched on.
-        """
-        rules = self.plan.checks
-        if rules is None or rules == self._rules:
-            return
-        if rules.mode is not Mode.OFF and not self._is_tried:
-            self._training.try_blocks(rules.mode)
-            self._is_tried = True
-        logger.info("from step %d on: %s", self.state.step_at_hand, rules.describe())
-        self._rules = rules
-        self.engine.follow(rules)
-        self._plan_checks(self.engine, starts=False)
+        """Check by the rules of the adopted plan from now on (:class:`RulesOfChecks`)."""
+        self._rules.follow(self.plan.checks, self.engine, self.state.step_at_hand)
 
     def _tell_checks(self, stage: int, told: Told) -> None:
-        """Tell which checks a stage's plan has executed."""
-        about = {"stage": stage, "plan": told.plan, "shares": told.shares}
-        self.tell(fact_of(self.state, ChecksFact, **about, evidence=told.reason))
+        about = {"plan": told.plan, "shares": told.shares, "evidence": told.reason}
+        self.tell(fact_of(self.state, ChecksFact, stage=stage, **about))
 
     def _begin_computing(self, action: Action) -> None:
         run_blocking(self.begin(action))

@@ -31,13 +31,13 @@ from mainstay_train.compute.engine import Engine
 from mainstay_train.state.directory import (
     AbandonedError,
     CheckpointDirectory,
-    Part,
     Reached,
     Whose,
 )
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.host_copy import HostCopy
 from mainstay_train.state.owner import has_versions_of_others
+from mainstay_train.state.part_files import Part
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,9 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, OwnershipError
@@ -42,12 +40,13 @@ from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
-from mainstay_train.exact.optimizer import StageState, StateTensor
+from mainstay_train.exact.optimizer import StageState
 from mainstay_train.state import owner
-from mainstay_train.state.chunks import Chunk, cut_tensors
+from mainstay_train.state.chunks import cut_tensors
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
     Describing,
+    Part,
     read_description,
     read_tensors,
     sync,
@@ -85,26 +84,6 @@ class Loaded:
     commit: Commit
     commit_chain: str
     history: History
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One position's share of a version."""
-
-    stage: int
-    inner: int = 0
-    tensors: Sequence[StateTensor]
-    """Their names, types and shapes; their elements where ``chunks`` does not have these."""
-    chunks: Iterable[tuple[Chunk, torch.Tensor]] | None = None
-    """Their elements on the host, in their order; None: those of ``tensors``, which do not change
-    while they are written."""
-    commit: Commit
-    """Of the last step applied."""
-    commit_chain: str
-    masters: str
-    """Digest that the masters among the tensors must have."""
-    history: History = ()
-    """Forks that the state contains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -32,7 +33,9 @@ from mainstay_core.wire.checkpoint_manifest import (
     StoredTensor,
     parse_part,
 )
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import MAX_SEALED_BYTES, Keys
+from mainstay_core.wire.votes import Commit
 from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
 from mainstay_train.exact import digests
@@ -408,3 +411,23 @@ def _read_all(file: FileIO, target: memoryview, name: str) -> None:
         if not count:
             raise IntegrityError(f"{name} is torn: it ended while it was read")
         target = target[count:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One position's share of a version."""
+
+    stage: int
+    inner: int = 0
+    tensors: Sequence[StateTensor]
+    """Their names, types and shapes; their elements where ``chunks`` does not have these."""
+    chunks: Iterable[tuple[Chunk, torch.Tensor]] | None = None
+    """Their elements on the host, in their order; None: those of ``tensors``, which do not change
+    while they are written."""
+    commit: Commit
+    """Of the last step applied."""
+    commit_chain: str
+    masters: str
+    """Digest that the masters among the tensors must have."""
+    history: History = ()
+    """Forks that the state contains."""

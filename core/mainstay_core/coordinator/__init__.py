@@ -17,6 +17,7 @@
 - ``permission``: whether a person may allow one approximate recovery, and what it would come to
 - ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
+- ``stores``: which stores of segments the pods still have
 - ``siting``: which free slots there are, and which serve together
 - ``seats``: which trainer has which place, with copies of a position in several pods
 - ``seating``: builds the next plan from trainers that are up

@@ -29,12 +29,12 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
     SlotState,
-    has_store,
     pod_name,
     slot_name,
     uid_of,
     with_pod,
 )
+from mainstay_core.coordinator.stores import has_store
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.snapshots.stores import lacks_holders
 from mainstay_core.wire.plan import Chain, Method, Plan

@@ -16,6 +16,7 @@ from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.seats import (
     Seat,
+    clean_from,
     keep_whole,
     living_seats,
     part_copies,
@@ -348,6 +349,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
             address=addresses[seat.slot.pod],
             since=quorum.id if seat.since is None else seat.since,
             joining=seat.joining,
+            clean_from=clean_from(state, seat.slot),
         )
         for index, seat in enumerate(ordered)
     )

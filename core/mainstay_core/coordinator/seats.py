@@ -267,3 +267,9 @@ class _Places:
         self._beside.setdefault((slot.pod, stage), Counter())[inner, chained] += cells
         for key in count_copies(self._locations, [(slot, stage)]):
             self._copies[key] += cells
+
+
+def clean_from(state: CoordinatorState, slot: Slot) -> int | None:
+    """Return since when no witness has agreed with a device; None: that is not known."""
+    known = state.slot(slot)
+    return known.clean_from if known is not None else None

@@ -13,9 +13,9 @@ from mainstay_core.coordinator.state import (
     all_settled,
     holds_state,
     is_living,
-    keeps_segments,
     still_joining,
 )
+from mainstay_core.coordinator.stores import keeps_segments
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.reinitialisation.guards import (
     GuardingCell,

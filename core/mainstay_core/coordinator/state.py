@@ -95,6 +95,8 @@ class SlotState:
     """Evidence of the last end."""
     refused: str = ""
     """Why it can never be used; empty if it can."""
+    clean_from: int | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, as its trainers told last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,24 +448,6 @@ def is_leaving(state: CoordinatorState, uid: PodUid) -> bool:
     """Return whether a pod will end and its work is to be handed over."""
     pod = state.pod(uid)
     return pod is not None and bool(pod.leaving)
-
-
-def keeps_segments(state: CoordinatorState) -> bool:
-    """Return whether a pod of the newest plan is left with the store of segments that it had then.
-
-    What that store holds only members can tell, once they have asked it.
-    """
-    if state.plan is None or state.config.snapshots is None:
-        return False
-    named = [(h.pod, h.snapshots) for h in state.plan.hosts if h.snapshots]
-    named += [(other.pod, other.address) for other in state.plan.other_stores]
-    return any(has_store(state, pod, address) for pod, address in named)
-
-
-def has_store(state: CoordinatorState, uid: PodUid, address: str) -> bool:
-    """Return whether a living pod has its store of segments at an address."""
-    pod = state.pod(uid)
-    return pod is not None and not pod.gone and pod.registration.snapshots == address
 
 
 def has_members(state: CoordinatorState, uid: PodUid) -> bool:

@@ -329,19 +329,13 @@ def _check_topology(spec: TrainingJobSpec) -> None:
 
 
 def _check_witness(spec: TrainingJobSpec) -> None:
-    every_steps, parallelism = spec.detection.witness.every_steps, spec.parallelism
-    replicas = parallelism.replicas or spec.training.lanes
+    every_steps = spec.detection.witness.every_steps
+    replicas = spec.parallelism.replicas or spec.training.lanes
     if every_steps and replicas < MIN_CHAINS:
         raise InvalidSpecError(
             "spec.detection.witness.everySteps",
             f"is {every_steps}, but the job has {count(replicas, 'replica')}, so that nobody else "
             f"computes the same; use 0, or {MIN_CHAINS} replicas or more",
-        )
-    if every_steps and parallelism.ranks_per_stage > 1:
-        raise InvalidSpecError(
-            "spec.detection.witness.everySteps",
-            f"is {every_steps}, but what several ranks of a stage compute together is not compared "
-            "in this version; use 0, or parallelism.ranksPerStage 1",
         )
 
 

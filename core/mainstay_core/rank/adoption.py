@@ -65,6 +65,8 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
         step_plan=None,
         settlement=None,
     )
+    if new.clean_from is None:
+        new = replace(new, clean_from=member.clean_from)  # an earlier life may have been witnessed
     if plan.checks is not None:
         new = follow(new, plan.checks)
     return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")

@@ -73,7 +73,7 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import SettleReport, Vote
+from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",
@@ -222,17 +222,9 @@ def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
         last_gradient=last.gradient,
         last_masters=last.masters,
         recomputed=0,
-        clean_from=_clean_from(state.clean_from, outcome.version),
+        clean_from=recheck.clean_from(state, outcome.version),
     )
     return _begin(restored, replayed=event.told)
-
-
-def _clean_from(known: int | None, version: int) -> int | None:
-    """Return from where no witness has agreed with a device, now that it goes on at a version.
-
-    What it computes again nobody has compared.
-    """
-    return None if known is None else min(known, version)
 
 
 def _on_load_failed(state: RankState, event: LoadFailed) -> Transition:
@@ -370,11 +362,11 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(plan, event.votes, state.clip_norm, before)
-    state = replace(state, all_clean_at=_all_clean_at(event.votes))
+    state = recheck.note_clean(state, event.votes)
     state, rename = checkpoints.note_saves(state, verdict.saves)
     state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
-        return _refused(state, verdict, rename)
+        return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
     if state.fork_rules is not None:
         commit = replace(commit, norms_sq=forks.norms_by_block(plan, event.votes))
@@ -389,12 +381,6 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
-
-
-def _all_clean_at(votes: Sequence[Vote]) -> int | None:
-    """Return the newest version that no device has tainted, as far as witnesses have agreed."""
-    told = [vote.clean_from for vote in votes if vote.clean_from is not None]
-    return min(told, default=None)
 
 
 def _refused(
@@ -427,6 +413,7 @@ def _refused(
         if verdict.state_bad:
             # What was computed from a bad state says nothing of a device.
             void = replace(void, told=(), told_of=None, watched=None)
+        prefix = (*prefix, *recheck.corrected_entry(state, verdict))
         if state.index in verdict.state_bad:
             void = replace(void, valid=False)
             # Its moments may have been wrong before its parameters were.
@@ -455,6 +442,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         told=() if doubt is None else doubt.told,
         told_of=None if doubt is None else doubt.type,
         watched=None,
+        named_as=None,
         digest=event.digest,
         guarded=event.guarded,
         last_gradient=event.gradient if state.snapshots else "",

@@ -247,6 +247,7 @@ def entry_of(
         copy_wait_s=copy_wait_s,
         history=forks.digest_of(history),
         approximate_since=since_of(history),
+        clean=tuple(device for device in state.clean if device not in state.clean_before),
     )
 
 
@@ -303,6 +304,10 @@ class EntryLog:
     def again(self) -> tuple[EntryLog, tuple[LedgerEntry, ...]]:
         """Return the log with nothing to repeat, and the entries to mirror now."""
         return replace(self, repeats=False), self.entries if self.repeats else ()
+
+    def corrected(self, step: int) -> tuple[LedgerEntry, ...]:
+        """Return the entry of a step, if it is the last, in the place of one of a bad state."""
+        return tuple(replace(e, corrects=True) for e in self.entries[-1:] if e.step == step)
 
     def add(self, entry: LedgerEntry, *, post: bool) -> EntryLog:
         """Return the log with one more entry; with ``post`` it is mirrored."""

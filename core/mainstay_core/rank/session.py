@@ -60,17 +60,6 @@ T = TypeVar("T")
 ConnectionsT = TypeVar("ConnectionsT", bound=QuorumConnections[Any, Any, Any])
 
 
-def run_blocking(procedure: Coroutine[Any, Any, T]) -> T:
-    """Run a procedure whose shell blocks instead of suspending; return its result."""
-    try:
-        procedure.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    procedure.close()
-    raise AssertionError("a procedure of a blocking shell was suspended")
-
-
 class RankSession(RankShell, Generic[ConnectionsT]):
     """One life of a trainer without its sockets, its arithmetic and its disk.
 
@@ -188,6 +177,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
                 self.connections.leave()
             case events.RenameCheckpoint():
                 self.rename(action)
+            case events.CorrectEntry():
+                for entry in self._log.corrected(action.step):
+                    self.send_entry(entry, post=True)
             case events.VoidSave():
                 self.writer.void(action.version)
             case events.KeepRecord():

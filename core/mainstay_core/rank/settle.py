@@ -250,6 +250,10 @@ def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
     if goal.from_disk or not again:
         return goal
     guards = _guards(plan, goal.counted, goal.version)
+    assert plan.fork is not None
+    assert plan.fork.repeats is not None
+    if not forks.has_guards(plan.fork.repeats, guards):
+        return goal  # nobody has what is to be taken from them
     return replace(goal, made=goal.made | again, guards=guards)
 
 

@@ -7,7 +7,7 @@ The shell of a trainer has sockets, threads and torch; that of the simulation ha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from mainstay_core.dmr.witness import Account
@@ -32,7 +32,19 @@ from mainstay_core.wire.votes import (
 )
 
 MessageT = TypeVar("MessageT", SettleReport, ToldStores, Vote, LastStatus)
+T = TypeVar("T")
 Message = SettleReport | ToldStores | Vote | LastStatus
+
+
+def run_blocking(procedure: Coroutine[Any, Any, T]) -> T:
+    """Run a procedure whose shell blocks instead of suspending; return its result."""
+    try:
+        procedure.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    procedure.close()
+    raise AssertionError("a procedure of a blocking shell was suspended")
 
 
 class RankShell(ABC):

@@ -280,11 +280,18 @@ class Paused(_RankFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named(_RankFact):
-    """Other devices have shown that this one computes wrongly each time: its pod is to leave."""
+    """Several devices have shown that one computes wrongly each time: its pod is to leave."""
 
     kind: Literal[FactKind.NAMED] = FactKind.NAMED
     since: Count | None = field(default=None, metadata=OMITTED)
-    """First step that the device may have computed wrongly; None from a trainer that tells none."""
+    """First step that the device may have computed wrongly; None: that is not known."""
+    device: Slot | None = field(default=None, metadata=OMITTED)
+    """The device, if another than the teller's own: it may be gone by now."""
+
+    @property
+    def named(self) -> Slot:
+        """The device that computes wrongly."""
+        return self.device or Slot(pod=self.pod, index=self.slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

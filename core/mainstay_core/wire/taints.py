@@ -41,7 +41,7 @@ class Taint:
     def describe(self) -> str:
         """Return the steps and whose they are, as one sentence."""
         last = "on" if self.until is None else f"to {max(self.until - 1, self.since)}"
-        device = f"the device of {self.trainer} computes wrongly each time"
+        device = f"the device of {self.trainer}, named in step {self.named_in}, computes wrongly"
         if self.undone_in:
             return (
                 f"steps from {self.since} on were tainted, as {device}; {self.undone_in} went back "

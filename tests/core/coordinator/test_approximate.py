@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.base import codec
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -772,6 +772,14 @@ def test_an_end_without_twin_or_guard_is_not_made_anew(
     lose(world, *lost)
 
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
+def test_the_number_of_guards_cannot_change_in_a_running_job(start: Start) -> None:
+    world = swapped(start)
+    with pytest.raises(
+        InvalidSpecError, match=r"approximate\.guards.*is 2, was 1: it cannot change"
+    ):
+        world.send(JobSubmitted(config=replace(world.state.config, guards=2)))
 
 
 def test_guards_that_have_loaded_a_state_have_no_copy_until_a_step_is_committed(

@@ -9,7 +9,7 @@ import pytest
 
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import PlanReported, PublishPlan
-from mainstay_core.coordinator.state import keeps_segments
+from mainstay_core.coordinator.stores import keeps_segments
 from mainstay_core.job.config import SnapshotConfig
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method

@@ -322,12 +322,6 @@ def test_the_plan_of_checks_reaches_the_trainers(
             | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
             "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
-        (
-            "spec",
-            SMALLEST["spec"]
-            | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "several ranks of a stage compute together is not compared in this version; use 0",
-        ),
         ("spec.recovery.onTaint", "Undo", "must be 'Report' or 'Restart'"),
         (
             "spec",

@@ -21,8 +21,9 @@ from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
-from mainstay_core.rank.session import RankSession, run_blocking
+from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.settle import StateAction
+from mainstay_core.rank.shell import run_blocking
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import RankFact, Settled
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry

@@ -19,10 +19,11 @@ from mainstay_core.wire.votes import Commit
 from mainstay_train.exact.optimizer import Shared, StateTensor
 from mainstay_train.exact.slices import Slice
 from mainstay_train.model import workload
-from mainstay_train.state.directory import AbandonedError, CheckpointDirectory, Part, Whose
+from mainstay_train.state.directory import AbandonedError, CheckpointDirectory, Whose
 from mainstay_train.state.heal import masters_digest
 from mainstay_train.state.part_files import (
     PIECE_BYTES,
+    Part,
     Passage,
     describe,
     new_tensor,

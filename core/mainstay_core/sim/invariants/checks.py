@@ -21,10 +21,10 @@ from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
-from mainstay_core.sim.invariants.lineages import Lineages
+from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
-from mainstay_core.wire.plan import Method, Plan, is_void
+from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit, SettleReport
 
@@ -273,7 +273,7 @@ class Checks:
                 f"{plan.quorum} goes on from step {outcome.version}, the checkpoint is of "
                 f"{self._saved}",
             )
-        self._check_not_void(plan, outcome)
+        check_not_void(plan, outcome, self._disk, self.seen)
         self._check_not_lost(plan, reports, outcome)
         self._check_not_wrong(plan, reports, outcome)
         plans = self.plans[: self.plans.index(plan) + 1] if plan in self.plans else []
@@ -283,22 +283,6 @@ class Checks:
         if event.stores:
             self.seen["stores asked"] += 1
             self.kept.settled(plan, reports, event.stores, outcome)
-
-    def _check_not_void(self, plan: Plan, outcome: Settlement) -> None:
-        """Nobody goes on from steps that count no more."""
-        for one in plan.voided[-1:]:
-            begins = one.quorum == plan.quorum.id
-            self.seen["went back"] += begins
-            _hold(
-                not begins or outcome.version <= one.version,
-                f"I8: {plan.quorum} goes on from step {outcome.version}, which is tainted",
-            )
-        if StateAction.LOAD in outcome.actions and outcome.version:
-            lineage = self._disk.lineages.get(outcome.version, 0)
-            _hold(
-                not is_void(plan.voided, outcome.version, lineage),
-                f"I8: {plan.quorum} loads the checkpoint of step {outcome.version}, which is void",
-            )
 
     def _check_not_wrong(
         self, plan: Plan, reports: tuple[SettleReport, ...], outcome: Settlement

@@ -38,7 +38,7 @@ from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests
-from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.plan import Method, Plan, is_void
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -450,3 +450,20 @@ def _number(quorum: str) -> int:
 def _hold(condition: bool, what: str) -> None:
     if not condition:
         raise Violation(what)
+
+
+def check_not_void(plan: Plan, outcome: Settlement, disk: Disk, seen: Counter[str]) -> None:
+    """Check that nobody goes on from steps that count no more; raises Violation."""
+    for one in plan.voided[-1:]:
+        begins = one.quorum == plan.quorum.id
+        seen["went back"] += begins
+        _hold(
+            not begins or outcome.version <= one.version,
+            f"I8: {plan.quorum} goes on from step {outcome.version}, which is tainted",
+        )
+    if StateAction.LOAD in outcome.actions and outcome.version:
+        lineage = disk.lineages.get(outcome.version, 0)
+        _hold(
+            not is_void(plan.voided, outcome.version, lineage),
+            f"I8: {plan.quorum} loads the checkpoint of step {outcome.version}, which is void",
+        )

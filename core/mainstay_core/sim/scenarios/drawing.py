@@ -165,26 +165,21 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
+    width = random.Random(f"witnessed cells {scenario.seed}").choice((1, 1, 2))
     shape = replace(
         scenario.config.shape,
         lanes=lanes,
         replicas=lanes,
-        ranks_per_stage=1,
+        ranks_per_stage=width,
         ranks_per_pod=1,
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
     )
     # Of two that differ only a third device says which one is wrong.
     spares = max(scenario.config.spares, int(lanes == MIN_CHAINS))
-    # Drawn apart, so that all else is the same for both.
     goes_back = random.Random(f"taint {scenario.seed}").random() < SHARE_GOING_BACK
-    config = replace(
-        scenario.config,
-        shape=shape,
-        spares=spares,
-        witness_every_steps=1,
-        goes_back=goes_back,
-    )
+    config = replace(scenario.config, shape=shape, spares=spares, witness_every_steps=1)
+    config = replace(config, goes_back=goes_back)
     point = rng.choice(("FORWARD", "vote-posted"))
     times = rng.randint(1, 12 if lanes == MIN_CHAINS else 40)
     faults = [Fault(kind=rng.choice(kinds), point=point, times=times)]
