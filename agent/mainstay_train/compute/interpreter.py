@@ -128,7 +128,16 @@ class Interpreter:
         """Whether a backward may add weight gradients that a later action would add."""
         self._undelivered = 0
         self._cell = CellChecks(self._checks, self._blocks, inner)
-        self._run_op = {
+        self._run_op = self._handlers()
+
+    def follow(self) -> None:
+        """Compute by what the checks say from now on: they have changed."""
+        self._checks.begin_stage(block.compute for block in self._blocks)
+        self._batches.follow()
+
+    def _handlers(self) -> dict[Op, Hook]:
+        """Return what carries out each kind of action."""
+        return {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
             Op.SEND_F: self._send_f,
@@ -141,11 +150,6 @@ class Interpreter:
             Op.WRITE_F: self._write_f,
             Op.WRITE_B: self._write_b,
         }
-
-    def follow(self) -> None:
-        """Compute by what the checks say from now on: they have changed."""
-        self._checks.begin_stage(block.compute for block in self._blocks)
-        self._batches.follow()
 
     def run(
         self,
