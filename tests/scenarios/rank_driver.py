@@ -27,6 +27,7 @@ from mainstay_core.rank.events import (
     CastVote,
     Compute,
     ComputeBroken,
+    CorrectEntry,
     DropHeld,
     DropPartials,
     Event,
@@ -561,6 +562,8 @@ def _say(trainer: Trainer, action: Action) -> str:
             return f"writes its part of version {version} in the background"
         case RenameCheckpoint(version=version, nonce=nonce):
             return f"makes version {version} complete (parts of {nonce})"
+        case CorrectEntry(step=step):
+            return f"tells its entry of step {step}, in place of one with a bad state"
         case VoidSave(version=version):
             return f"never calls its part of version {version} safe"
         case ShareSaves(round=number):

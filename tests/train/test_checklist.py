@@ -375,6 +375,27 @@ def test_a_type_found_wrong_while_another_cell_dies_counts_in_no_settle(
     assert_same(run, undisturbed(crew))
 
 
+@pytest.mark.chaos
+def test_the_ledger_gets_the_agreed_entry_where_its_writer_had_a_corrupt_state(
+    crew, tmp_path, undisturbed
+):
+    world = PlayedSupervisors(
+        crew,
+        tmp_path,
+        make_config(lanes=3, steps=8),
+        halts={"life0": [f"corrupt-state@{STEP}"]},
+    )
+
+    async def scenario(world):
+        await world.until(lambda: world.method is Method.REFORM)
+
+    play(world, scenario)
+
+    ((name, entry),) = world.corrected
+    assert (name, entry.step, entry.stage) == ("life2", STEP, 0), "the next cell of its stage"
+    assert entry.masters == undisturbed(crew, lanes=3, steps=8).entries[STEP, 0].masters
+
+
 def test_a_corruption_in_the_optimizer_step_is_outvoted_and_healed(crew, tmp_path, undisturbed):
     halts = {"life5": [f"corrupt-state@{STEP}"]}
 

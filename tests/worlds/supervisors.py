@@ -138,6 +138,8 @@ class PlayedSupervisors:
         self.outcome = Outcome()
         self.findings: list[tuple[str, Finding]] = []
         """What lives have told of wrong results."""
+        self.corrected: list[tuple[str, LedgerEntry]] = []
+        """Entries of the ledger that lives have told in the place of one of a bad state."""
         self.end: EndJob | None = None
         self._nonces = iter(range(10**6))
         self._changed = asyncio.Condition()
@@ -386,6 +388,8 @@ class PlayedSupervisors:
     def _on_frame(self, life: Life, frame: Frame) -> None:
         if frame.kind == "ledger":
             entry = codec.decode(LedgerEntry, frame.head["entry"])
+            if entry.corrects:
+                self.corrected.append((life.name, entry))
             if not any(
                 point.startswith("corrupt-state") for point in self._halts.get(life.name, ())
             ):

@@ -35,6 +35,7 @@ from mainstay_core.rank.events import (
     CastVote,
     Compute,
     ComputeBroken,
+    CorrectEntry,
     DropHeld,
     DropPartials,
     Event,
@@ -599,6 +600,8 @@ class PlayedTrainers:
             case RenameCheckpoint():
                 attempt = (action.version, action.nonce)
                 trainer.background.append(lambda: self._rename(trainer, attempt))
+            case CorrectEntry():
+                pass  # no ledger is played here
             case VoidSave():
                 if trainer.begun is not None and trainer.begun[0] == action.version:
                     trainer.void = trainer.begun

@@ -81,6 +81,8 @@ def find_news(
         old = known.get(entry.key)
         if old is not None and (old.agrees_with(entry) or old.quorum.id > entry.quorum.id):
             continue
+        if old is not None and old.corrects and old.quorum == entry.quorum and not entry.corrects:
+            continue  # told again by the cell whose state was bad
         if old is not None and _contradict(old, entry, voided):
             contradictions.append((old, entry))
         fresh.append(entry)
@@ -89,7 +91,8 @@ def find_news(
 
 def _contradict(old: LedgerEntry, new: LedgerEntry, voided: Sequence[Voided]) -> bool:
     """Return whether two commits of a step, the older one first, should have had the same bits."""
-    if old.history != new.history or old.masters == new.masters:
+    corrected = new.corrects and new.quorum == old.quorum
+    if old.history != new.history or old.masters == new.masters or corrected:
         return False
     return not any(
         old.quorum.id < v.quorum <= new.quorum.id and old.step >= v.version for v in voided
@@ -135,6 +138,7 @@ def _committed(entries: Sequence[LedgerEntry]) -> StepsCommitted:
         committed_at_s=max(e.committed_at_s for e in entries),
         step_s=max(e.step_s for e in entries),
         loss=newest.loss,
+        clean=tuple(device for entry in entries for device in entry.clean),
         approximate_since=newest.approximate_since,
     )
 

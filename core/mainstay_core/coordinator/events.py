@@ -14,6 +14,7 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, Location, PodRegistration
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Recovery
 
@@ -48,6 +49,8 @@ class StepsCommitted:
     """Wall clock of the reporters, in seconds."""
     step_s: float = 0.0
     loss: float | None = None
+    clean: tuple[CleanDevice, ...] = ()
+    """Devices with which a witness has agreed since the step before."""
     approximate_since: int | None = None
     """Version of the first fork that its state contains; None: it is exact."""
 
@@ -114,6 +117,8 @@ class PlanReported:
     """Numerics fingerprint of a member on the supervisor's pod."""
     fired: tuple[str, ...] = ()
     """Injected faults that the supervisor has carried out."""
+    approximate_since: int | None = None
+    """Since which step the job is approximate, as the supervisor's newest ledger entry says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

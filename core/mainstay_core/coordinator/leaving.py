@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, DrainRequested, Transition
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -40,11 +39,12 @@ def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition
     """Return the state in which a pod leaves, because a device of it computes wrongly each time.
 
     What is fixed to a pod is replaced with it, so all slots of the pod go. That counts whatever
-    has become of the trainer that tells: the device is the same.
+    has become of the trainer: the device is the same.
     """
-    pod = state.pod(fact.pod)
-    assert pod is not None
-    name = slot_name(state, Slot(pod=fact.pod, index=fact.slot))
+    pod = state.pod(fact.named.pod)
+    if pod is None or pod.gone:
+        return Transition(state=state, reason=f"{fact.named} was wrong, and is gone")
+    name = slot_name(state, fact.named)
     why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
     return _leaves(note_taint(state, fact), pod, why, now_s, 0.0)
 

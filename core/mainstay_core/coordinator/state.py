@@ -95,6 +95,8 @@ class SlotState:
     """Evidence of the last end."""
     refused: str = ""
     """Why it can never be used; empty if it can."""
+    clean_from: int | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, as its trainers told last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,8 @@ class OpenRecovery:
     """The first commit of a step in its quorum or a later one."""
     reached: int | None = None
     """Newest version that a member of its settle held; None while nobody has told of one."""
+    loads: bool | None = None
+    """Of a fork: whether its members went on from a checkpoint after all; None: nobody has said."""
     settled_how: str = ""
     """Of a replay: how its members came to the version at which they go on, as they tell."""
     late_s: float | None = None
@@ -456,6 +460,12 @@ def keeps_segments(state: CoordinatorState) -> bool:
     named = [(h.pod, h.snapshots) for h in state.plan.hosts if h.snapshots]
     named += [(other.pod, other.address) for other in state.plan.other_stores]
     return any(has_store(state, pod, address) for pod, address in named)
+
+
+def clean_from(state: CoordinatorState, slot: Slot) -> int | None:
+    """Return since when no witness has agreed with a device; None: that is not known."""
+    known = state.slot(slot)
+    return known.clean_from if known is not None else None
 
 
 def has_store(state: CoordinatorState, uid: PodUid, address: str) -> bool:

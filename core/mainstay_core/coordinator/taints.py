@@ -7,9 +7,9 @@ go back does so when it can do without the device: with it, the steps would be w
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from mainstay_core.base.ids import Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
@@ -17,9 +17,10 @@ from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
-from mainstay_core.coordinator.state import CoordinatorState, slot_name
+from mainstay_core.coordinator.state import CoordinatorState, slot_name, with_slots
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Named
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import MAX_VOIDED, Method, Plan, Voided
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
@@ -29,7 +30,7 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
 
     A device may be named again until its work is handed over. Its first tainted step counts.
     """
-    slot = Slot(pod=fact.pod, index=fact.slot)
+    slot = fact.named
     if fact.since is None or any(t.slot == slot and t.counts for t in state.taints):
         return state
     new = Taint(
@@ -40,6 +41,19 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
         is_due=state.config.goes_back,
     )
     return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+
+
+def note_clean(state: CoordinatorState, devices: Iterable[CleanDevice]) -> CoordinatorState:
+    """Return the state that knows since when no witness has agreed with devices."""
+    known = {s.slot: s for s in state.slots}
+    changed = [replace(known[d.slot], clean_from=d.clean_from) for d in devices if d.slot in known]
+    return with_slots(state, changed)
+
+
+def forget_clean(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state of a job that goes on at a step: what comes again nobody has compared."""
+    late = [s for s in state.slots if s.clean_from is not None and s.clean_from > step]
+    return with_slots(state, [replace(s, clean_from=step) for s in late])
 
 
 def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:

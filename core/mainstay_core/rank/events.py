@@ -312,6 +312,13 @@ class VoidSave:
 
 
 @dataclass(frozen=True, slots=True)
+class CorrectEntry:
+    """Tell the ledger's entry of a step again: who told it had a bad state after that step."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlacedUnit:
     """A unit that this rank copies."""
 
@@ -399,6 +406,7 @@ Action = (
     | WriteCheckpoint
     | RenameCheckpoint
     | VoidSave
+    | CorrectEntry
     | Snapshot
     | KeepRecord
     | KeepFrom

@@ -17,7 +17,7 @@ from typing import Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, recheck, windows
-from mainstay_core.rank.adoption import adopt, park
+from mainstay_core.rank.adoption import adopt, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -73,7 +73,7 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import SettleReport, Vote
+from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",
@@ -128,8 +128,9 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
+    loads = StateAction.LOAD in outcome.actions
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
-    tell = SendFact(fact_of(state, Adopted, **about))
+    tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))
     settled = replace(
         recheck.settled(settled, outcome),
@@ -198,8 +199,8 @@ def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleRepor
         ]
         for position, members in enumerate(state.plan.positions)
     }
-    made = state.plan, outcome.fork, state.index, holders, reports, outcome.guards
-    return forks.plan_making(*made)
+    made = state.plan, outcome.fork, state.index, holders, reports
+    return forks.plan_making(*made, outcome.guards, outcome.history)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -264,6 +265,9 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin the step at ``version``, go on with it, or finish."""
     assert state.plan is not None
+    due = forks.find_due(state.repeats, state.history, state.version)
+    if due is not None and not state.plan.pause:
+        return wait_for_fork(state, due, *prefix)
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
@@ -366,11 +370,11 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     assert plan is not None
     before = state.commit.data_total if state.commit else ""
     verdict = judge(plan, event.votes, state.clip_norm, before)
-    state = replace(state, all_clean_at=_all_clean_at(event.votes))
+    state = recheck.note_clean(state, event.votes)
     state, rename = checkpoints.note_saves(state, verdict.saves)
     state, verdict, deviations = recheck.heard(state, verdict, event.votes)
     if verdict.commit is None:
-        return _refused(state, verdict, rename)
+        return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
     if state.fork_rules is not None:
         commit = replace(commit, norms_sq=forks.norms_by_block(plan, event.votes))
@@ -385,12 +389,6 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
-
-
-def _all_clean_at(votes: Sequence[Vote]) -> int | None:
-    """Return the newest version that no device has tainted, as far as witnesses have agreed."""
-    told = [vote.clean_from for vote in votes if vote.clean_from is not None]
-    return min(told, default=None)
 
 
 def _refused(
@@ -423,6 +421,7 @@ def _refused(
         if verdict.state_bad:
             # What was computed from a bad state says nothing of a device.
             void = replace(void, told=(), told_of=None, watched=None)
+        prefix = (*prefix, *recheck.corrected_entry(state, verdict))
         if state.index in verdict.state_bad:
             void = replace(void, valid=False)
             # Its moments may have been wrong before its parameters were.
@@ -451,6 +450,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         told=() if doubt is None else doubt.told,
         told_of=None if doubt is None else doubt.type,
         watched=None,
+        named_as=None,
         digest=event.digest,
         guarded=event.guarded,
         last_gradient=event.gradient if state.snapshots else "",

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
 from mainstay_core.dmr.witness import MAX_TOLD, Ruling, rule
@@ -19,6 +20,7 @@ from mainstay_core.rank.doubts import Watched
 from mainstay_core.rank.events import (
     Action,
     Compute,
+    CorrectEntry,
     DropPartials,
     Leave,
     SendFact,
@@ -37,6 +39,7 @@ from mainstay_core.rank.witness import (
     told_in,
 )
 from mainstay_core.wire.facts import Cause, Named, Phase
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import MadeType, Vote
 
@@ -128,13 +131,29 @@ def without_witness(
     return kept, (DropPartials(copies),) if copies else ()
 
 
+def note_clean(state: RankState, votes: Sequence[Vote]) -> RankState:
+    """Return the state that knows since when no witness has agreed with each device."""
+    assert state.plan is not None
+    told = [vote.clean_from for vote in votes if vote.clean_from is not None]
+    members = state.plan.position_members(state.member_position) if told else ()
+    clean = tuple(
+        CleanDevice(slot=m.slot, clean_from=since)
+        for m in members
+        if (since := votes[m.index].clean_from) is not None
+    )
+    return replace(
+        state, all_clean_at=min(told, default=None), clean=clean, clean_before=state.clean
+    )
+
+
 def heard(
     state: RankState, verdict: Verdict, votes: Sequence[Vote]
 ) -> tuple[RankState, Verdict, tuple[Action, ...]]:
     """Return the verdict with what chains tell of a type that several of them computed.
 
-    Beside it the state that remembers what they told, and what tells of this device, if it was
-    wrong and the step is committed.
+    Beside it the state that remembers what they told, and what tells of devices that were wrong.
+    That is told once it is known, also where the step is refused for another reason: the type may
+    not be compared again.
     """
     plan, step_plan = state.plan, state.step_plan
     assert plan is not None
@@ -160,26 +179,69 @@ def heard(
         step_plan = replace(step_plan, compared=again)
         state = replace(state, told=known, told_of=compared.type, step_plan=step_plan)
         return state, verdict, ()
-    if verdict.commit is None:
-        return state, verdict, ()
-    named = _named(state, compared.type, ruling)
-    if not named and any(state.slot in one.cells for one in known):
+    named = _named(state, compared.type, ruling, votes)
+    own = next((d.verdict for d in ruling.deviations if d.slot == state.slot), None)
+    if own is not None:
+        state = replace(state, named_as=own)
+    elif verdict.commit is not None and any(state.slot in one.cells for one in known):
         state = replace(state, clean_from=state.version + 1)
+    if verdict.commit is None:
+        # Asked again, the chains are judged by what they have told as well.
+        state = replace(state, told=known, told_of=compared.type)
     return state, verdict, named
 
 
-def _named(state: RankState, shard_type: int, ruling: Ruling) -> tuple[Action, ...]:
-    """Return what tells that this device was wrong, if it was; and that its work is to go."""
+def _named(
+    state: RankState, shard_type: int, ruling: Ruling, votes: Sequence[Vote]
+) -> tuple[Action, ...]:
+    """Return what tells that devices were wrong, and that the work of one that insists is to go.
+
+    A device tells of itself, once in a step for each verdict. The first other member tells of one
+    that insists as well: it may be gone, or may not have heard the votes.
+    """
     actions: list[Action] = []
     for deviation in ruling.deviations:
-        if deviation.slot != state.slot:
-            continue
-        actions.append(TellDeviation(state.version, shard_type, deviation, ruling.reason))
-        if deviation.verdict is DeviceVerdict.DETERMINISTIC:
-            what = f"step {state.version}, type {shard_type}: {ruling.reason}"
-            since = state.clean_from
-            actions.append(SendFact(fact_of(state, Named, evidence=what, since=since)))
+        what = f"step {state.version}, type {shard_type}: {ruling.reason}"
+        insists = deviation.verdict is DeviceVerdict.DETERMINISTIC
+        if deviation.slot == state.slot:
+            if deviation.verdict is state.named_as:
+                continue
+            actions.append(TellDeviation(state.version, shard_type, deviation, ruling.reason))
+            told = fact_of(state, Named, evidence=what, since=state.clean_from)
+            actions += [SendFact(told)] if insists else []
+        elif insists and _speaks_of(state, deviation.slot):
+            since = _clean_from_of(state, deviation.slot, votes)
+            fields = {"evidence": what, "since": since, "device": deviation.slot}
+            actions.append(SendFact(fact_of(state, Named, **fields)))
     return tuple(actions)
+
+
+def _speaks_of(state: RankState, slot: Slot) -> bool:
+    """Return whether this is the first member beside a device."""
+    assert state.plan is not None
+    return next((m.index for m in state.plan.members if m.slot != slot), -1) == state.index
+
+
+def _clean_from_of(state: RankState, slot: Slot, votes: Sequence[Vote]) -> int | None:
+    """Return since when no witness has agreed with a device, as it tells; None: it is gone."""
+    assert state.plan is not None
+    told = [votes[m.index].clean_from for m in state.plan.members if m.slot == slot]
+    return told[0] if told else None
+
+
+def corrected_entry(state: RankState, verdict: Verdict) -> tuple[Action, ...]:
+    """Return what has the ledger keep the entry of the agreed state.
+
+    The first cell of a position writes the ledger. If its state is found bad, its entry of the step
+    before has the digest of wrong masters, and the first cell with a good state tells its own.
+    """
+    assert state.plan is not None
+    members = [m.index for m in state.plan.position_members(state.member_position)]
+    good = [index for index in members if index not in verdict.state_bad]
+    is_wrong = members[0] in verdict.state_bad and not verdict.undecided
+    if not is_wrong or good[:1] != [state.index] or state.version < 1:
+        return ()
+    return (CorrectEntry(state.version - 1),)
 
 
 def wait_for_another(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:

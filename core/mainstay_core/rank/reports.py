@@ -247,6 +247,7 @@ def entry_of(
         copy_wait_s=copy_wait_s,
         history=forks.digest_of(history),
         approximate_since=since_of(history),
+        clean=tuple(device for device in state.clean if device not in state.clean_before),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.doubts import Watched, doubted_of
@@ -26,6 +27,7 @@ from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.votes import Commit, GuardedDigest, MadeType, SettleReport
@@ -112,11 +114,17 @@ class RankState:
     all_clean_at: int | None = None
     """Newest version that no device of the quorum has tainted, whichever is named, by the votes;
     None in a job without a witness."""
+    clean: tuple[CleanDevice, ...] = ()
+    """Devices of this rank's position, as the newest votes tell of them."""
+    clean_before: tuple[CleanDevice, ...] = ()
+    """The same by the votes before: what the ledger knows."""
     told: tuple[Told, ...] = ()
     """What chains have told of the compared type in earlier attempts at the step, as they differ;
     and in quorums before this one."""
     told_of: int | None = None
     """That type; None while nothing is told."""
+    named_as: Verdict | None = None
+    """As what this device was named in the step at hand; None: it was not."""
     watched: Watched | None = None
     """The compared type, once this rank's chain has computed it, until a vote has heard of it."""
     refused_in: int = -1
@@ -147,6 +155,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    repeats: History = ()
+    """The forks of another run that this one makes again, each at its version."""
     guarded: tuple[GuardedDigest, ...] = ()
     """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None

@@ -241,6 +241,8 @@ class Parked(_RankFact):
     doubted: Annotated[tuple[Slot, ...], Longest(MAX_SOURCES)] = field(default=(), metadata=OMITTED)
     """Devices that have computed a shard type differently, each time that they were asked: another
     one has to compute it, so that most of them can say which is wrong."""
+    repeats: Count | None = field(default=None, metadata=OMITTED)
+    """Number of the fork that is due in a job that repeats a lineage: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,8 @@ class Adopted(_RankFact):
     kind: Literal[FactKind.ADOPTED] = FactKind.ADOPTED
     reached: Count | None = None
     """Newest version that any member of the settle held before it."""
+    loads: bool | None = field(default=None, metadata=OMITTED)
+    """Whether all go on from a checkpoint, or the seed; None from a pod of the version before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +280,18 @@ class Paused(_RankFact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named(_RankFact):
-    """Other devices have shown that this one computes wrongly each time: its pod is to leave."""
+    """Several devices have shown that one computes wrongly each time: its pod is to leave."""
 
     kind: Literal[FactKind.NAMED] = FactKind.NAMED
     since: Count | None = field(default=None, metadata=OMITTED)
-    """First step that the device may have computed wrongly; None from a trainer that tells none."""
+    """First step that the device may have computed wrongly; None: that is not known."""
+    device: Slot | None = field(default=None, metadata=OMITTED)
+    """The device, if another than the teller's own: it may be gone by now."""
+
+    @property
+    def named(self) -> Slot:
+        """The device that computes wrongly."""
+        return self.device or Slot(pod=self.pod, index=self.slot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
+    MAX_MEMBERS,
     MAX_TYPES,
     Count,
     Digest,
@@ -27,6 +28,14 @@ class PartialDigest:
     partial: Partial
     slot: Slot
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanDevice:
+    """A device, and the first step in which no witness has agreed with it yet."""
+
+    slot: Slot
+    clean_from: Count
 
 
 LedgerKey = tuple[int, int, int]
@@ -62,6 +71,14 @@ class LedgerEntry:
     """Part of ``step_s``: for which the step waited until the copy of a checkpoint had left the
     state that it was about to change."""
 
+    clean: Annotated[tuple[CleanDevice, ...], Longest(MAX_MEMBERS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Devices of the position with which a witness has agreed since the step before, as they tell;
+    none in a job without a witness."""
+    corrects: bool = field(default=False, metadata=OMITTED)
+    """Whether votes have found that the state of the cell which told the entry before was bad: this
+    one takes its place."""
     history: Digest = field(default="", metadata=OMITTED)
     """Of the forks that the state contains; empty: it is exact. Entries of one step are equal only
     if their histories are."""

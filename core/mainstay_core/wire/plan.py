@@ -82,6 +82,9 @@ class Member:
     """Id of the quorum since which it has been a member of its position without a break."""
     joining: bool = False
     """Whether it was no member of the quorum before. It then supplies nothing in the first step."""
+    clean_from: Count | None = field(default=None, metadata=OMITTED)
+    """First step in which no witness has agreed with its device yet, in whichever life of its
+    trainers; None: that is not known, or there is no witness."""
 
 
 Members = Annotated[tuple[Member, ...], Longest(MAX_MEMBERS)]

@@ -9,10 +9,10 @@ from typing import Any
 from tests.worlds.pods import PlayedPods
 
 from mainstay_core.control_plane.transactions import find_news
-from mainstay_core.coordinator.events import JobSubmitted
+from mainstay_core.coordinator.events import JobSubmitted, StepsCommitted
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Voided, is_void
 
 Start = Callable[..., Any]
@@ -50,6 +50,22 @@ def test_the_steps_of_a_named_device_are_tainted_until_its_work_is_handed_over(
     assert taint.until == 7
     assert "steps from 3 to 6 are tainted" in taint.describe()
     world.stored()
+
+
+def test_another_member_may_name_a_device_that_is_gone_by_then(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    wrong, other = world.member(1, 0), world.member(0, 0)
+    told = world.about(FactKind.NAMED, other, evidence="why", since=3, step=5, device=wrong.slot)
+
+    world.tell(told)
+
+    assert [t.slot for t in world.state.taints] == [wrong.slot]
+    leaving = [p.registration.pod for p in world.state.pods if p.leaving]
+    assert leaving == [wrong.slot.pod]
+    world.pod_gone(wrong.slot.pod)
+    world.tell(replace(told, quorum=world.plan.quorum))
+    assert len(world.state.taints) == 1
 
 
 def test_a_device_that_is_named_again_has_tainted_what_it_had(start: Start) -> None:
@@ -165,6 +181,12 @@ def test_what_comes_in_the_place_of_a_void_step_is_no_contradiction() -> None:
             replicas=1,
         )
 
+    first = entry(3, 2, "a")
+    corrected = replace(entry(3, 2, "b"), corrects=True)
+    news = find_news({first.key: first}, [corrected])
+    assert (news.contradictions, news.fresh) == ((), (corrected,)), "its teller had a bad state"
+    assert find_news({first.key: corrected}, [first]).fresh == (), "told again by that one"
+
     voided = (Voided(quorum=4, lineage=1, version=3),)
     for step, old, new, contradicts in ((3, 2, 4, False), (2, 2, 4, True), (3, 4, 5, True)):
         known, told = entry(step, old, "a"), entry(step, new, "b")
@@ -180,3 +202,24 @@ def test_a_version_is_void_if_it_is_later_and_of_an_older_lineage() -> None:
     )
     for version, lineage, expected in ((3, 0, False), (4, 0, True), (4, 1, False), (21, 4, True)):
         assert is_void(voided, version, lineage) is expected
+
+
+def test_the_last_clean_witness_of_a_device_outlives_its_trainer(start: Start) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0)
+    victim = world.member(1, 0)
+    clean = (CleanDevice(slot=victim.slot, clean_from=2),)
+    for step in range(4):
+        quorum = world.plan.quorum
+        told = clean if step == 1 else ()
+        world.send(StepsCommitted(step=step, quorum=quorum, committed_at_s=1.0, clean=told))
+    assert world.state.slot(victim.slot).clean_from == 2
+    assert all(m.clean_from is None for m in world.plan.members)
+
+    world.down(victim, restarting=True)
+    world.settle(4)
+    world.up(victim.slot.pod)
+
+    (joiner,) = [m for m in world.plan.members if m.slot == victim.slot]
+    assert (joiner.joining, joiner.clean_from) == (True, 2)
+    world.settle(1)
+    assert world.state.slot(victim.slot).clean_from == 1, "what comes again nobody has compared"

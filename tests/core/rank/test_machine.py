@@ -23,6 +23,7 @@ from mainstay_core.rank.events import (
     Apply,
     Compute,
     ComputeBroken,
+    CorrectEntry,
     DropHeld,
     DropPartials,
     Event,
@@ -356,6 +357,33 @@ def test_the_version_before_a_bad_state_is_not_made_durable_nor_its_part_ever_ca
 
     assert not [a for a in outcome.actions if isinstance(a, RenameCheckpoint)]
     assert {VoidSave(4), VoidSave(5)} <= set(outcome.actions)
+
+
+@pytest.mark.parametrize(
+    ("states", "tells"),
+    [
+        (("bad", "good", "good"), [1]),
+        (("good", "bad", "good"), []),
+        (("good", "good", "good"), []),
+    ],
+)
+def test_the_first_cell_with_a_good_state_tells_the_entry_of_one_that_wrote_a_bad_one(
+    states: tuple[str, ...], tells: list[int]
+) -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"], 2: ["c.1"]})
+    votes = VotesGathered(tuple(vote(step=5, state=state) for state in states))
+    told = []
+    for index, life in enumerate(("a.1", "b.1", "c.1")):
+        state = replace(voting(plan), version=5, index=index, slot=slot_of(life))
+        told += [index] if CorrectEntry(4) in machine.step(state, votes).actions else []
+    assert told == tells
+
+
+def test_nobody_tells_an_entry_again_where_no_copy_can_be_believed() -> None:
+    plan = make_plan({0: ["a.1"], 1: ["b.1"]})
+    votes = VotesGathered((vote(step=5, state="x"), vote(step=5, state="y")))
+    outcome = machine.step(replace(voting(plan), version=5), votes)
+    assert not [a for a in outcome.actions if isinstance(a, CorrectEntry)]
 
 
 def test_nobody_keeps_gradients_that_the_chain_of_a_bad_state_may_have_computed() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan, slot_of
-from tests.core.rank.test_machine import computing, follow, report, vote
+from tests.core.rank.test_machine import adopting, computing, follow, report, vote
 
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Account, Deviation, Difference, Told, rule
 from mainstay_core.rank import machine
@@ -19,6 +20,7 @@ from mainstay_core.rank.events import (
     Apply,
     Compute,
     DropPartials,
+    PlanSeen,
     Reduce,
     Reduced,
     SendFact,
@@ -32,7 +34,8 @@ from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
 from mainstay_core.rank.step_plan import Compared, Supply, plan_step
 from mainstay_core.rank.witness import compared_in
-from mainstay_core.wire.facts import Parked
+from mainstay_core.wire.facts import Named, Parked
+from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, DoubtedAccount, SettleReport, Vote, WitnessAccount
 
@@ -141,6 +144,55 @@ def test_the_device_that_most_contradict_tells_of_itself(second: str, verdict: V
     assert not [a for a in machine.step(other, agree).actions if isinstance(a, TellDeviation)]
 
 
+def named_in(state: RankState, *events: VotesGathered) -> list[Named]:
+    """The devices that a rank names in each of these votes on what it holds."""
+    facts = [a.fact for event in events for a in machine.step(state, event).actions if is_told(a)]
+    return [fact for fact in facts if isinstance(fact, Named)]
+
+
+def is_told(action: object) -> bool:
+    return isinstance(action, SendFact)
+
+
+def test_the_first_other_member_names_a_device_that_insists_as_well() -> None:
+    """It may be gone, or may lose the gather in which the others hear of it."""
+    single = Partial(lane=0, first=1, last=1)
+    tokens = vote().stats
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    agree = VotesGathered(
+        tuple(replace(told(word), stats=tokens, clean_from=7) for word in ("x", "y", "y"))
+    )
+    asked = follow(voting("a.1", RUNS[0]), differ, TodoDone((COPY, single)), Reduced()).state
+    names = {}
+    for index, life in enumerate(("a.1", "b.1", "c.1")):
+        state = replace(asked, index=index, slot=slot_of(life), clean_from=7)
+        names[life] = [(fact.named, fact.since) for fact in named_in(state, agree)]
+    assert names == {"a.1": [(slot_of("a.1"), 7)], "b.1": [(slot_of("a.1"), 7)], "c.1": []}
+
+
+def test_a_device_is_named_though_another_type_is_bad_in_the_same_vote_and_only_once() -> None:
+    single = Partial(lane=0, first=1, last=1)
+    tokens = vote().stats
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    words = [replace(told(word), stats=tokens) for word in ("x", "y", "y")]
+    beside = VotesGathered((words[0], replace(words[1], bad=(2,), ok=False), words[2]))
+
+    asked = follow(voting("a.1", RUNS[0]), differ, TodoDone((COPY, single)), Reduced()).state
+    refused = machine.step(asked, beside)
+
+    (tell,) = [a for a in refused.actions if isinstance(a, TellDeviation)]
+    assert tell.deviation.verdict is Verdict.DETERMINISTIC
+    (named,) = [a.fact for a in refused.actions if isinstance(a, SendFact)]
+    assert named == replace(named, device=None)
+    assert refused.state.phase is machine.Phase.COMPUTING
+    assert refused.state.named_as is Verdict.DETERMINISTIC
+
+    again = replace(refused.state, phase=machine.Phase.VOTING, attempt=1)
+    later = machine.step(again, VotesGathered(tuple(words)))
+    assert isinstance(later.actions[-1], Apply)
+    assert not [a for a in later.actions if isinstance(a, TellDeviation | SendFact)]
+
+
 def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last() -> None:
     tokens = vote().stats
     state = voting("a.1", RUNS[0])
@@ -157,6 +209,43 @@ def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last
         since.append(finding.since)
         assert ("its steps from 5 on are tainted" in finding.describe()) == bool(finding.since)
     assert since == [5, None]
+
+
+def test_votes_tell_since_when_each_device_is_clean_and_the_ledger_what_is_new() -> None:
+    tokens = vote().stats
+    same = [replace(told("x"), stats=tokens, clean_from=since) for since in (0, 4, 2)]
+
+    state = machine.step(voting("a.1", RUNS[0]), VotesGathered(tuple(same))).state
+
+    assert state.all_clean_at == 0, "to which version the job may have to go back"
+    clean = [
+        CleanDevice(slot=slot_of(life), clean_from=since)
+        for life, since in (("a.1", 0), ("b.1", 4), ("c.1", 2))
+    ]
+    assert list(state.clean) == clean
+    again = replace(state, phase=machine.Phase.VOTING)
+    same[0] = replace(same[0], clean_from=7)
+    state = machine.step(again, VotesGathered(tuple(same))).state
+    assert state.all_clean_at == 2
+    assert [d for d in state.clean if d not in state.clean_before] == [
+        CleanDevice(slot=slot_of("a.1"), clean_from=7)
+    ]
+
+
+def test_a_trainer_takes_over_what_is_known_of_its_device_and_follows_the_checks_of_a_plan() -> (
+    None
+):
+    members = tuple(replace(m, clean_from=3) for m in PLAN.members)
+    rules = CheckRules(mode=Mode.PIGGYBACK, witness_every_steps=5)
+    state = adopting(replace(PLAN, members=members, checks=rules), shards_per_lane=2)
+    assert state.clean_from == 3
+    assert (state.witness_every_steps, state.compares_last, state.tells_makers) == (5, True, True)
+    off = replace(PLAN, quorum=replace(PLAN.quorum, id=2), unplanned_id=2, checks=CheckRules())
+    state = machine.step(
+        machine.saw_plan(replace(state, phase=machine.Phase.PARKED), off), PlanSeen()
+    ).state
+    assert (state.witness_every_steps, state.compares_last, state.tells_makers) == (0, False, False)
+    assert state.clean_from == 3
 
 
 def test_a_type_in_doubt_of_which_a_chain_tells_nothing_does_not_count() -> None:

@@ -42,7 +42,7 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
-from mainstay_core.coordinator.taints import note_gone
+from mainstay_core.coordinator.taints import forget_clean, note_gone
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -295,6 +295,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         causes=causes,
         doubted=old.doubted or fact.doubted,
         differing=old.differing or fact.differing,
+        repeats=fact.repeats if old.repeats is None else old.repeats,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
@@ -333,10 +334,13 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
     member = _member(state, fact)
     if member is None or state.plan is None or fact.quorum != state.plan.quorum:
         return _stale(state, fact)
-    if member.index in state.settled_at_s:
-        return Transition(state=state, reason="already known")
     if fact.history is not None and not fact.history.newest:
         raise RemoteProtocolError("history.newest: names no fork; must name the newest ones")
+    if member.index in state.settled_at_s:
+        if member.index or state.is_history_told:
+            return Transition(state=state, reason="already known")
+        # Commits were quicker than its word. They say since when, and not by which forks.
+        return apply_told(replace(state, told_history=fact.history, is_history_told=True))
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)
@@ -368,7 +372,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         if plan.method is Method.START:
             state = replace(state, furthest=max(state.furthest, state.step))
     goes_on_at = state.step if state.settled_step is None else state.settled_step
-    state = note_gone(state, goes_on_at)
+    state = forget_clean(note_gone(state, goes_on_at), goes_on_at)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.

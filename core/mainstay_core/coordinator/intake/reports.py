@@ -41,6 +41,7 @@ from mainstay_core.coordinator.state import (
     all_settled,
     uid_of,
 )
+from mainstay_core.coordinator.taints import note_clean
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Checkpoint, PodGone
 
@@ -90,6 +91,7 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     if event.quorum.id > plan.quorum.id:
         raise RemoteProtocolError(f"{event.quorum} is newer than the plan, {plan.quorum}")
     first = event.quorum == plan.quorum and state.commits == 0
+    state = note_clean(state, event.clean)
     # The first commit of a quorum says where it stands: after a restart that is further back.
     committed = event.step + 1 if first else max(state.step, event.step + 1)
     late_s = lateness_s(state, event)
