@@ -328,7 +328,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
             | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
             "several ranks of a stage compute together is not compared in this version; use 0",
         ),
-        ("spec.recovery.onTaint", "Undo", "must be one of 'Report', 'Restart'"),
+        ("spec.recovery.onTaint", "Undo", "must be 'Report' or 'Restart'"),
         (
             "spec",
             SMALLEST["spec"]
