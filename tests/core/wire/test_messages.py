@@ -20,6 +20,7 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
@@ -532,6 +533,14 @@ EXAMPLES: dict[str, Any] = {
     "plan-with-other-stores": dataclasses.replace(
         PLAN, other_stores=(OtherStore(pod=POD, address="10.0.0.1:4000", domain="node-1"),)
     ),
+    "plan-that-went-back": dataclasses.replace(
+        PLAN,
+        lineage=1,
+        method=plan.Method.RESTART,
+        members=tuple(dataclasses.replace(m, clean_from=12) for m in PLAN.members),
+        checks=CheckRules(mode=Mode.FULL, plan=PlanName.AUTO, profile_steps=3, memory_bytes=9),
+        voided=(plan.Voided(quorum=7, lineage=1, version=12),),
+    ),
     "last-status": LastStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2, state="5a"),
     "save-status": SaveStatus(checkpoint_safe=3, checkpoint_nonce="beef", durable=2),
     "commit": COMMIT,
@@ -662,6 +671,21 @@ EXAMPLES: dict[str, Any] = {
         committed_at_s=1700000001.5,
         copy_wait_s=0.0625,
     ),
+    "ledger-entry-that-corrects": LedgerEntry(
+        step=5,
+        stage=1,
+        quorum=QUORUM,
+        gradient="g" * 32,
+        masters="m" * 32,
+        data="d" * 32,
+        loss=2.5,
+        norm=0.25,
+        tokens=128,
+        step_s=0.125,
+        replicas=2,
+        clean=(ledger.CleanDevice(slot=SLOT, clean_from=4),),
+        corrects=True,
+    ),
     "ledger-entry-of-an-approximate-job": LedgerEntry(
         step=5,
         stage=1,
@@ -769,6 +793,9 @@ EXAMPLES: dict[str, Any] = {
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
+    ),
+    "fact-named-by-another": facts.Named(
+        **TRAINER, quorum=QUORUM, step=9, evidence="why", since=4, device=SLOT
     ),
     "fact-paused": facts.Paused(**TRAINER, quorum=QUORUM, step=9, durable=9),
     "heartbeat": Heartbeat(
