@@ -8,6 +8,7 @@
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``doubts``: what becomes of a type on which chains disagree, when somebody is lost
 - ``witness``: which type a second chain computes in a step, and what its vote means
+- ``reach``: which versions members can come to
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``early``: whether a reduction begins while the last type is computed
 - ``votes``: what all votes of a step say together
