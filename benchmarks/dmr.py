@@ -10,7 +10,8 @@ variants take turns within each round, and ratios are medians over the rounds.
 - *Piggyback*: recomputes are compared with their forwards (with recompute on alone)
 - *Full*: each kernel is executed twice, at once (the plan Naive)
 - *Dynamic*: the same, but checks wait for waits
-- *Auto*: as the static planner plans it from the stage's first steps (with ``--waits`` alone)
+- *Auto*: as the static planner plans it from the stage's first steps. With one stage nothing is
+  waited for: recomputes are compared with forwards, and the rest is as with the plan Naive.
 
 With ``--waits`` the stage is the first of two, and its neighbour is played: each gradient comes a
 fixed time after the stage begins to wait for it, so that waiting is the given share of a step
@@ -186,8 +187,10 @@ def seconds(do: Callable[[], None]) -> float:
 
 def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) -> None:
     """Print one line."""
-    names = [NONE, OFF, *([PIGGYBACK] if recompute else []), FULL]
+    names = [NONE, OFF, *([PIGGYBACK] if recompute else []), FULL, AUTO]
     stages = {variant: Stage(config, recompute, variant) for variant in names}
+    for _ in range(PROFILE_STEPS + 1):
+        stages[AUTO].step()
     times: list[dict[str, float]] = []
     for turn in range(rounds + WARM_UP_ROUNDS):
         first = turn % len(names)
@@ -207,14 +210,15 @@ def measure(name: str, config: dict[str, object], recompute: bool, rounds: int) 
     print(
         f"| {name} | {'on' if recompute else 'off'} | {ms[NONE]:.0f} | {ms[OFF]:.0f} "
         f"| {ratio(OFF, NONE)} | {piggyback} | {ratio(PIGGYBACK, OFF)} | {ms[FULL]:.0f} "
-        f"| {ratio(FULL, OFF)} | {num_findings} |",
+        f"| {ratio(FULL, OFF)} | {ms[AUTO]:.0f} | {ratio(AUTO, OFF)} | {ratio(FULL, AUTO)} "
+        f"| {num_findings} |",
         flush=True,
     )
 
 
 def measure_waits(config: dict[str, object], share: float, rounds: int) -> None:
     """Print one line: a stage that waits for its neighbour."""
-    names, num_types, link = [OFF, FULL, DYNAMIC, AUTO], 4, PlayedLink()
+    names, num_types, link = [OFF, PIGGYBACK, FULL, DYNAMIC, AUTO], 4, PlayedLink()
     stages = {name: Stage(config, True, name, link, num_types) for name in names}
     for stage in stages.values():
         stage.step()
@@ -230,6 +234,7 @@ def measure_waits(config: dict[str, object], share: float, rounds: int) -> None:
     ratios = [
         statistics.median(row[over] / row[under] for row in times)
         for over, under in (
+            (PIGGYBACK, OFF),
             (FULL, OFF),
             (DYNAMIC, OFF),
             (AUTO, OFF),
@@ -240,7 +245,7 @@ def measure_waits(config: dict[str, object], share: float, rounds: int) -> None:
     most = [stages[name].checks.waiting.most_bytes / 2**20 for name in (DYNAMIC, AUTO)]
     shown = " | ".join(f"{ratio:.2f}" for ratio in ratios)
     print(
-        f"| {share:.0%} | {ms[OFF]:.0f} | {ms[FULL]:.0f} | {ms[DYNAMIC]:.0f} | {ms[AUTO]:.0f} "
+        f"| {share:.0%} | {' | '.join(f'{ms[name]:.0f}' for name in names)} "
         f"| {shown} | {most[0]:.0f} | {most[1]:.0f} | {stages[AUTO].shares} "
         f"| {sum(stage.num_findings for stage in stages.values())} |",
         flush=True,
@@ -263,19 +268,19 @@ def main() -> None:
     print(f"load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     if args.waits:
         print(
-            "| waiting | Off ms | Naive ms | Dynamic ms | Auto ms | Naive/Off | Dynamic/Off "
-            "| Auto/Off | Naive/Dynamic | Naive/Auto | most MiB, Dynamic | most MiB, Auto "
-            "| plan of Auto | findings |"
+            "| waiting | Off ms | Piggyback ms | Naive ms | Dynamic ms | Auto ms | Piggyback/Off "
+            "| Naive/Off | Dynamic/Off | Auto/Off | Naive/Dynamic | Naive/Auto "
+            "| most MiB, Dynamic | most MiB, Auto | plan of Auto | findings |"
         )
-        print("|" + " --- |" * 14)
+        print("|" + " --- |" * 16)
         for share in args.waits:
             measure_waits({**config, "dtype": "float32"}, share, rounds)
         return
     print(
         "| model | recompute | none ms | Off ms | Off/none | Piggyback ms | Piggyback/Off "
-        "| Full ms | Full/Off | findings |"
+        "| Full ms | Full/Off | Auto ms | Auto/Off | Full/Auto | findings |"
     )
-    print("|" + " --- |" * 10)
+    print("|" + " --- |" * 13)
     for name, dtype in (("Llama fp32", "float32"), ("Llama bf16", "bfloat16")):
         for recompute in (False, True):
             measure(name, {**config, "dtype": dtype}, recompute, rounds)

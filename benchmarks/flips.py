@@ -193,11 +193,16 @@ def has_effect(chain: Chain, clean: Outcome, spot: Spot, flip: Flip) -> bool:
 def take_clean_steps(
     chain: Chain, variant: Variant, num_steps: int, tally: Tally, where: str
 ) -> None:
-    """Take steps without a flip, beside the same ones without checks."""
+    """Take steps without a flip, beside the same ones without checks.
+
+    Of a cell of several ranks one begins anew meanwhile, as a trainer that has just come.
+    """
     warm(chain, variant)
     for each in (Variant.OFF, variant):
         chain.reset(each)
     for step in range(num_steps):
+        if isinstance(chain, ProcessChain) and step == num_steps // 2:
+            chain.renew(variant, 1)
         expected, _ = run_step(chain, Variant.OFF, step)
         ended, num_refused = run_step(chain, variant, step)
         tally.num_clean += 1

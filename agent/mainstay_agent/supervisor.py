@@ -286,7 +286,8 @@ class Supervisor(Pod):
     def held_job(self) -> HeldJob | None:
         """Return what is held of the job, with its injected faults."""
         processes, registered = self._processes, self.conversation.registered
-        return held_job_of(self.state, registered, processes.faults, processes.fired)
+        since = self.conversation.approximate_since
+        return held_job_of(self.state, registered, processes.faults, processes.fired, since)
 
     def status_of(self, slot: SlotState) -> SlotStatus:
         """Return a slot's line in the heartbeat."""

@@ -70,6 +70,6 @@ def read_findings(texts: Mapping[int, str | None], numbers: Mapping[str, str]) -
 
 async def fetch_newest(store: Store, state: CoordinatorState) -> FindingsPage | None:
     """Return how many findings a job has, with the newest; None where nothing is checked."""
-    if state.config.dmr is Mode.OFF:
+    if state.config.dmr is Mode.OFF and not state.config.witness_every_steps:
         return None
     return await store.fetch_findings(state.config.job, newest=MAX_NEWEST)

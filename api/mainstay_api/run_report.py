@@ -24,6 +24,7 @@ from mainstay_core.wire.facts import Heartbeat, SlotStatus
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery, show_recovery
+from mainstay_core.wire.repeated_lineage import show_lineage_of
 
 REPORT_VERSION = 2
 """Version 1 said ``approximate_since`` of the steps that the ledger still had, and no lineage."""
@@ -170,7 +171,7 @@ def make_report(
         **show_protections(state),
         "exact": state.approximate_since is None,
         "approximate_since": state.approximate_since,
-        "lineage": {"num_forks": state.num_forks, "forks": codec.encode(state.history)},
+        "lineage": show_lineage_of(state.config, state.num_forks, state.history),
         "digests": {
             "final": _final(state),
             "steps": [step.masters if step else None for step in steps],

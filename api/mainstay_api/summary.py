@@ -201,7 +201,8 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
 
 def _coverage(state: CoordinatorState) -> str:
     rules = state.checks_in_force
-    return cut(describe_coverage(rules.mode, rules.plan, state.checks))
+    every = rules.witness_every_steps
+    return cut(describe_coverage(rules.mode, rules.plan, state.checks, every))
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:

@@ -21,6 +21,7 @@ from mainstay_core.planning.routes import Extent, route_of
 from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.rank.votes import clip
+from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -34,7 +35,6 @@ from mainstay_core.wire.reinitialisation import (
     MadeBlock,
     MadePosition,
     Reinitialisation,
-    SourceKind,
 )
 from mainstay_core.wire.votes import Commit
 from mainstay_train.comm.mesh import SINGLE
@@ -100,10 +100,17 @@ class _Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """The blocks that a stage holds: its own, and those that it guards."""
+class _Guard:
+    """A copy of a block with its optimizer's state, as another stage keeps it."""
 
-    blocks: Sequence[StatePart]
+    kept: Sequence[StateTensor]
+    blocks: Sequence[StatePart] = ()
+
+    def flats(self) -> list[StateTensor]:
+        return [*self.kept]
+
+    def refresh(self) -> None:
+        """Nothing computes with a copy."""
 
 
 def _ignore(_: object) -> None:
@@ -157,9 +164,12 @@ class StagedModel:
             block.name for stage in self._outline[1:] for block in stage if redundant
         )
         self._routes = [[*self._route(number)] for number in (0, 1)]
-        ends = workload.build((0, len(self._blocks) - 1))
-        self._guards = {ends[0].name: (1, ends[0]), ends[1].name: (shape.stages - 2, ends[1])}
-        """Copies of embedding and head in other stages: these stages, and the copies."""
+        self._guards = {
+            block: twin
+            for end, twin in ends_of(shape.stages)
+            for block in guarded_blocks(self._outline, end)
+        }
+        """The stage that keeps a copy of a block which an end alone has."""
         self._history: History = ()
         self._norms_sq: dict[str, float] = {}
         self._num_tokens = 1
@@ -300,7 +310,7 @@ class StagedModel:
             ValueError: it cannot be made anew, and why.
         """
         lost, made = self._stages[stage], self._plan(stage, step, strategy)
-        guarded = self._guarded(lost, made)
+        guards = self._guards_of(lost, made)
         if strategy.how == "stale":
             for flat in lost.flats():
                 flat.tensor.copy_(stale[flat.id])
@@ -310,37 +320,35 @@ class StagedModel:
             for block in lost.blocks:
                 block.initialize(self._shape.seed + 1 + step)
         else:
-            make_anew(lost, made, self._beside())
+            beside = {(number, 0): part for number, part in enumerate(self._stages)}
+            make_anew(lost, made, beside, guards)
             if strategy.averages_moments:
                 self._average_moments(made)
-        for flat in lost.flats():
-            if flat.id in guarded:
-                flat.tensor.copy_(guarded[flat.id])
+        if strategy.how in ("stale", "random"):
+            exact = {flat.id: flat.tensor for guard in guards.values() for flat in guard.flats()}
+            for flat in lost.flats():
+                if flat.id in exact:
+                    flat.tensor.copy_(exact[flat.id])
         lost.refresh()
         self._history = (*self._history, _fork(made, step, strategy.boost))
         layer = self.layers_of(stage)[0]
         (sources,) = [block.sources for block in made.blocks if block.block == layer]
         return {source.stage: source.weight for source in sources}
 
-    def _guarded(self, lost: _Stage, made: MadePosition) -> dict[str, torch.Tensor]:
-        """Return the state of the blocks that come back from a guard, moments included.
+    def _guards_of(self, lost: _Stage, made: MadePosition) -> dict[str, _Guard]:
+        """Return what guards have of a stage, by block.
 
         A guard applies the same gradients as the owner, so it has the same bits.
         """
-        kept = {b.block for b in made.blocks if b.sources[0].kind is SourceKind.GUARD}
-        return {flat.id: flat.tensor.clone() for flat in lost.flats() if flat.name in kept}
-
-    def _beside(self) -> dict[tuple[int, int], _Beside]:
-        held: list[list[StatePart]] = [list(part.blocks) for part in self._stages]
-        for name, (stage, copy) in self._guards.items():
-            (owner,) = [block for block in self._blocks if block.name == name]
-            copy.masters.copy_(owner.masters)
-            held[stage].append(copy)
-        return {(number, 0): _Beside(blocks) for number, blocks in enumerate(held)}
+        found = {}
+        for block in (one.block for one in made.blocks if one.is_exact):
+            flats = [flat for flat in lost.flats() if flat.name == block]
+            found[block] = _Guard([flat._replace(tensor=flat.tensor.clone()) for flat in flats])
+        return found
 
     def _plan(self, stage: int, step: int, strategy: Strategy) -> MadePosition:
         has_twins = strategy.copies_ends or self._shape.order is Order.SWAPPED
-        guards = {(name, 0): held for name, (held, _) in self._guards.items()}
+        guards = {(block, 0): twin for block, twin in self._guards.items()}
         stale = {(stage, 0): step - strategy.age} if strategy.how == "stale" else {}
         answer = plan_reinitialisation(
             self._outline,

@@ -125,6 +125,19 @@ def test_the_page_and_the_report_of_a_job_with_checks_tell_what_they_found(check
     assert checked.api.get(f"{checked.path}/report")["findings"]["counts"] == {"primary": 7}
 
 
+def test_a_job_with_a_witness_alone_tells_what_it_found_likewise(api: Any) -> None:
+    """Operators make Events of what stands on the page."""
+    witness = {"detection": {"witness": {"everySteps": 50}}}
+    job = Job(api, {**MANIFEST, "spec": {**MANIFEST["spec"], **witness}})
+    job.start()
+    put(job, 0, verdict=Verdict.DETERMINISTIC, remedy=Remedy.HAND_OVER)
+
+    page = job.api.get(f"{job.path}/summary")
+    assert page["dmr_coverage"] == "a witness computes a shard type again in one of 50 steps"
+    assert page["findings"]["counts"] == {"deterministic": 1}
+    assert [f["place"] for f in page["findings"]["findings"]] == [1]
+
+
 def test_the_counter_of_a_job_with_checks_begins_at_0(checked: Job) -> None:
     checked.commit(0)
     text = checked.api.client.get("/metrics").text

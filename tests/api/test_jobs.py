@@ -53,6 +53,9 @@ def test_a_bad_manifest_is_refused_by_field(api: Any) -> None:
     unknown = copy.deepcopy(manifest)
     unknown["spec"]["colour"] = "blue"
     assert "colour" in api.post("/v1/jobs", {"manifest": unknown}, status=422)["detail"]
+    manifest["spec"]["parallelism"] = {}
+    lineage = {"manifest": manifest, "repeats": [{"version": 1}]}
+    assert "repeats[0].chain" in api.post("/v1/jobs", lineage, status=422)["detail"]
     broken = {"manifest": manifest, "faults": [{"id": "f"}]}
     assert "faults[0].step" in api.post("/v1/jobs", broken, status=422)["detail"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.chart.charts import CHART
+from tests.chart.charts import CHART, ROOT
 
 from mainstay_api.metrics import Metrics as ApiMetrics
 from mainstay_operator.metrics import Metrics as OperatorMetrics
@@ -47,6 +47,28 @@ def known_metrics() -> dict[str, set[str]]:
             for name in names:
                 known[name] = labels | ({"le"} if name.endswith("_bucket") else set())
     return known
+
+
+def pages() -> dict[str, str]:
+    """The pages' texts by name; the history of changes names metrics that are gone."""
+    return {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+
+
+def test_every_metric_is_on_a_page_and_pages_name_no_other() -> None:
+    packages = {path.name for path in ROOT.glob("*/mainstay_*")}
+    known = known_metrics()
+    named = {
+        (page, name)
+        for page, text in pages().items()
+        for name in WORD.findall(text)
+        if name not in packages
+    }
+    assert {(page, name) for page, name in named if name not in known} == set()
+    # A counter is scraped as NAME_total; parts of a histogram are not named one by one.
+    scraped = {name for name in known if f"{name}_total" not in known}
+    parts = ("_bucket", "_count", "_sum", "_created")
+    missing = {name for name in scraped if not name.endswith(parts)} - {n for _, n in named}
+    assert missing == set()
 
 
 def expressions() -> Iterator[tuple[str, str]]:

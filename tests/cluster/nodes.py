@@ -74,10 +74,11 @@ class Node:
     def import_image(self, archive: Path) -> None:
         self.run("ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", str(archive))
 
-    def pid_of(self, container: str) -> int:
-        """The first process of a container, as this machine numbers it."""
+    def pid_of(self, container: str) -> int | None:
+        """The first process of a container, as this machine numbers it; None: it has ended."""
         listed = self.run("ctr", "-a", self.socket, "-n", "k8s.io", "task", "ls")
-        return next(int(li.split()[1]) for li in listed.splitlines() if li.startswith(container))
+        running = (line.split() for line in listed.splitlines() if line.startswith(container))
+        return next((int(pid) for _, pid, state in running if state == "RUNNING"), None)
 
     def kill(self) -> None:
         """Cut the network, then kill everything that runs here."""

@@ -142,31 +142,52 @@ class Story:
         return {c["name"]: c["restartCount"] for c in listed}
 
 
-def run_undisturbed(job: Object, directory: Path) -> Any:
-    """Run a job of a release in local mode, without gates, spares and snapshots; return its report.
+def localize(job: Object, model: Object = MODEL) -> Object:
+    """Return a job of a release as it runs in local mode, without gates, spares and snapshots.
 
     Args:
         job: as `make_job` has made it; changed.
-        directory: an empty one.
+        model: its configuration, without the data.
     """
     spec = job["spec"]
     spec["workload"] = {
         "entrypoint": "mainstay_train.models.llama:workload",
-        "config": MODEL | {"data": {"path": str(CORPUS)}},
+        "config": model | {"data": {"path": str(CORPUS)}},
     }
     spec["spares"] = {"replicas": 0}
     del spec["template"]
     spec.pop("snapshots", None)
     spec.pop("protection", None)
-    with local_job(directory, job) as running:
+    return job
+
+
+def run_undisturbed(job: Object, directory: Path) -> Any:
+    """Run a job of a release in local mode, as `localize` makes it; return its report.
+
+    Args:
+        job: as `make_job` has made it; changed.
+        directory: an empty one.
+    """
+    with local_job(directory, localize(job)) as running:
         return running.report()
+
+
+def pid_of_trainer(platform: Platform, pod: Object) -> int | None:
+    """The first process of a pod's trainer container; None: it has ended.
+
+    Args:
+        platform: of the job.
+        pod: as it was, perhaps, before it was deleted.
+    """
+    statuses = pod["status"]["containerStatuses"]
+    container = next(c["containerID"] for c in statuses if c["name"] == "trainer")
+    return platform.cluster.nodes[pod["spec"]["nodeName"]].pid_of(container.rpartition("/")[2])
 
 
 def run_out_of_memory(platform: Platform, pod: Object) -> None:
     """Have the kernel kill a pod's trainer container, whose memory goes to a file."""
-    statuses = pod["status"]["containerStatuses"]
-    container = next(c["containerID"] for c in statuses if c["name"] == "trainer")
-    pid = platform.cluster.nodes[pod["spec"]["nodeName"]].pid_of(container.rpartition("/")[2])
+    pid = pid_of_trainer(platform, pod)
+    assert pid is not None
     # The container's first process goes first, and with it all others.
     Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
     fill = "dd if=/dev/zero of=/fill/file bs=1M count=2000; rm -f /fill/file"

@@ -5,20 +5,14 @@ The bits are those of an undisturbed run in local mode without snapshots.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster import building
 from tests.cluster.client import Object
-from tests.cluster.release import CHART, JOBS, NUM_PODS, SYSTEM, Platform, make_job
+from tests.cluster.release import CHART, NUM_PODS, SYSTEM, Platform, make_job
 from tests.cluster.stories import (
     Story,
     run_out_of_memory,
@@ -26,12 +20,11 @@ from tests.cluster.stories import (
     supervisor_tags,
     wait_for,
 )
+from tests.cluster.surfaces import count_metrics, events_of, recoveries_of, run_plugin
 
-from mainstay_core.wire.recoveries import Recovery, describe_replays, read_recovery
+from mainstay_core.wire.recoveries import describe_replays
 
 pytestmark = [pytest.mark.chaos, pytest.mark.root, pytest.mark.timeout(900)]
-PLUGIN = [sys.executable, "-m", "mainstay_cli.commands.kubectl"]
-API_PORT = 8080
 GATES = (7, 13, 19)
 STEPS = 22
 STAGES = 2
@@ -91,48 +84,6 @@ def wait_until_covered(story: Story, version: int) -> Object:
 
     job = story.platform.wait(story.name, is_covered, "not all stages are covered")
     return shown(job)
-
-
-def recoveries_of(story: Story) -> list[Recovery]:
-    return [read_recovery(told) for told in story.platform.fetch(story.uid, "recoveries")]
-
-
-def events_of(story: Story) -> list[tuple[str, str]]:
-    """Return reason and message of each Event of a job."""
-    events = story.platform.api.list(f"/api/v1/namespaces/{JOBS}/events")
-    ours = (e for e in events if e["involvedObject"].get("uid") == story.uid)
-    return [(str(e["reason"]), str(e["message"])) for e in ours]
-
-
-def run_plugin(story: Story, *words: str) -> str:
-    """Run a command of ``kubectl mainstay``; return what it printed."""
-    done = subprocess.run(
-        [*PLUGIN, *words, story.name, "-n", JOBS],
-        env={**os.environ, "KUBECONFIG": str(story.platform.cluster.kubeconfig), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def count_metrics(story: Story, *names: str) -> dict[tuple[str, str], float]:
-    """Return a job's counters by name and further label, summed over the replicas of the api."""
-    platform, sums = story.platform, Counter[tuple[str, str]]()
-    admin = {"Authorization": f"Bearer {platform.cluster.tokens['admin']}"}
-    network = platform.cluster.nodes[platform.home].network
-    for pod in platform.system("api"):
-        url = platform.cluster.relay(pod["status"]["podIP"], API_PORT, network)
-        answer = httpx.get(f"{url}/metrics", headers=admin, trust_env=False, timeout=30)
-        answer.raise_for_status()
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                if sample.name in names and sample.labels["job"] == story.uid:
-                    further = set(sample.labels) - {"job", "namespace", "name"}
-                    label = "".join(sample.labels[key] for key in further)
-                    sums[sample.name, label] += sample.value
-    return dict(sums)
 
 
 def check_words(story: Story, told: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ time."""
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,14 @@ def run(
     corpus: Path,
     faults: list[dict[str, Any]],
     layout: Layout = LAYOUT,
+    options: Sequence[str] = (),
+    checkpoint: dict[str, Any] | None = None,
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery)
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, checkpoint=checkpoint or {})
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
-    with local_job(directory, job, faults) as running:
+    with local_job(directory, job, faults, *options) as running:
         return running.report()
 
 
@@ -87,21 +90,37 @@ def test_a_lost_inner_stage_is_made_anew_as_the_papers_formula_says(
 
 
 @pytest.mark.chaos
-def test_a_swapped_pipeline_has_the_bits_of_the_experiments_process(
+def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
     tmp_path: Path, corpus: Path
 ) -> None:
-    """Permission is refused there: the loss of a stage is answered by a restart, which is exact."""
+    """Two forks at different steps; the run that repeats them is killed here and there itself."""
+    first = run(tmp_path, corpus, [kill(1, 6), kill(2, 10)], **ALLOWED)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+
+    again = run(tmp_path / "again", corpus, [], options=options)
+    disturbed = run(tmp_path / "disturbed", corpus, [kill(3, 8)], LAYOUT, options, **ALLOWED)
+
+    assert {r["fault"] for r in again["recoveries"]} == {"nothing has failed"}
+    assert [r["method"] for r in again["recoveries"]] == ["approximate", "approximate"]
+    assert compare_reports(first, again) == []
+    assert compare_reports(first, disturbed) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
+    tmp_path: Path, corpus: Path, stage: int
+) -> None:
+    """An end is made of its twin and a guard, an inner stage of both neighbours."""
     pipeline = {"order": "Swapped", "microBatches": 2}
-    job = make_job(LAYOUT, NUM_STEPS, corpus, pipeline=pipeline)
+    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=pipeline)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
 
-    with local_job(tmp_path, job, [kill(1)]) as running:
+    with local_job(tmp_path, job, [kill(stage)]) as running:
         report = running.report()
 
-    assert [r["method"] for r in report["recoveries"]] == ["restart"]
-    steps = report["digests"]["steps"]
-    assert len(steps) == NUM_STEPS
-    assert steps == twin(tmp_path)
+    check_forked(report)
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, stage))
 
 
 @pytest.mark.chaos
@@ -123,6 +142,20 @@ def test_an_end_of_the_pipeline_has_the_ladders_next_answer(tmp_path: Path, corp
     assert "for want of anything newer" in recovery["reason"]
     assert report["exact"]
     assert report["digests"]["steps"] == twin(tmp_path)
+
+
+@pytest.mark.chaos
+def test_an_end_loads_a_checkpoint_of_its_own_alone(tmp_path: Path, corpus: Path) -> None:
+    """And a run that loses nothing repeats that, from its own checkpoint of the same step."""
+    allowed = {"allowApproximate": True, "approximateAfterLostSteps": 1}
+    allowed |= {"approximate": {"staleSteps": 4}}
+    first = run(tmp_path, corpus, [kill(0)], checkpoint={"everySteps": 5}, **allowed)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+    again = run(tmp_path / "again", corpus, [], options=options, checkpoint={"everySteps": 5})
+
+    check_forked(first)
+    assert "made anew from its own copy of step 5, 3 steps old" in first["recoveries"][0]["reason"]
+    assert compare_reports(first, again) == []
 
 
 @pytest.mark.chaos

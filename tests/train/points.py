@@ -6,7 +6,8 @@ flips a bit instead, ``wrong-type@STEP`` one of a complete type of which a check
 is wrong, ``wrong-send@STEP`` one in what a stage sends on, which no check of its own sees
 (``wrong-sends``: always; ``wrong-from@STEP``: from that step on; ``wrong-witness@STEP``: of the
 compared type; ``sticks@STEP``: of that type each time in the step; ``wrong-gradient@STEP``: its
-gradient, in a loop of one's own), ``reset-stage@STEP`` resets the sockets of the reduction.
+gradient, in a loop of one's own), ``wrong-gives`` one in all that a rank gives its cell while
+others compute the type, too, ``reset-stage@STEP`` resets the sockets of the reduction.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.train.crew import ADDRESS
 
 from mainstay_core.job.config import JobConfig
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.comm.gather_client import GatherClient
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.interpreter import Interpreter
@@ -117,6 +119,7 @@ class _Points:
         around(StageState, "apply", self._apply)
         around(HealClient, "copy", self._copy)
         around(Driver, "completed", self._completed)
+        around(CheckedKernels, "_communicate", self._communicate)
         after(HealClient, "_fetch", lambda *_: self._quorum_point("heal-received"))
 
     def _note_session(self, session: Session, *_: Any) -> None:
@@ -189,6 +192,13 @@ class _Points:
         if once in self._wanted:
             self._wanted.remove(once)
         send(interpreter, action)
+
+    def _communicate(
+        self, communicate: Callable[..., Any], kernels: Any, func: Any, args: Any, *rest: Any
+    ) -> Any:
+        if "wrong-gives" in self._wanted:
+            flip_bit(args[0].view(-1))
+        return communicate(kernels, func, args, *rest)
 
     def _completed(self, completed: Callable[..., None], driver: Driver, shard_type: int) -> None:
         compared = self._state.step_plan.compared

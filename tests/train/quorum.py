@@ -80,9 +80,9 @@ class Outcome:
     """What a job left behind."""
 
     entries: dict[tuple[int, int], LedgerEntry] = field(default_factory=dict)
-    """By (step, stage)."""
+    """By (step, position)."""
     final: dict[int, set[FinalDigests]] = field(default_factory=lambda: defaultdict(set))
-    """By stage: what its cells say at the end."""
+    """By position: what its cells say at the end."""
     facts: list[Fact] = field(default_factory=list)
     plans: list[Plan] = field(default_factory=list)
     fired: list[str] = field(default_factory=list)

@@ -156,8 +156,10 @@ def test_a_job_goes_back_before_a_device_was_wrong_and_ends_as_if_it_never_was(c
 
     assert_same(outcome, expected)
     assert outcome.totals() == expected.totals()
-    ((name, finding),) = world.findings
-    assert (name, finding.verdict, finding.since) == (first_of(1), Verdict.DETERMINISTIC, 2)
+    # It is wrong again if the next step comes before the plan.
+    assert {name for name, _ in world.findings} == {first_of(1)}
+    finding = world.findings[0][1]
+    assert (finding.verdict, finding.step, finding.since) == (Verdict.DETERMINISTIC, 4, 2)
     (taint,) = world.state.taints
     assert (taint.since, taint.counts) == (2, False)
     (voided,) = world.plan.voided
@@ -200,3 +202,25 @@ def test_of_two_replicas_a_spare_says_which_device_is_wrong(crew, tmp_path, repl
     assert (name, finding.verdict) == (first_of(replica), Verdict.DETERMINISTIC)
     asked = [p for p in world.outcome.plans if "another trainer computes it" in p.reason]
     assert len(asked) == 1
+
+
+@pytest.mark.chaos
+def test_of_two_ranks_to_a_stage_the_one_that_gives_its_cell_something_wrong_is_named(
+    crew, tmp_path
+):
+    config = make_config(stages=1, lanes=LANES, steps=2)
+    config = dataclasses.replace(config, shape=dataclasses.replace(config.shape, ranks_per_stage=2))
+
+    def run(name, halts, **fields):
+        (tmp_path / name).mkdir()
+        watched = dataclasses.replace(config, **fields)
+        world = PlayedSupervisors(crew, tmp_path / name, watched, halts=halts)
+        return asyncio.run(world.run(lambda world: world.committed(1))), world
+
+    expected, _ = run("plain", {})
+    outcome, world = run("watched", {"life3": ["wrong-gives"]}, witness_every_steps=1)
+
+    assert_same(outcome, expected)
+    assert {(name, finding.verdict) for name, finding in world.findings} == {
+        ("life3", Verdict.DETERMINISTIC)
+    }

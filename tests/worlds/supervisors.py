@@ -45,7 +45,7 @@ from mainstay_core.gather.server import Send
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Fact, FactKind, PodRegistration, read_rank_fact
-from mainstay_core.wire.ledger import LedgerEntry
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan
 
 GIVE_UP_S = 60.0
@@ -127,7 +127,7 @@ class PlayedSupervisors:
         self.config = config
         self._path = str(directory / "s")
         self._halts = {name: tuple(wanted) for name, wanted in (halts or {}).items()}
-        number = config.shape.num_cells + spares
+        number = config.shape.num_ranks + spares
         workers = [crew.fork(points.run_life, config, self._path) for _ in range(number + reserves)]
         self.lives = {
             f"life{i}": Life(f"life{i}", PodUid(f"pod{i}"), workers[i]) for i in range(number)
@@ -275,7 +275,7 @@ class PlayedSupervisors:
         assert self.end is not None
         assert self.end.state is JobPhase.COMPLETE, self.end.reason
         for final in self.state.finals:
-            self.outcome.final[final.stage].add(final)
+            self.outcome.final[self._position_of(final)].add(final)
 
     def _start(self, life: Life) -> None:
         life.worker.say(
@@ -413,20 +413,23 @@ class PlayedSupervisors:
 
         One in the place of a void step has other bits.
         """
-        known = self.outcome.entries.setdefault((entry.step, entry.stage), entry)
+        position = self._position_of(entry)
+        known = self.outcome.entries.setdefault((entry.step, position), entry)
         for void in self.plan.voided:
             if known.quorum.id < void.quorum <= entry.quorum.id and entry.step >= void.version:
-                known = self.outcome.entries[entry.step, entry.stage] = entry
+                known = self.outcome.entries[entry.step, position] = entry
         for what in ("masters", "gradient", "data", "loss", "norm", "tokens"):
             said, before = getattr(entry, what), getattr(known, what)
             assert said == before, f"{what} of step {entry.step}: {said}, not {before}"
-        entries = [
-            self.outcome.entries.get((entry.step, s)) for s in range(self.config.shape.stages)
-        ]
+        positions = range(len(self.config.shape.positions))
+        entries = [self.outcome.entries.get((entry.step, p)) for p in positions]
         if all(entries) and entry.quorum.id <= self._newest():
             self._feed(
                 StepsCommitted(step=entry.step, quorum=entry.quorum, committed_at_s=time.time())
             )
+
+    def _position_of(self, said: LedgerEntry | FinalDigests) -> int:
+        return said.stage * self.config.shape.ranks_per_stage + said.inner
 
     def _describe(self) -> str:
         for life in self.lives.values():

@@ -40,6 +40,7 @@ from mainstay_train.checks.planned import (
     Tell,
     Window,
 )
+from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.model import compilation
@@ -93,6 +94,8 @@ class Checks:
         """The problem of a sum that this rank has given to others, until the next reduction."""
         self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
         """Of the blocks' passes, with plan Dynamic."""
+        self.replays = Replays(self)
+        """Segments of blocks that wait among them."""
         self._plan, self._planned = plan, Orders()
         self.planner: Planner | None = None
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
@@ -116,7 +119,8 @@ class Checks:
 
     def change(self, rules: CheckRules) -> None:
         """Check by other rules from now on; nothing waits any more."""
-        self._mode, self._plan = rules.mode, rules.plan
+        self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
+        self.replays.begin_program({})
         self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
 
     @property
@@ -143,13 +147,21 @@ class Checks:
         """Return whether the recompute of a block of the stage is compared with its forward."""
         return self.piggybacks or block in self._planned.piggyback
 
+    def is_cheap(self, place: Place, call: Call) -> bool:
+        """Return whether a call is executed twice at once, though recomputes check its block."""
+        cheap = self._planned.cheap
+        return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
+
     def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
         """Return until when the check of a call waits; None: it does not."""
-        if not self.waiting.is_used or not late.can_wait(place, call, effects):
+        if not self.waiting.is_used:
             return None
-        if self._plan not in PLANNED:
-            return WHENEVER
-        return self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+        later: Later | None = WHENEVER
+        if self._plan in PLANNED:
+            if not self._planned.later:
+                return None
+            later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
+        return later if later is not None and late.can_wait(place, call, effects) else None
 
     def align(self, is_new: bool, tell: Tell) -> bool:
         """Have the ranks of a cell execute alike what they execute together.
@@ -181,6 +193,7 @@ class Checks:
         """
         if self.planner is not None:
             self._planned = self.planner.begin_program(first) or Orders()
+        self.replays.begin_program(self._planned.parts)
 
     def end_program(self, *, completed: bool) -> None:
         """Say that the stage's program has ended."""
@@ -206,6 +219,7 @@ class Checks:
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Say what goes to another stage."""
+        self.replays.read([tensor])
         if self.planner is not None:
             self.planner.sent(flow, tensor)
 
@@ -217,6 +231,7 @@ class Checks:
             results: what it has left beside gradients, if those are tensors.
         """
         self.waiting.passed(flow)
+        self.replays.read(result for result in results if isinstance(result, torch.Tensor))
         if self.planner is not None:
             self.planner.passed(flow, results)
 
@@ -260,6 +275,7 @@ class Checks:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
         self.planner, self._planned = None, Orders()
+        self.replays.begin_program({})
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.schedule import Later, Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits, collectives, kernels, late
@@ -36,9 +36,10 @@ from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
+from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
-from mainstay_train.checks.twins import Overwritten
+from mainstay_train.checks.twins import Overwritten, Twins
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -48,6 +49,11 @@ _PLAIN = torch._C._disabled_torch_dispatch_impl
 
 class Judging(late.Judged, Protocol):
     """Checks of a trainer, as they hear of what was found and say what waits."""
+
+    replays: Replays
+
+    def is_cheap(self, place: Place, call: Call) -> bool:
+        """Return whether a call is executed twice at once, though recomputes check its block."""
 
     def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
         """Return until when the check of a call waits; None: it does not."""
@@ -212,6 +218,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if kernels.has_sparse(tensor for tensor, _ in operands):
             return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
         writes = any(is_written for _, is_written in operands)
+        part = self._part_of(kernel, operands)
         if writes and self._checks.waiting:
             self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
@@ -233,26 +240,80 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return result
         await_copies(operands, outputs)
         call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
-        self._spot = Spot.of(self._place, call.ordinal, kernel.name)
+        if self._seen is not None:
+            self._spot = Spot.of(self._place, call.ordinal, kernel.name)
         flips = self._flips_of(call)
         put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
         if flips and kernel.tells:
             result = outputs[0].item()
+        if part is not None and not late.can_wait(self._place, call, effects):
+            self._checks.replays.read(tensor for tensor, _ in operands)
+            part = None
+        if part is None or part.helps:
+            result = self._check(call, effects, (result, outputs), flips, (twins, kept))
+        if part is not None:
+            if part.helps:  # another result may count now
+                effects = Effects.of(kernel, operands, result)
+            self._checks.replays.add(part, self._place, call, effects, flips)
+        return result
+
+    def _check(
+        self,
+        call: Call,
+        effects: Effects,
+        primary: tuple[Any, list[torch.Tensor]],
+        flips: list[Flip],
+        copies: tuple[Twins | None, Twins | None],
+    ) -> Any:
+        """Note or compare what a call has made, now or later; return the result that counts.
+
+        Args:
+            call: was executed once.
+            effects: of that.
+            primary: its result, with what it made and wrote.
+            flips: of the call.
+            copies: twins of what it overwrites, as that was before: for the checker, and for a
+                third execution. None: there are none.
+        """
+        (result, outputs), (twins, kept) = primary, copies
         if self._notes is not None:
-            self._notes.note(kernel.name, outputs)
+            if not self._is_cheap(call):
+                self._notes.note(call.kernel.name, outputs)
+                return result
+            self._notes.pass_by(call.kernel.name)
+            return self._check_at_once(call, primary, flips, (None, None))
         if self._noted is not None:
             noted, self._noted = self._noted, None
-            result, goes_on = late.compare(
-                self._checks, self._place, noted, call, (result, outputs), kept
-            )
+            forward = noted.take(call.kernel.name)
+            if forward is None:
+                result = self._check_at_once(call, primary, flips, (None, None))
+                self._noted = noted
+                return result
+            result, goes_on = late.compare(self._checks, self._place, forward, call, primary, kept)
             self._noted = noted if goes_on else None
             return result
-        if not compares:
+        if not self._compares:
             return result
         later = self._checks.later(self._place, call, effects)
         if later is not None:
             late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
+        return self._check_at_once(call, primary, flips, (twins, kept))
+
+    def _is_cheap(self, call: Call) -> bool:
+        """Return whether a call is executed twice though its recompute is to check it."""
+        is_plain = call.overwritten is None and call.generator is None
+        return is_plain and self._checks.is_cheap(self._place, call)
+
+    def _check_at_once(
+        self,
+        call: Call,
+        primary: tuple[Any, list[torch.Tensor]],
+        flips: list[Flip],
+        copies: tuple[Twins | None, Twins | None],
+    ) -> Any:
+        """Execute a call a second time, and return the result that counts; see :meth:`_check`."""
+        (result, outputs), (twins, kept) = primary, copies
         second, found = call.again(twins)
         put(flips, (Execution.CHECKER, Execution.BOTH), found)
         differing = first_differing(outputs, found)
@@ -260,7 +321,26 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return result
         _, third = call.again(call.given_again(kept))
         put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
-        return self._settle(call, differing, (result, outputs), (second, found), third)
+        return self._settle(call, differing, primary, (second, found), third)
+
+    def _part_of(
+        self, kernel: Kernel, operands: Sequence[tuple[torch.Tensor, bool]]
+    ) -> Part | None:
+        """Return the part that the next call has in a segment; None: it has none.
+
+        What other segments make and it reads is compared then.
+        """
+        replays, part = self._checks.replays, None
+        if not replays.is_used:
+            return None
+        at = self._place
+        if at.block is not None:
+            number = self._ordinals[at.in_pass, at.block]
+            part = replays.part_of(Spot.of(at, number, kernel.name), at)
+            if any(is_written and replays.has_made(tensor) for tensor, is_written in operands):
+                part = None  # what a segment has made is copied before
+        replays.read((tensor for tensor, _ in operands), part, at)
+        return part
 
     def _flips_of(self, call: Call) -> list[Flip]:
         """Return the flips of a call, as those of a primary execution."""

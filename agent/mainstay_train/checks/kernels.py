@@ -163,17 +163,27 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-def may_wait(kernel: Kernel, args: Any, kwargs: Any, effects: Effects) -> bool:
-    """Return whether a call can be executed again later: it overwrites nothing, and draws nothing.
+def may_wait(
+    kernel: Kernel, args: Any, kwargs: Any, effects: Effects, *, reads_written: bool = True
+) -> bool:
+    """Return whether a call can be executed again later: it draws nothing, and changes nothing that
+    it reads.
 
     Whole numbers do not wait: as an index a wrong one would end the step before it is found. Nor
     does what is no work of the processor that computes in waits.
+
+    Args:
+        kernel: that was called.
+        args: of the call.
+        kwargs: of the call.
+        effects: of the call.
+        reads_written: whether it reads some of what it overwrites, or may.
     """
     return (
-        not effects.written
+        not (effects.written and reads_written)
         and not kernel.tells
         and not (kernel.is_seeded and _is_given_a_generator(args, kwargs))
-        and all(t.device.type == "cpu" and _is_real(t) for t in effects.new)
+        and all(t.device.type == "cpu" and _is_real(t) for t in (*effects.new, *effects.written))
     )
 
 

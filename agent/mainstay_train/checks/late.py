@@ -10,15 +10,16 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
-from mainstay_train.checks.calls import Call, first_differing, put, repaired
+from mainstay_train.checks.calls import Call, put, repaired
 from mainstay_train.checks.collectives import waited
 from mainstay_train.checks.kernels import Effects, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
-from mainstay_train.checks.twins import Twins
+from mainstay_train.checks.twins import Overwritten, Twins
 from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
 
 
@@ -45,7 +46,7 @@ class Judged(Protocol):
 def compare(
     checks: Judged,
     place: Place,
-    noted: ForwardRecord,
+    forward: tuple[imprints.Imprint, ...],
     call: Call,
     mine: tuple[Any, list[torch.Tensor]],
     kept: Twins | None,
@@ -55,7 +56,7 @@ def compare(
     Args:
         checks: hears of what is found.
         place: of the call.
-        noted: of the forward.
+        forward: what is left of what the forward's call has made.
         call: of the recompute.
         mine: its result, with what it made and wrote.
         kept: twins of what it overwrites, as that was before; None if it reads none of it.
@@ -68,7 +69,7 @@ def compare(
         UnreliableDeviceError: a third execution differs from both.
     """
     result, outputs = mine
-    forward, found = noted.take(call.kernel.name), imprints.imprints(outputs)
+    found = imprints.imprints(outputs)
     if forward == found:
         return result, True
     third_result, third = call.again(call.given_again(kept))
@@ -139,14 +140,65 @@ def take_shared(
 
 
 def can_wait(place: Place, call: Call, effects: Effects) -> bool:
-    """Return whether a call's check may wait: in a pass of a block, and it overwrites nothing."""
+    """Return whether a call's check may wait: in a pass of a block, and it changes no operand.
+
+    A product that a gradient's memory takes in place of what it held may, too: an imprint is taken
+    of it at once, and the second execution writes elsewhere.
+    """
+    reads_written = place.in_pass is not Pass.WEIGHT or (
+        call.overwritten is not None and call.overwritten.has_contents
+    )
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
         and place.shard_type is not None
         and call.generator is None
-        and may_wait(call.kernel, call.args, call.kwargs, effects)
+        and may_wait(call.kernel, call.args, call.kwargs, effects, reads_written=reads_written)
     )
+
+
+def executed_again(call: Call) -> list[torch.Tensor]:
+    """Execute again a call that was kept; return what it makes, and what it writes elsewhere."""
+    operands = call.kernel.operands(call.args, call.kwargs)
+    writes = any(is_written for _, is_written in operands)
+    twins = Overwritten(operands, replaces=True).copy() if writes else None
+    return call.again(twins)[1]
+
+
+Kept = torch.Tensor | imprints.Imprint
+"""What is left of a result: itself, or an imprint where its memory will hold something else."""
+
+
+def keep(call: Call, outputs: Sequence[torch.Tensor]) -> list[Kept]:
+    """Return what is kept of what a call has made and written."""
+    num_written = sum(is_written for _, is_written in call.kernel.operands(call.args, call.kwargs))
+    num_made = len(outputs) - num_written
+    return [*outputs[:num_made], *imprints.imprints(outputs[num_made:])]
+
+
+def is_same(kept: Kept, found: torch.Tensor) -> bool:
+    """Return whether another execution has made the same."""
+    if isinstance(kept, torch.Tensor):
+        return bits.are_equal(kept, found)
+    return kept == imprints.imprint(found)
+
+
+def digest_of(results: Sequence[Kept], kept: Sequence[Kept]) -> str:
+    """Return a digest of an execution's results, to judge it beside others.
+
+    Args:
+        results: of the execution.
+        kept: of the first one: where that has imprints alone, imprints count.
+    """
+    told: list[object] = []
+    for result, of_first in zip(results, kept, strict=True):
+        if not isinstance(result, torch.Tensor):
+            told.append(result)
+        elif isinstance(of_first, torch.Tensor):
+            told.append(bits.digest_of([result]))
+        else:
+            told.append(imprints.imprint(result))
+    return repr(told)
 
 
 def let_wait(
@@ -163,7 +215,7 @@ def let_wait(
         checks: hears of what will be found.
         place: of the call.
         call: see :func:`can_wait`.
-        outputs: what it made.
+        outputs: what it made and wrote.
         flips: of the call.
         later: until when it waits.
     """
@@ -173,10 +225,12 @@ def let_wait(
         args=detached(tuple(call.args)),
         kwargs={name: detached(value) for name, value in call.kwargs.items()},
     )
-    outputs = detached(outputs)
-    inputs = [tensor for tensor, _ in call.kernel.operands(call.args, call.kwargs)]
-    keys, size_bytes = kept_by([*inputs, *outputs], checks.given)
-    execute = partial(_check, checks, place, call, outputs, flips)
+    kept = keep(call, detached(outputs))
+    operands = call.kernel.operands(call.args, call.kwargs)
+    held = [tensor for tensor, is_written in operands if not is_written]
+    held += [one for one in kept if isinstance(one, torch.Tensor)]
+    keys, size_bytes = kept_by(held, checks.given)
+    execute = partial(_check, checks, place, call, kept, flips)
     checks.waiting.add(
         Waiting(
             place.shard_type,
@@ -191,15 +245,15 @@ def let_wait(
 
 
 def _check(
-    checks: Judged, place: Place, call: Call, outputs: list[torch.Tensor], flips: Sequence[Flip]
+    checks: Judged, place: Place, call: Call, kept: list[Kept], flips: Sequence[Flip]
 ) -> None:
     """Execute again a call whose value was used.
 
     Args:
         checks: hears of what was found.
         place: of the call.
-        call: writes to no operand.
-        outputs: what it made.
+        call: see :func:`can_wait`.
+        kept: of what it made and wrote.
         flips: of the call.
 
     Raises:
@@ -208,14 +262,14 @@ def _check(
     if place.shard_type is None or place.shard_type in checks.void:
         return
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-        _, found = call.again(None)
+        found = executed_again(call)
         put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        differing = first_differing(outputs, found)
+        pairs = enumerate(zip(kept, found, strict=True))
+        differing = next((number for number, pair in pairs if not is_same(*pair)), None)
         if differing is None:
             return
-        _, third = call.again(None)
-        digests = (bits.digest_of(tensors) for tensors in (outputs, found, third))
-        judgement = judge(*digests, used=True)
+        third = executed_again(call)
+        judgement = judge(*(digest_of(one, kept) for one in (kept, found, third)), used=True)
         if judgement.remedy is Remedy.VOID_TYPE:
             checks.void.add(place.shard_type)
         checks.tell(
@@ -223,6 +277,11 @@ def _check(
             ordinal=call.ordinal,
             operator=call.kernel.name,
             output=differing,
-            num_elements=bits.count_differing(outputs[differing], found[differing]),
+            num_elements=num_differing(kept[differing], found[differing]),
             judgement=judgement,
         )
+
+
+def num_differing(kept: Kept, found: torch.Tensor) -> int:
+    """Return how many elements differ; 0 where an imprint alone is left."""
+    return bits.count_differing(kept, found) if isinstance(kept, torch.Tensor) else 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.schedule import Later, Part
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
 
@@ -28,9 +28,8 @@ Flow = tuple[int, int]
 """Shard type and micro-batch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """A kernel of any passage of a stage."""
+class Spot(NamedTuple):
+    """A kernel of any passage of a stage. A trainer asks for one at each kernel."""
 
     phase: Phase
     in_pass: Pass
@@ -50,8 +49,12 @@ class Orders:
     """The part of a plan that a trainer does not execute at once."""
 
     later: Mapping[Spot, Later] = field(default_factory=dict)
+    parts: Mapping[Spot, Part] = field(default_factory=dict)
+    """Of segments that are replayed."""
     piggyback: frozenset[int] = frozenset()
     """Blocks of the stage whose recompute is compared with their forward."""
+    cheap: frozenset[Spot] = frozenset()
+    """Kernels of them that are executed twice at once all the same, in forward and recompute."""
 
 
 @dataclass(frozen=True, slots=True)

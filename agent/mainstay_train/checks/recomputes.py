@@ -28,15 +28,21 @@ class ForwardRecord:
 
     def __init__(self, block: str) -> None:
         self._block = block
-        self._noted: list[tuple[str, tuple[Imprint, ...]]] = []
+        self._noted: list[tuple[str, tuple[Imprint, ...] | None]] = []
         self._next = 0
 
     def note(self, kernel: str, outputs: Sequence[torch.Tensor]) -> None:
         """Keep the imprints of what a kernel of the forward has made."""
         self._noted.append((kernel, imprints.imprints(outputs)))
 
-    def take(self, kernel: str) -> tuple[Imprint, ...]:
+    def pass_by(self, kernel: str) -> None:
+        """Keep that a kernel of the forward was executed twice at once: so is its recompute."""
+        self._noted.append((kernel, None))
+
+    def take(self, kernel: str) -> tuple[Imprint, ...] | None:
         """Return what the forward's kernel made in the place of the recompute's next one.
+
+        None: it was executed twice at once.
 
         Raises:
             InvalidSpecError: it is another kernel.

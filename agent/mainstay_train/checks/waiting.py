@@ -38,6 +38,11 @@ class Waiting:
     """The wait in which a plan has it executed at the latest; None: no plan says so."""
     expected_s: float = 0.0
     """Of its execution, as far as a plan knows it."""
+    copy: Callable[[int], int | None] | None = None
+    """Has it keep a copy of one of its memories in place of that, and returns the copy's key; or
+    None, if that cannot be. None: it keeps no copies."""
+    forget: Callable[[], None] | None = None
+    """Called when it waits no longer."""
 
     def is_due(self, window: Window, passed: Collection[Flow]) -> bool:
         """Return whether a plan has it executed in a wait that begins.
@@ -83,22 +88,70 @@ class WaitingChecks:
 
     def add(self, check: Waiting) -> None:
         """Have a check wait; some are executed if the budget is reached."""
-        self._number += 1
-        name = str(self._number)
-        self._waiting[name] = check
-        for key in check.keys:
-            self._by_key.setdefault(key, set()).add(name)
+        name = self._enter(check)
         executed = dynamic.Executed(
             operator=name, expected_s=check.expected_s, size_bytes=check.size_bytes
         )
         self._take(executed)
         self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
 
+    def begin(self, check: Waiting) -> str:
+        """Have a piece wait of which more is to be executed; return its name."""
+        return self._enter(check)
+
+    def grow(self, name: str, keys: Iterable[int], size_bytes: int) -> None:
+        """Have a piece keep more; it and others are executed if the budget is reached.
+
+        Args:
+            name: of the piece, which waits.
+            keys: further memories that it keeps.
+            size_bytes: what it retains more.
+        """
+        check = self._waiting[name]
+        more = check.keys.union(keys)
+        self._waiting[name] = replace(check, keys=more, size_bytes=check.size_bytes + size_bytes)
+        for key in more - check.keys:
+            self._by_key.setdefault(key, set()).add(name)
+        grown = dynamic.Grown(piece=name, expected_s=check.expected_s, size_bytes=size_bytes)
+        self._take(grown)
+        self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
+
+    def complete(self, name: str) -> None:
+        """Say that all of a piece was executed."""
+        self._take(dynamic.Completed(piece=name))
+
+    def waits(self, name: str) -> bool:
+        """Return whether a check still waits."""
+        return name in self._waiting
+
+    def _enter(self, check: Waiting) -> str:
+        self._number += 1
+        name = str(self._number)
+        self._waiting[name] = check
+        for key in check.keys:
+            self._by_key.setdefault(key, set()).add(name)
+        return name
+
     def overwrite(self, keys: Iterable[int]) -> None:
-        """Execute the checks whose memory is about to be written."""
-        names = {name for key in keys for name in self._by_key.get(key, ())}
-        if names:
-            self._take(dynamic.Needed(operators=tuple(sorted(names, key=int))))
+        """Have the checks executed whose memory is about to be written, or keep a copy of it."""
+        needed: set[str] = set()
+        for key in keys:
+            for name in tuple(self._by_key.get(key, ())):
+                if name not in needed and not self._copies(name, key):
+                    needed.add(name)
+        if needed:
+            self._take(dynamic.Needed(operators=tuple(sorted(needed, key=int))))
+
+    def _copies(self, name: str, key: int) -> bool:
+        """Have a check keep a copy of a memory, if it can."""
+        check = self._waiting[name]
+        copy = None if check.copy is None else check.copy(key)
+        if copy is None:
+            return False
+        self._waiting[name] = replace(check, keys=(check.keys - {key}) | {copy})
+        self._leave(name, key)
+        self._by_key.setdefault(copy, set()).add(name)
+        return True
 
     def settle(self, shard_type: int) -> None:
         """Execute the checks of a type that is about to count."""
@@ -166,6 +219,9 @@ class WaitingChecks:
     def drop(self) -> None:
         """Forget all: what they belong to does not count."""
         self._queue = CheckQueue(budget_bytes=self._queue.budget_bytes)
+        for check in self._waiting.values():
+            if check.forget is not None:
+                check.forget()
         self._waiting.clear()
         self._by_key.clear()
         self._passed.clear()
@@ -179,7 +235,6 @@ class WaitingChecks:
             event: for the queue.
             goes_on: whether more is executed; what is left waits as before.
         """
-        before = self._queue.waiting
         decision = dynamic.step(self._queue, event)
         self._queue = decision.queue
         left = [chosen.operator for chosen in decision.checks]
@@ -189,19 +244,35 @@ class WaitingChecks:
                 self._forget(left.pop(0))
         finally:
             if left:
-                known = (*before, event) if isinstance(event, dynamic.Executed) else before
-                still = {*left, *(check.operator for check in self._queue.waiting)}
-                waiting = tuple(check for check in known if check.operator in still)
-                size_bytes = sum(check.size_bytes for check in waiting)
-                self._queue = replace(self._queue, waiting=waiting, size_bytes=size_bytes)
+                self._keep(left)
+
+    def _keep(self, names: Collection[str]) -> None:
+        """Have checks wait on that were taken from the queue and not executed."""
+        kept = (*self._queue.growing, *self._queue.waiting)
+        still = {*names, *(check.operator for check in kept)}
+        waiting = tuple(
+            dynamic.Executed(
+                operator=name, expected_s=check.expected_s, size_bytes=check.size_bytes
+            )
+            for name, check in self._waiting.items()
+            if name in still
+        )
+        size_bytes = sum(check.size_bytes for check in waiting)
+        self._queue = replace(self._queue, waiting=waiting, growing=(), size_bytes=size_bytes)
 
     def _forget(self, name: str) -> None:
         """Let go of what a check keeps."""
-        for key in self._waiting.pop(name).keys:
-            names = self._by_key[key]
-            names.discard(name)
-            if not names:
-                del self._by_key[key]
+        check = self._waiting.pop(name)
+        for key in check.keys:
+            self._leave(name, key)
+        if check.forget is not None:
+            check.forget()
+
+    def _leave(self, name: str, key: int) -> None:
+        names = self._by_key[key]
+        names.discard(name)
+        if not names:
+            del self._by_key[key]
 
 
 def detached(value: Any) -> Any:

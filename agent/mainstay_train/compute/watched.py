@@ -7,16 +7,26 @@ is wrong. It is a log of what is sent that stands before the step's own log, if 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 
-from mainstay_core.dmr.witness import Account
+from mainstay_core.base.digest import Digest
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.witness import Account, Exchanged
 from mainstay_core.planning.program import Action, Op
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.chains import Mark
+from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.held import HeldTypes
 from mainstay_train.exact.digests import tensor_digest
 from mainstay_train.exact.gradients import GradientSums
+
+MOST_EXCHANGES = 4096
+"""Collectives of a type of which a rank tells. With more of them a whole cell is suspected where
+one of its ranks was wrong."""
 
 
 class WatchedType:
@@ -27,43 +37,88 @@ class WatchedType:
         types: where it is once it is complete.
         gradient: digests it.
         log: where all that is sent goes as well; None: nowhere.
+        checks: of the rank, which see the collectives of its cell.
+        inner: this rank's place in its cell.
     """
 
     def __init__(
-        self, shard_type: int, types: HeldTypes, gradient: GradientSums, log: SentLog | None
+        self,
+        shard_type: int,
+        types: HeldTypes,
+        gradient: GradientSums,
+        log: SentLog | None,
+        checks: Checks,
+        inner: InnerMesh,
     ) -> None:
-        self._type, self._types, self._gradient, self._log = shard_type, types, gradient, log
+        self.shard_type, self._types, self._gradient, self._log = shard_type, types, gradient, log
+        self._checks, self._num_exchanged = checks, 0
+        self._is_partial = inner.size > 1 and not checks.shows_kernels
+        if inner.size > 1 and checks.shows_kernels:
+            checks.hears = self
+        self._exchanged: dict[tuple[int, Pass], tuple[list[str], list[str]]] = {}
+        """What was given, and what was got, by micro-batch and pass."""
         self._sent: dict[Op, list[str]] = {Op.SEND_F: [], Op.SEND_B: []}
         self._account: Account | None = None
 
     def sent(self, action: Action, tensor: torch.Tensor) -> None:
         """Digest what a neighbour gets."""
-        if action.type == self._type and action.op in self._sent:
+        if action.type == self.shard_type and action.op in self._sent:
             name = f"{action.op}/{action.micro_batch}"
             self._sent[action.op].append(tensor_digest(name, tensor).hex())
         if self._log is not None:
             self._log.sent(action, tensor)
 
+    def exchanged(self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor) -> None:
+        """Digest what this rank gave to a collective of its cell, and what it got."""
+        self._num_exchanged += 1
+        if self._num_exchanged > MOST_EXCHANGES:
+            self.missed()
+            return
+        assert place.micro_batch is not None
+        is_forward = place.phase is Phase.FORWARD
+        in_pass = Pass.FORWARD if is_forward else Pass.BACKWARD  # with what is recomputed there
+        # When weights follow depends on what else a chain computes.
+        in_pass = Pass.WEIGHT if place.in_pass is Pass.WEIGHT else in_pass
+        told = self._exchanged.setdefault((place.micro_batch, in_pass), ([], []))
+        parts = (tensor_digest(f"given/{n}", tensor) for n, tensor in enumerate(given))
+        told[0].append(sum(parts, Digest.zero()).hex())
+        told[1].append(tensor_digest("made", made).hex())
+
+    def missed(self) -> None:
+        """Note a collective of which nothing is told: nobody can say then on whom it depends."""
+        self._is_partial = True
+
     def completed(self, shard_type: int, mark: Mark | None) -> None:
         """All of a type was sent, and the type is complete."""
-        if shard_type == self._type:
+        if shard_type == self.shard_type:
+            self._checks.hears = None
             self._account = Account(
                 forward=tuple(self._sent[Op.SEND_F]),
                 backward=tuple(self._sent[Op.SEND_B]),
                 weights=self._describe(),
+                exchanged=tuple(
+                    Exchanged(
+                        in_pass=in_pass,
+                        micro_batch=micro_batch,
+                        given=tuple(given),
+                        made=tuple(made),
+                    )
+                    for (micro_batch, in_pass), (given, made) in sorted(self._exchanged.items())
+                ),
+                is_partial=self._is_partial,
             )
         if self._log is not None:
             self._log.completed(shard_type, mark)
 
     def account(self, shard_type: int) -> Account | None:
         """Return what left the cell; None: it has not completed that type."""
-        return self._account if shard_type == self._type else None
+        return self._account if shard_type == self.shard_type else None
 
     def _describe(self) -> tuple[str, str]:
         """Return digests of the gradient, and of what votes tell of the type."""
         held = self._types.store.partials
-        (alone,) = (p for p in held if p.first == p.last == self._type)
-        result = self._types.results[self._type]
+        (alone,) = (p for p in held if p.first == p.last == self.shard_type)
+        result = self._types.results[self.shard_type]
         loss, counted = result.loss_sum, result.statistics
         told = (
             loss.item() if isinstance(loss, torch.Tensor) else loss,

@@ -24,6 +24,7 @@ from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_train.checks import kernels
 from mainstay_train.checks.kernels import Effects, kernel_of, name_of
 from mainstay_train.checks.regions import Region
+from mainstay_train.checks.twins import Overwritten
 from mainstay_train.dmr.contents import Contents
 from mainstay_train.dmr.timers import Timer
 
@@ -177,7 +178,7 @@ class PassageRecord:
         """Record a call that was just made, and timed, if it is an operator.
 
         Returns:
-            Its identity; None: it is none, or a second execution of another one.
+            Its identity, or that of the call whose second execution it is; None: it is no operator.
 
         Raises:
             InvalidSpecError: it reads what nobody has written.
@@ -225,11 +226,18 @@ class PassageRecord:
         rest = names[len(made) :]
         sizes += [self._contents.put(t, n) for t, n in zip(written, rest, strict=True)]
         if not is_new:
-            return None
+            return call.id
         for name, size in zip(names, sizes, strict=True):
             self._note(name, size, Origin.MADE)
         shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *effects.returned])
-        waits = kernels.may_wait(kernel_of(func), args, kwargs, effects)
+        waits = kernels.may_wait(
+            kernel_of(func),
+            args,
+            kwargs,
+            effects,
+            reads_written=place.in_pass is not Pass.WEIGHT
+            or Overwritten(operands, replaces=kernel_of(func).replaces).has_contents,
+        )
         self._keep(replace(call, outputs=names, shapes=shapes, waits=waits), what)
         return call.id
 

@@ -463,4 +463,16 @@ class _Recording:
 
 def _orders_of(schedule: Schedule, spots: Mapping[Spot, str], first_block: int) -> Orders:
     later = {spot: schedule.later[name] for spot, name in spots.items() if name in schedule.later}
-    return Orders(later, frozenset(block - first_block for block in schedule.piggyback))
+    places: dict[str, list[Spot]] = {}
+    for spot, name in spots.items():
+        if name in schedule.parts:
+            places.setdefault(name, []).append(spot)
+    # An operator that runs again has a place in both phases. They are in the order of execution.
+    parts = {
+        found[-1 if part.in_recompute else 0]: part
+        for name, found in places.items()
+        for part in (schedule.parts[name],)
+    }
+    piggyback = frozenset(block - first_block for block in schedule.piggyback)
+    cheap = frozenset(spot for spot, name in spots.items() if name in schedule.cheap)
+    return Orders(later, parts, piggyback, cheap)

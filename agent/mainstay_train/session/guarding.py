@@ -1,4 +1,4 @@
-"""What a session does as a guard of another stage's blocks, and for those that guard its own."""
+"""A session's part in guarding: copies that it keeps of other stages, and who keeps its own."""
 
 from __future__ import annotations
 

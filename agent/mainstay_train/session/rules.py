@@ -8,10 +8,10 @@ from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfi
 from mainstay_core.rank import machine
 from mainstay_core.rank.adoption import follow
 from mainstay_core.rank.forks import ForkRules
-from mainstay_core.reinitialisation.sources import Policy
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
 
@@ -44,6 +44,7 @@ def first_state(
         checkpoint_every_steps=every_steps,
         snapshots=snapshot_rules(config.snapshots, training),
         fork_rules=fork_rules(config, training),
+        repeats=read_repeats(config),
     )
     return follow(state, config.checks)
 
@@ -83,7 +84,7 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
         return None
     return ForkRules(
         outline=training.outline(),
-        policy=Policy(order=shape.order, weighting=Weighting(how.weights)),
+        policy=policy_of(how, Policy(order=shape.order)),
         guards=config.guards,
         after_lost_steps=how.after_lost_steps,
         lr_boost=how.lr_boost,

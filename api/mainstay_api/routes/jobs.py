@@ -63,10 +63,11 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.leaving import find_pod
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import MAX_FORKS, JobConfig
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.wire.facts import Location, PodFact
 from mainstay_core.wire.recoveries import show_recovery
+from mainstay_core.wire.repeated_lineage import read_repeats
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -93,6 +94,9 @@ class NewJob:
     """The TrainingJob; kept as it is."""
     faults: Annotated[list[Document], Longest(MAX_FAULTS)] = field(default_factory=list)
     """Faults to inject, already checked against the job."""
+    repeats: Annotated[list[Document], Longest(MAX_FORKS)] = field(default_factory=list)
+    """The forks that the report of another run has: this one makes them again, at the same versions
+    and without any loss, and makes no others."""
     checkpoint_dir: Text = ""
     """Where durable checkpoints go unless the job names a storage."""
     config: Document | None = None
@@ -174,7 +178,9 @@ def _config_of(body: NewJob) -> JobConfig:
     except MalformedError as error:
         raise InvalidSpecError(error.field, error.problem) from error
     config = parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
-    return replace(config, namespace=body.namespace)
+    config = replace(config, namespace=body.namespace, repeats=tuple(body.repeats))
+    read_repeats(config)
+    return config
 
 
 @router.get("", responses=examples.JOBS)

@@ -89,7 +89,7 @@ def profile(
     "Examples:\n\n"
     "  mainstay dmr plan examples/dmr-profile.json\n\n"
     "  mainstay dmr plan profile.json --policy paper --budget 2Gi --out plan.json\n\n"
-    "  mainstay dmr plan profile.json --no-replays --out stage-0.json\n\n"
+    "  mainstay dmr plan profile.json --out stage-0.json\n\n"
     "  mainstay dmr plan all.json --sweep half.json --sweep none.json",
 )
 def plan(
@@ -108,10 +108,7 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Write the plan into this file, too.")] = None,
     replays: Annotated[
         bool,
-        typer.Option(
-            help="Whether parts of blocks are replayed together; trainers execute plans without "
-            "that alone (detection.dmr.plan)."
-        ),
+        typer.Option(help="Whether segments of blocks are replayed together (SpareTrain's AGC)."),
     ] = True,
     sweep: Annotated[
         list[Path] | None,

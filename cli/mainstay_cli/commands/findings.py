@@ -17,7 +17,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
 from mainstay_core.wire.findings import FindingsPage, describe_counts
 
-HELP = """List wrong results that a job's checks (spec.detection.dmr) have found.
+HELP = """List wrong results that a job's checks (spec.detection.dmr) and witnesses \
+(spec.detection.witness) have found.
 
 Example: mainstay findings demo; kubectl mainstay findings llama-tiny --last 5"""
 MAX_SHOWN = 3
@@ -63,7 +64,10 @@ def render(page: FindingsPage, last: int, *, is_checked: bool) -> str:
         is_checked: whether the job executes anything twice.
     """
     if not is_checked and not page.counts:
-        return "nothing is checked: spec.detection.dmr.mode is Off"
+        return (
+            "nothing is checked: spec.detection.dmr.mode is Off, and there is no "
+            "spec.detection.witness"
+        )
     lines = [describe_counts(page)]
     lines += [
         f"{datetime.fromtimestamp(kept.told.at_s):%H:%M:%S}  {one_line(kept.told.describe())}"

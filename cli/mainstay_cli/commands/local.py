@@ -18,6 +18,7 @@ from mainstay_cli.commands import demo
 from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
+from mainstay_cli.local.repeated import load_lineage
 from mainstay_cli.views.lineage import describe_report
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
@@ -34,6 +35,16 @@ VERSION = Annotated[
         help="With --resume: the step of the checkpoint to go on from, as the newest exact one of "
         "a run that is approximate since then. mainstay checkpoints ls DIR names them.",
         min=1,
+    ),
+]
+
+
+REPEAT = Annotated[
+    Path | None,
+    typer.Option(
+        help="REPORT.json of another run of this job that is approximate: make the same stages "
+        "anew at the same steps, without any loss. Both runs have equal digests.",
+        metavar="REPORT",
     ),
 ]
 
@@ -56,6 +67,7 @@ class Ui(enum.StrEnum):
     "  mainstay local run examples/demo.yaml --faults examples/demo-faults.yaml "
     "--report report.json\n\n"
     "  mainstay local run longer.yaml --resume ~/.mainstay/jobs/demo\n\n"
+    "  mainstay local run again.yaml --repeat-lineage report.json\n\n"
     "  mainstay local run examples/quickstart.yaml --dry-run",
 )
 def run(
@@ -91,6 +103,7 @@ def run(
         ),
     ] = None,
     version: VERSION = None,
+    repeat_lineage: REPEAT = None,
     api_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the api; 0 is any free one.")
     ] = 0,
@@ -110,7 +123,14 @@ def run(
         bool, typer.Option("--json", help="With --dry-run: print JSON, all in bytes.")
     ] = False,
 ) -> None:
-    _check_options(dry_run, as_json=as_json, report=report, resume=resume, version=version)
+    _check_options(
+        dry_run,
+        as_json=as_json,
+        report=report,
+        resume=resume,
+        version=version,
+        repeat_lineage=repeat_lineage,
+    )
     job_file = manifests.load_job(file, name)
     if dry_run:
         _load_faults(job_file, faults)
@@ -120,7 +140,10 @@ def run(
     if resume is not None:
         job_file = checkpoint_files.resume_job(job_file, resume, directory, _warn, version)
     points = _load_faults(job_file, faults)
-    options = local_run.RunOptions(state_dir=directory, api_port=api_port, report=report, keep=keep)
+    repeats = () if repeat_lineage is None else load_lineage(repeat_lineage, job_file.job)
+    options = local_run.RunOptions(
+        state_dir=directory, api_port=api_port, report=report, keep=keep, repeats=repeats
+    )
     with _progress(ui) as progress:
         _log_warnings(progress)
         result = local_run.run_job(job_file, points, options, progress)
@@ -148,8 +171,12 @@ def _check_options(
     report: Path | None,
     resume: Path | None,
     version: int | None,
+    repeat_lineage: Path | None,
 ) -> None:
     """Refuse options that would have no effect."""
+    if repeat_lineage and (dry_run or resume):
+        other = "--dry-run, which runs nothing" if dry_run else "--resume: it begins from the seed"
+        raise UsageError(f"--repeat-lineage: cannot be together with {other}; omit one of them")
     if version is not None and resume is None:
         raise UsageError("--version: is for --resume DIR, whose checkpoint it chooses")
     if as_json and not dry_run:

@@ -19,4 +19,5 @@
 - ``torch_process``: asks a process with torch one question
 - ``profiling``: has the operators of a stage recorded
 - ``checkpoint_files``: finds durable checkpoints and the jobs that may go on from them
+- ``repeated``: reads the lineage of another run, for a run that makes the same forks
 """

@@ -37,8 +37,30 @@ MAX_QUICK_ENDS = 5
 LOOK_S = 0.5
 """How often the pool looks at its pods and asks the api, when nothing happens."""
 QUIET_LOOKS = 20
-"""After so many looks in a row that found nothing new it looks half as often: the api's answer takes
-processor time that is the job's on this machine. A pod that ends is seen at once."""
+"""After so many looks in a row that found nothing new it looks half as often: to answer takes the
+api processor time that is the job's on this machine. A pod that ends is seen at once."""
+
+
+class LookPace:
+    """Chooses how long to wait between two looks at the pods: longer where nothing happens.
+
+    Args:
+        look_s: seconds to wait while something does.
+    """
+
+    def __init__(self, look_s: float) -> None:
+        self._look_s = look_s
+        self._num_quiet = 0
+        """Looks in a row that found nothing new."""
+
+    def stir(self) -> None:
+        """Something has happened."""
+        self._num_quiet = 0
+
+    def next_wait_s(self) -> float:
+        """Return the seconds to the next look, after one."""
+        self._num_quiet += 1
+        return self._look_s * (2 if self._num_quiet > QUIET_LOOKS else 1)
 
 
 class LocalPool:
@@ -71,7 +93,7 @@ class LocalPool:
         self._job = job
         self._handover_s = handover_s
         self._policy = RepairPolicy(max_repairs=max_repairs, window_s=math.inf)
-        self._look_s = look_s
+        self._pace = LookPace(look_s)
         self._pods: dict[PodUid, Pod] = {}
         self._memory = PoolMemory()
         self._demand: PodDemand | None = None
@@ -79,8 +101,6 @@ class LocalPool:
         self._num_made = 0
         self._num_quick_ends = 0
         self._num_not_made = 0
-        self._num_quiet = 0
-        """Looks in a row that found nothing new."""
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -95,13 +115,13 @@ class LocalPool:
                 self._changed.clear()
                 known = self._demand
                 await self._look(group)
-                self._num_quiet = self._num_quiet + 1 if self._demand == known else 0
-                wait_s = self._look_s * (2 if self._num_quiet > QUIET_LOOKS else 1)
+                if self._demand != known:
+                    self._pace.stir()
                 # Not wait_for, which loses a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
+                    async with asyncio.timeout(self._pace.next_wait_s()):
                         await self._changed.wait()
-                        self._num_quiet = 0
+                        self._pace.stir()
 
     def stop(self) -> None:
         """Make no more pods: whatever ends from now on was meant to."""

@@ -60,6 +60,8 @@ class RunOptions:
     state_dir: Path
     api_port: int = 0
     report: Path | None = None
+    repeats: tuple[dict[str, Any], ...] = ()
+    """The forks of another run that this one makes again."""
     keep: bool = False
     """Whether the api goes on answering after the job has ended, until Ctrl-C."""
 
@@ -200,6 +202,7 @@ class _LocalRun:
                 "manifest": self._file.manifest,
                 "faults": [codec.encode(fault) for fault in self._faults],
                 "checkpoint_dir": str(self._state.checkpoints),
+                "repeats": list(self._options.repeats),
             }
         )
         uid = str(created["uid"])

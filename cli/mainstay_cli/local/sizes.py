@@ -14,6 +14,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job import model_sizes
 from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.built_in_sizes import built_in_sizes
+from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
 from mainstay_core.job.snapshot_sizes import check_memory, store_bytes
 from mainstay_core.job.spec import TrainingJob
@@ -60,6 +61,8 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
     try:
         models = _measure(file) if is_measured else _by_formula(file)
         shares = first_shares(job.shape, _redundancy(file))
+        spec = job.spec
+        guards = resolve_guards(spec.recovery, job.shape, snapshots=spec.snapshots.enabled)
         ranks = [
             rank
             for model in models
@@ -69,6 +72,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
                 shares,
                 recompute=job.spec.runtime.recomputed,
                 bucket_bytes=job.spec.runtime.bucket_bytes,
+                guards=guards,
             )
         ]
         store = _store(job, models)

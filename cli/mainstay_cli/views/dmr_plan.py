@@ -125,11 +125,11 @@ def describe_stages(coverage: str, stages: Sequence[Mapping[str, Any]]) -> list[
     """Return the lines about the checks of a job: of each stage that was planned, and why.
 
     Args:
-        coverage: of the job, in short; empty: nothing is executed twice.
+        coverage: of the job, in short; empty: nothing is checked.
         stages: what trainers have told, as JSON.
     """
     if not coverage:
-        return ["nothing is checked: spec.detection.dmr.mode is Off"]
+        return ["nothing is checked: spec.detection.dmr.mode is Off, and there is no witness"]
     if not stages:
         return [f"checks: {coverage}"]
     lines = []

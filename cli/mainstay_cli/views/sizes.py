@@ -18,15 +18,17 @@ _COLUMNS = {
     "partials": "partials_bytes",
     "reduction": "reduction_bytes",
     "activations": "activations_bytes",
+    "guarded": "guarded_bytes",
     "memory": "memory_bytes",
     "to stages": "sent_pipeline_bytes",
     "to cells": "sent_reduction_bytes",
     "in cell": "sent_inner_bytes",
+    "to guard": "sent_guarded_bytes",
     "sent": "sent_bytes",
 }
 """Heading, and the line of :class:`RankSizes` under it. Optional ones are left out where they are
 0 for all ranks."""
-_OPTIONAL = ("copy", "to stages", "to cells", "in cell")
+_OPTIONAL = ("copy", "guarded", "to stages", "to cells", "in cell", "to guard")
 
 
 def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:

@@ -24,6 +24,8 @@ MAX_FLOWS = 65_536
 """Micro-batches of a shard type."""
 MAX_DOUBTED = 64
 """Accounts of a type on which chains disagree, in a settle report."""
+MAX_EXCHANGES = 65_536
+"""Collectives of a cell in one pass of a micro-batch, of which a rank tells."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
 MAX_STATISTICS = 1 << 20

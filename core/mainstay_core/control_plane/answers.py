@@ -122,4 +122,5 @@ def report_of(held: HeldJob) -> PlanReported | None:
         step=held.step,
         fingerprint=held.fingerprint,
         fired=held.fired,
+        approximate_since=held.approximate_since,
     )

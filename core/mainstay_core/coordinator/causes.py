@@ -69,6 +69,8 @@ class Suspicion:
     doubted: tuple[Slot, ...] = ()
     """Slots that have computed a type differently, as the first reporter tells: the members go on
     when another trainer computes it, too."""
+    repeats: Count | None = field(default=None, metadata=OMITTED)
+    """Number of the fork that is due, in a job that repeats the lineage of another run."""
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:

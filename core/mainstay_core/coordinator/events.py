@@ -117,6 +117,8 @@ class PlanReported:
     """Numerics fingerprint of a member on the supervisor's pod."""
     fired: tuple[str, ...] = ()
     """Injected faults that the supervisor has carried out."""
+    approximate_since: int | None = None
+    """Since which step the job is approximate, as the supervisor's newest ledger entry says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

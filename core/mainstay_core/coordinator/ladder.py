@@ -18,6 +18,7 @@ from mainstay_core.reinitialisation.sources import (
     NoSource,
     Policy,
     plan_reinitialisation,
+    with_stale,
 )
 from mainstay_core.wire.reinitialisation import Reinitialisation, SourceKind, StageOutline
 
@@ -282,31 +283,55 @@ def judge_approximate(situation: Situation) -> tuple[bool, str]:
         return False, f"an exact source (step {source}) is left"
     if len(without) == len(situation.stages):
         return False, "no stage has a living cell to initialise the others from"
-    why_not = _no_sources(situation)
-    if why_not:
+    answer = _plan_sources(situation)
+    why_not = answer.reason if isinstance(answer, NoSource) else _halved(answer)
+    if isinstance(answer, NoSource) or why_not:
         return False, why_not
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
     made = "it is" if len(without) == 1 else "they are"
     worth = "no exact source" if source is None else f"no exact source newer than {_origin(source)}"
-    return True, f"{_stages(without)} {worth}; {made} made anew from other stages"
+    return True, f"{_stages(without)} {worth}; {made} made anew from {_sources(answer)}"
 
 
-def _no_sources(situation: Situation) -> str:
-    """Return why the lost states cannot be made anew from others; empty if they can."""
+def _sources(answer: Reinitialisation) -> str:
+    """Return of what lost states are made anew, as far as that is known before a settle."""
+    kinds = [s.kind for place in answer.positions for b in place.blocks for s in b.sources]
+    versions = [
+        s.version
+        for place in answer.positions
+        for b in place.blocks
+        for s in b.sources
+        if s.version is not None
+    ]
+    if not versions:
+        return "other stages"
+    whose = "its" if len(answer.positions) == 1 else "their"
+    own = f"{whose} own checkpoint of step {max(versions)}"
+    return own if len(versions) == len(kinds) else f"{own}, and from other stages"
+
+
+def _plan_sources(situation: Situation) -> Reinitialisation | NoSource:
+    """Return of what the lost states can be made anew, or why they cannot."""
     if len(situation.outline) != 1 + max(s.stage for s in situation.stages):
-        return "no trainer has told of what blocks the stages consist"
+        return NoSource(reason="no trainer has told of what blocks the stages consist")
+    lost = [(s.stage, s.inner or 0) for s in _without_state(situation)]
+    policy, durable = situation.reinitialisation, situation.durable_step or 0
+    # An older one would be worse than to go back: that is not what was asked for.
+    has_stale = bool(durable) and situation.step - durable <= policy.stale_steps
+    left = situation.left
+    if has_stale:
+        left = with_stale(left, situation.outline, lost, durable)
     # The weights depend on norms that only trainers know. Whether there are sources does not.
-    answer = plan_reinitialisation(
+    return plan_reinitialisation(
         situation.outline,
-        [(s.stage, s.inner or 0) for s in _without_state(situation)],
+        lost,
         version=situation.step,
         norms_sq={},
-        left=situation.left,
-        policy=situation.reinitialisation,
+        left=left,
+        policy=policy,
         ranks_per_stage=1 + max(s.inner or 0 for s in situation.stages),
     )
-    return answer.reason if isinstance(answer, NoSource) else _halved(answer)
 
 
 def _halved(answer: Reinitialisation) -> str:

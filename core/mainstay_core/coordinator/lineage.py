@@ -15,8 +15,7 @@ from mainstay_core.coordinator.situation import left_of_lost, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
-from mainstay_core.reinitialisation.sources import Policy
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.wire.reinitialisation import (
     REINITIALISED,
     Fork,
@@ -35,10 +34,14 @@ EXACT_AGAIN = "ExactAgain"
 def note_course(state: CoordinatorState, event: StepsCommitted) -> CoordinatorState:
     """Return the state with what a commit says of the states that follow it.
 
-    Entries of older quorums come late: a step before a fork is exact, and says nothing of it.
+    Entries of older quorums come late: a step before a fork is exact, and says nothing of it. So is
+    one that was rolled forward in the quorum of the fork. What the quorum's first member has told
+    counts.
     """
     since, plan = event.approximate_since, state.plan
     if plan is None or event.quorum != plan.quorum or since == state.approximate_since:
+        return state
+    if state.is_history_told:
         return state
     return _on_course(state, since)
 
@@ -114,27 +117,32 @@ def show_lineage(state: CoordinatorState) -> LineagePage:
 
 def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     """Return for each stage from what it could be made anew, were every copy of it lost now."""
-    rules = rules_of(state)
-    weighting = Weighting(rules.weights) if rules is not None else Weighting.GRADIENT_NORM
+    rules, order = rules_of(state), Policy(order=state.shape.order)
     why = why_never(state)
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
     return list_prospects(
         state.outline,
-        policy=Policy(order=state.shape.order, weighting=weighting),
+        policy=policy_of(rules, order) if rules is not None else order,
         left=left_of_lost(state),
         ranks_per_stage=state.shape.ranks_per_stage,
+        version=state.step,
+        durable=state.durable,
     )
 
 
 def why_never(state: CoordinatorState) -> str:
     """Return why no stage of the job can be made anew from others; empty if some may be."""
+    if state.config.repeats:
+        return "the job repeats the lineage of another run, and makes no other fork"
     if state.shape.stages == 1:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
-    if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER:
+    rules = rules_of(state)
+    loads_alone = rules is not None and rules.stale_steps is not None
+    if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER and not loads_alone:
         return "with two stages none has two neighbours to make it anew from"
     if state.config.snapshots is not None:
         return (

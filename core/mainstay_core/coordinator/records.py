@@ -90,10 +90,11 @@ def open_suspicion(
     assert suspicion is not None
     who = ", ".join(slot_name(state, s) for s in suspicion.reporters)
     what = "devices disagree" if suspicion.doubted else "a collective failed"
+    fault = f"{what}, told by {who}: {suspicion.evidence or 'no detail'}"
     return _open(
         state,
         plan,
-        fault=f"{what}, told by {who}: {suspicion.evidence or 'no detail'}",
+        fault=fault if suspicion.repeats is None else "nothing has failed",
         reason=reason,
         members=excluded,
         died_at_s=suspicion.observed_at_s,
@@ -283,13 +284,13 @@ def plan_settled(state: CoordinatorState) -> CoordinatorState:
             how = describe_replays(recovery.replays)
             recovery = replace(recovery, reason=f"{recovery.reason}; {how}")
         if not recovery.exact and state.is_history_told:
-            recovery = _judge_fork(state, recovery)
+            recovery = _judge_fork(state, recovery, opened.loads)
         return replace(opened, recovery=recovery, fence_end_s=fence_end_s, load_end_s=load_end_s)
 
     return _update(state, settle)
 
 
-def _judge_fork(state: CoordinatorState, recovery: Recovery) -> Recovery:
+def _judge_fork(state: CoordinatorState, recovery: Recovery, loads: bool | None) -> Recovery:
     """Return the record of a recovery that was ordered to make stages anew, as it came out.
 
     Where they went on from what somebody held after all, or from a checkpoint, nothing of the job's
@@ -307,7 +308,9 @@ def _judge_fork(state: CoordinatorState, recovery: Recovery) -> Recovery:
         reason = f"{recovery.reason}; {state.plan.quorum} ended it"
         return replace(recovery, reason=reason)
     step = state.settled_step
-    if step is not None and step <= state.durable:
+    if loads is None:  # of pods of the version before
+        loads = step is not None and step <= state.durable
+    if loads and step is not None:
         where = f"step {step}, which is on the disk" if step else "the seed's initial state"
         reason = f"{recovery.reason}; in the end nothing was made anew: all went on from {where}"
         return replace(recovery, method=Method.RESTART, reason=reason)

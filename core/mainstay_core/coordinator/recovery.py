@@ -24,7 +24,12 @@ from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
-from mainstay_core.coordinator.situation import find_situation, rules_of
+from mainstay_core.coordinator.situation import (
+    cut_off,
+    find_situation,
+    rules_of,
+    waits_until,
+)
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     Waiting,
@@ -32,6 +37,7 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
+    pod_name,
     slot_name,
     still_joining,
     with_slot,
@@ -39,6 +45,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
+from mainstay_core.wire.repeated_lineage import read_repeats
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
 _REFILLS = {
@@ -147,6 +154,9 @@ def _recover(
         # A trainer that is held back disturbs nobody in a job that stands still.
         answer = ladder.decide(find_situation(state, len(lost), math.inf, rules))
         takers = usable_slots(state, math.inf)
+    until_s = waits_until(state, rules)
+    if answer.row is ladder.Row.APPROXIMATE and now_s < until_s:
+        return _wait(state, _for_silent(state, answer), now_s, least_until_s=until_s)
     if answer.row is ladder.Row.MASK:
         draft = Draft(
             method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
@@ -174,12 +184,34 @@ def _recover(
     return publish(recovered, plan, JobPhase.RECOVERING)
 
 
-def _wait(state: CoordinatorState, answer: ladder.Decision, now_s: float) -> Transition:
-    """Carry out row 6: keep all members parked until the condition holds or time is over."""
+def _for_silent(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
+    """Return the answer to wait for holders that were cut off, before a stage is made anew."""
+    silent = cut_off(state)
+    names = ", ".join(dict.fromkeys(pod_name(state, m.slot.pod) for m in silent))
+    inner = state.shape.ranks_per_stage > 1
+    places = sorted({m.rank.position for m in silent})
+    stages = tuple((stage, number if inner else None) for stage, number in places)
+    reason = f"{answer.reason}, unless {names} is heard in time, which was only cut off"
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
+    return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
+
+
+def _wait(
+    state: CoordinatorState, answer: ladder.Decision, now_s: float, least_until_s: float = 0.0
+) -> Transition:
+    """Carry out row 6: keep all members parked until the condition holds or time is over.
+
+    Args:
+        state: of the job.
+        answer: why it waits.
+        now_s: wall clock.
+        least_until_s: before which the deadline does not begin to run.
+    """
     old, reason = state.waiting, answer.reason
     if old is not None and old.lack == answer.lack:
         return Transition(state=state)
     deadline_s = old.deadline_s if old else now_s + state.config.startup_deadline_s
+    deadline_s = max(deadline_s, least_until_s + state.config.startup_deadline_s)
     waiting = Waiting(
         reason=reason,
         since_s=old.since_s if old else now_s,
@@ -262,6 +294,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
+    if state.suspicion.repeats is not None and not left:
+        return _make_again(state, state.suspicion.repeats, now_s, nonce)
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -316,6 +350,19 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
+    return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) -> Transition:
+    """Order the fork that is due in a job that repeats the lineage of another run."""
+    forks = read_repeats(state.config)
+    if number >= len(forks):
+        reason = f"a trainer asks for fork {number + 1} of {len(forks)}"
+        return end_job(state, JobPhase.FAILED, reason)
+    reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
+    draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
+    plan = seating.repeating_plan(state, draft, forks[number])
+    opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
 
 

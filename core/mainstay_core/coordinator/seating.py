@@ -42,7 +42,7 @@ from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
 from mainstay_core.wire.plan import Chain, Member, Method, OtherStore, Plan, Rendezvous
-from mainstay_core.wire.reinitialisation import ForkOrder
+from mainstay_core.wire.reinitialisation import Fork, ForkOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +245,16 @@ def with_fork(state: CoordinatorState, plan: Plan) -> Plan:
     return _forked(state, plan, empty)
 
 
-def _forked(state: CoordinatorState, plan: Plan, positions: Sequence[int]) -> Plan:
+def repeating_plan(state: CoordinatorState, draft: Draft, fork: Fork) -> Plan:
+    """Return an unplanned plan of the same members that orders to make a fork of another run."""
+    width = state.shape.ranks_per_stage
+    positions = [place.stage * width + place.inner for place in fork.made.positions]
+    return _forked(state, mask_plan(state, draft), sorted(positions), fork)
+
+
+def _forked(
+    state: CoordinatorState, plan: Plan, positions: Sequence[int], repeats: Fork | None = None
+) -> Plan:
     """Return a plan with an order.
 
     What counts as well are states of the lineages since the last one in which all have settled: a
@@ -258,7 +267,8 @@ def _forked(state: CoordinatorState, plan: Plan, positions: Sequence[int]) -> Pl
     since, how = before.lineage, rules_of(state)
     if before.fork is not None and is_open:
         since, how = before.fork.since, before.fork.how
-    order = ForkOrder(positions=tuple(positions), since=since, how=how)
+        repeats = repeats or before.fork.repeats
+    order = ForkOrder(positions=tuple(positions), since=since, how=how, repeats=repeats)
     return replace(plan, lineage=before.lineage + 1, fork=order)
 
 

@@ -13,6 +13,7 @@ from mainstay_core.coordinator.state import (
     all_settled,
     holds_state,
     is_living,
+    still_joining,
 )
 from mainstay_core.coordinator.stores import keeps_segments
 from mainstay_core.job.config import ApproximateConfig
@@ -22,7 +23,8 @@ from mainstay_core.reinitialisation.guards import (
     guarded_blocks,
     plan_guards,
 )
-from mainstay_core.reinitialisation.sources import Left, Policy
+from mainstay_core.reinitialisation.sources import Left, Policy, policy_of
+from mainstay_core.wire.plan import Member
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -91,6 +93,8 @@ def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
     something has ended since.
     """
     policy, permission = state.config.approximate, state.permission
+    if state.config.repeats:
+        return None  # it makes the forks of another run, and no others
     if permission is None or not is_permitted(state, permission):
         return policy
     return permitted_rules(policy)
@@ -102,8 +106,8 @@ def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
 
 
 def permitted_rules(policy: ApproximateConfig | None) -> ApproximateConfig:
-    """Return the rules of a job for one recovery that a person allows."""
-    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE)
+    """Return the rules of a job for one recovery that a person allows: it waits for nobody."""
+    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE, wait_s=0.0)
 
 
 def _goes_on_at(state: CoordinatorState) -> int:
@@ -120,6 +124,32 @@ def _goes_on_at(state: CoordinatorState) -> int:
     return min(state.step, state.durable)
 
 
+def cut_off(state: CoordinatorState) -> tuple[Member, ...]:
+    """Return the members that alone have some position's state and are only silent, in index order.
+
+    Their pods count as gone. Should they be heard again, they have what they had.
+    """
+    positions = state.plan.positions if state.plan is not None else ()
+    empty = [p for p in positions if not any(holds_state(state, member) for member in p)]
+    return tuple(m for members in empty for m in members if _may_return(state, m))
+
+
+def _may_return(state: CoordinatorState, member: Member) -> bool:
+    slot = state.slot(member.slot)
+    if slot is None or still_joining(state, member):
+        return False
+    # A life that surely ended is remembered. One of a pod that registers again is told next.
+    return slot.incarnation is None and member.incarnation not in slot.ended
+
+
+def waits_until(state: CoordinatorState, rules: ApproximateConfig | None) -> float:
+    """Return until when holders that were only cut off are waited for; 0: there are none."""
+    if rules is None or not rules.wait_s:
+        return 0.0
+    noted = [slot.learnt_down_s for m in cut_off(state) if (slot := state.slot(m.slot))]
+    return max((noted_s + rules.wait_s for noted_s in noted), default=0.0)
+
+
 def find_situation(
     state: CoordinatorState, num_lost: int, now_s: float, rules: ApproximateConfig | None
 ) -> ladder.Situation:
@@ -132,7 +162,7 @@ def find_situation(
         rules: by which stages may be made anew from others; None: they may not.
     """
     assert state.plan is not None
-    stages = []
+    stages, order = [], Policy(order=state.shape.order)
     replayable, again = keeps_segments(state), made_again(state)
     for number, position in enumerate(state.plan.positions):
         members = [m for m in position if is_living(state, m)]
@@ -154,6 +184,6 @@ def find_situation(
         allow_approximate=rules is not None,
         approximate_after_lost_steps=rules.after_lost_steps if rules is not None else None,
         outline=state.outline,
-        reinitialisation=Policy(order=state.shape.order),
+        reinitialisation=policy_of(rules, order) if rules is not None else order,
         left=left_of_lost(state),
     )

@@ -197,6 +197,8 @@ class OpenRecovery:
     """The first commit of a step in its quorum or a later one."""
     reached: int | None = None
     """Newest version that a member of its settle held; None while nobody has told of one."""
+    loads: bool | None = None
+    """Of a fork: whether its members went on from a checkpoint after all; None: nobody has said."""
     settled_how: str = ""
     """Of a replay: how its members came to the version at which they go on, as they tell."""
     late_s: float | None = None

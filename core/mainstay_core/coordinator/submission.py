@@ -45,7 +45,7 @@ MUTABLE = (
 )
 """Fields on which only decisions depend. Running trainers and supervisors hold no copy of them, or
 are told of it with each decision, as of checks with each plan."""
-_NOT_SUBMITTED = ("job", "faults")
+_NOT_SUBMITTED = ("job", "faults", "repeats")
 
 _PATHS = {
     "name": "metadata.name",
@@ -101,7 +101,12 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
         InvalidSpecError: something differs that cannot change in a job that exists.
     """
     old = state.config
-    new = replace(event.config, faults=old.faults, snapshots=_settled_choice(old, event.config))
+    new = replace(
+        event.config,
+        faults=old.faults,
+        repeats=old.repeats,
+        snapshots=_settled_choice(old, event.config),
+    )
     for name, before, after in _differences(old, new):
         raise InvalidSpecError(
             _PATHS.get(name, name),

@@ -35,8 +35,8 @@ class Executed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """An operator of a piece was executed of which more come: no window takes the piece before it
-    is complete.
+    """An operator of a piece was executed of which more come, so no window takes the piece before
+    it is complete. Or a complete one has to retain more.
     """
 
     piece: str
@@ -175,15 +175,31 @@ def _enqueue(queue: CheckQueue, executed: Executed) -> Decision:
 
 def _grow(queue: CheckQueue, grown: Grown) -> Decision:
     _require_closed(queue, grown.piece)
-    before = sum(c.size_bytes for c in queue.growing if c.operator == grown.piece)
+    growing, waiting = list(queue.growing), list(queue.waiting)
+    known = next(
+        (
+            (checks, at)
+            for checks in (growing, waiting)
+            for at, check in enumerate(checks)
+            if check.operator == grown.piece
+        ),
+        None,
+    )
+    before = 0 if known is None else known[0][known[1]].size_bytes
     whole = Executed(
         operator=grown.piece,
         expected_s=grown.expected_s,
         size_bytes=before + grown.size_bytes,
     )
-    others = [piece for piece in queue.growing if piece.operator != grown.piece]
+    if known is None:
+        growing.append(whole)
+    else:
+        known[0][known[1]] = whole
     longer = replace(
-        queue, growing=(*others, whole), size_bytes=queue.size_bytes + grown.size_bytes
+        queue,
+        growing=tuple(growing),
+        waiting=tuple(waiting),
+        size_bytes=queue.size_bytes + grown.size_bytes,
     )
     if whole.size_bytes > queue.budget_bytes:
         return _naive(longer, [whole], "it retains more than the whole budget")

@@ -1,20 +1,22 @@
 """Says what a trainer does of a plan: which checks wait, and for what, and which recomputes check.
 
-Trainers execute single operators again while they wait for other stages, and compare the recomputes
-of whole blocks with their forwards. Whatever a schedule does not name is executed again at once. So
-no schedule leaves anything unchecked; a plan that asks for more than trainers can do is refused.
+Trainers execute single operators and segments of blocks again while they wait for other stages and
+cells, and compare the recomputes of whole blocks with their forwards. Whatever a schedule does not
+name is executed again at once. So no schedule leaves anything unchecked; a plan that asks for more
+than trainers can do is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.words import quote
-from mainstay_core.dmr.coverage import verify_rule
-from mainstay_core.dmr.plan import Method, Plan, read_plan, sum_totals
+from mainstay_core.dmr.coverage import complete, verify_rule
+from mainstay_core.dmr.operators import Operator
+from mainstay_core.dmr.plan import Choice, Method, Piece, Plan, read_plan, sum_totals
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.static import plan_checks
 
@@ -22,6 +24,12 @@ FIELD = "spec.detection.dmr.plan"
 NEXT_RECV_B = "NEXT_RECV_B"
 """The wait behind a passage of the first stage: it waits for the gradient of another micro-batch,
 and so in a wait that is the RECV_B of that one."""
+WAIT_S = 4e-5
+"""What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
+a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
+IMPRINT_S, IMPRINT_S_PER_BYTE = 1e-5, 2e-10
+"""What an imprint of a tensor costs. Where that is more than to execute a kernel again, a recompute
+is not compared with its forward, but both are executed twice."""
 STAGE = "{stage}"
 """Stands in the path of a plan's file for the number of the stage."""
 
@@ -41,13 +49,36 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part of an operator in a segment that is replayed."""
+
+    segment: str
+    window: str
+    """In which it is replayed at the latest."""
+    expected_s: float
+    """Of a replay of all of it."""
+    helps: bool
+    """Whether something else checks the operator: it is replayed only to make others' inputs."""
+    compared: frozenset[int]
+    """Its outputs, by their place, that are compared."""
+    is_last: bool
+    """Whether all others of the segment are executed before it."""
+    in_recompute: bool
+    """Whether the segment has the recompute of the operator, not its first execution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """The part of a plan that is not executed at once."""
 
     later: Mapping[str, Later]
     """By operator."""
+    parts: Mapping[str, Part]
+    """By operator."""
     piggyback: frozenset[int]
     """Blocks, by their number in the model, whose recompute is compared with their forward."""
+    cheap: frozenset[str]
+    """Operators of these blocks that are executed twice at once all the same, in both passes."""
     shares: str
     """How operator time is checked, by method, for people."""
 
@@ -62,27 +93,75 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
     Raises:
         RefusedPlanError: a trainer cannot carry it out; the piece is named.
     """
-    graph, later, piggyback = profile.graph, {}, set()
+    graph, piggyback, cheap = profile.graph, set[int](), set[str]()
+    later: dict[str, Later] = {}
+    parts: dict[str, Part] = {}
     for piece in plan.pieces:
         if piece.method is Method.PIGGYBACK:
             piggyback.add(graph.operators[graph.places[piece.operators[0]]].block)
+            cheap.update(name for name in piece.operators if _is_cheap(profile, name))
             continue
         if piece.method not in (Method.INTER, Method.INTRA, Method.DYNAMIC):
             continue
-        if len(piece.operators) > 1:
-            raise RefusedPlanError(
-                f"{piece.name} replays {len(piece.operators)} operators together, and trainers "
-                "execute single ones alone; plan without: mainstay dmr plan --no-replays"
-            )
         if piece.method is Method.INTRA:
             raise RefusedPlanError(
                 f"{piece.name} waits for {piece.window}, a wait for inner ranks, in which trainers "
                 "execute nothing"
             )
+        if len(piece.operators) > 1:
+            parts |= _parts_of(profile, piece, parts)
+            continue
         (name,) = piece.operators
         expected_s = graph.operators[graph.places[name]].median_s
         later[name] = Later(window=piece.window, expected_s=expected_s)
-    return Schedule(later=later, piggyback=frozenset(piggyback), shares=describe_shares(plan))
+    return Schedule(
+        later=later,
+        parts=parts,
+        piggyback=frozenset(piggyback),
+        cheap=frozenset(cheap),
+        shares=describe_shares(plan),
+    )
+
+
+def _is_cheap(profile: Profile, name: str) -> bool:
+    """Return whether an operator is executed twice for less than its imprints cost."""
+    graph = profile.graph
+    operator = graph.operators[graph.places[name]]
+    sizes = [graph.tensors[output].size_bytes for output in operator.outputs]
+    imprints_s = math.fsum(IMPRINT_S + size * IMPRINT_S_PER_BYTE for size in sizes)
+    return operator.median_s < imprints_s
+
+
+def _parts_of(profile: Profile, piece: Piece, known: Mapping[str, Part]) -> dict[str, Part]:
+    """Return the parts of a segment's operators.
+
+    Raises:
+        RefusedPlanError: an operator is in two segments.
+    """
+    graph, again = profile.graph, profile.recomputed_at
+    places = {name: graph.places[name] for name in piece.operators}
+    last = max(places, key=lambda name: (again.get(places[name], places[name]), places[name]))
+    compared = {comparison.tensor for comparison in piece.comparisons}
+    assert piece.window is not None, "it waits"
+    expected_s = math.fsum(graph.operators[place].replay_s for place in places.values())
+    found = {}
+    for name, place in places.items():
+        if name in known:
+            raise RefusedPlanError(
+                f"{name} is replayed in {known[name].segment} and in {piece.name}, and trainers "
+                "replay an operator once"
+            )
+        outputs = enumerate(graph.operators[place].outputs)
+        found[name] = Part(
+            segment=piece.name,
+            window=piece.window,
+            expected_s=expected_s,
+            helps=name in piece.helpers,
+            compared=frozenset(number for number, output in outputs if output in compared),
+            is_last=name == last,
+            in_recompute=place in again,
+        )
+    return found
 
 
 def describe_shares(plan: Plan) -> str:
@@ -103,13 +182,15 @@ def describe_shares(plan: Plan) -> str:
 
 
 def plan_here(profile: Profile) -> tuple[Plan, Schedule]:
-    """Plan a stage from the profile of its run, as far as trainers can carry it out."""
-    plan = plan_checks(profile, replays=False)
+    """Plan a stage from the profile of its run, and say what a trainer does of that."""
+    plan = _timed(profile, demote(profile, plan_checks(profile)))
     return plan, schedule_of(profile, plan)
 
 
 def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
     """Take up a plan that was made from another profile of the same stage.
+
+    What waits there for a window that this run has not is checked at once.
 
     Args:
         profile: of the stage in this run.
@@ -129,8 +210,56 @@ def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
             f"--budget {profile.budget_bytes}"
         )
     verify_rule(profile, plan)
-    timed = replace(plan, totals=sum_totals(profile, plan.pieces, plan.choices))
+    timed = _timed(profile, demote(profile, plan))
     return timed, schedule_of(profile, timed)
+
+
+def _timed(profile: Profile, plan: Plan) -> Plan:
+    """Return a plan with the times of a profile."""
+    return replace(plan, totals=sum_totals(profile, plan.pieces, plan.choices))
+
+
+def demote(profile: Profile, plan: Plan) -> Plan:
+    """Return a plan in which nothing waits in vain: it is checked at once, each operator alone.
+
+    A window of no length never came. And an operator that is over sooner than its check could be
+    put aside need not wait alone. The plan keeps the rule of coverage.
+
+    Args:
+        profile: of the stage in this run.
+        plan: keeps the rule.
+    """
+    absent = {window.name for window in profile.windows if window.median_s == 0}
+    places, operators = profile.graph.places, profile.operators
+    reasons: dict[str, str] = {}
+    pieces = []
+    for piece in plan.pieces:
+        if piece.window in absent:
+            why = f"{piece.window} does not come in this run"
+        elif piece.window is not None and _waits_in_vain(operators, places, piece):
+            why = "it takes less than to let its check wait"
+        else:
+            pieces.append(piece)
+            continue
+        reasons |= {name: why for name in piece.operators if name not in piece.helpers}
+    if not reasons:
+        return plan
+    pieces += [
+        Piece(name=name, method=Method.NAIVE, operators=(name,), comparisons=()) for name in reasons
+    ]
+    choices = tuple(
+        Choice(operator=choice.operator, method=Method.NAIVE, reason=reasons[choice.operator])
+        if choice.operator in reasons
+        else choice
+        for choice in plan.choices
+    )
+    demoted = replace(plan, pieces=complete(profile, pieces), choices=choices)
+    verify_rule(profile, demoted)
+    return demoted
+
+
+def _waits_in_vain(operators: Sequence[Operator], places: Mapping[str, int], piece: Piece) -> bool:
+    return len(piece.operators) == 1 and operators[places[piece.operators[0]]].median_s < WAIT_S
 
 
 def read_ordered_plan(text: bytes, path: str, fingerprint: str) -> Plan:

@@ -100,15 +100,31 @@ class StageChecks:
 
 
 def describe_coverage(
-    mode: Mode, plan: PlanName = PlanName.NAIVE, planned: Sequence[StageChecks] = ()
+    mode: Mode,
+    plan: PlanName = PlanName.NAIVE,
+    planned: Sequence[StageChecks] = (),
+    witness_every_steps: int = 0,
 ) -> str:
-    """Return the share of operator time that is executed twice, by method; empty: none is.
+    """Return what is checked: the share of operator time, by method; empty: nothing is.
 
     Args:
         mode: of the job.
         plan: of the job.
         planned: what trainers have told of their stages, in order.
+        witness_every_steps: between steps with a witness; 0: there is none.
     """
+    by_method = _describe_executions(mode, plan, planned)
+    return "; ".join(filter(None, (by_method, _describe_witness(witness_every_steps))))
+
+
+def _describe_witness(every_steps: int) -> str:
+    if not every_steps:
+        return ""
+    when = "each step" if every_steps == 1 else f"one of {every_steps} steps"
+    return f"a witness computes a shard type again in {when}"
+
+
+def _describe_executions(mode: Mode, plan: PlanName, planned: Sequence[StageChecks]) -> str:
     if mode is Mode.FULL and plan in PLANNED and planned:
         return "; ".join(checks.describe() for checks in planned)
     if mode is Mode.FULL and plan is PlanName.DYNAMIC:

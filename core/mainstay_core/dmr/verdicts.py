@@ -26,7 +26,8 @@ class Verdict(enum.StrEnum):
     UNRELIABLE = "unreliable"
     """All three differ: the device computes wrongly again and again."""
     WIRE = "wire"
-    """Nothing was executed: what came from another cell is not what that says it sent."""
+    """Nothing was executed: what came from another cell is not what that says it sent, or several
+    ranks have computed something wrong together."""
     TRANSIENT = "transient"
     """Other devices have computed something else, and so did this one when it was asked again."""
     DETERMINISTIC = "deterministic"

@@ -6,16 +6,22 @@ digest of everything that left it: what it sent to its neighbours, what it told 
 gradient. What comes first in the type's computation and differs was computed wrongly by one of two
 devices; a third chain says by which.
 
+Where a stage has several ranks, one that is wrong spoils what all of them get from the next
+collective. So each tells digests of what it gave to every collective as well, and of what it got.
+What went in wrongly was computed by the rank that gave it. What came out wrongly on all ranks any
+of them may have added up, so the whole cell is suspected, and no single device is named.
+
 These are pure functions: every rank calls them with the same votes and comes to the same answer.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
 
+from mainstay_core.base.bounds import MAX_EXCHANGES, Digest, Index, Longest
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
@@ -44,6 +50,20 @@ def turn_of(step: int, every_steps: int, num_chains: int) -> tuple[int, int] | N
     return place, (place + 1 + shift) % num_chains
 
 
+Digests = Annotated[tuple[Digest, ...], Longest(MAX_EXCHANGES)]
+"""By collective, in the order of execution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """Digests of what a rank gave to the collectives of its cell in a pass, and of what it got."""
+
+    in_pass: Pass
+    micro_batch: Index
+    given: Digests
+    made: Digests
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
     """The digests of all that left one cell while it computed a type."""
@@ -54,6 +74,11 @@ class Account:
     """Of what it sent to the stage before, by micro-batch."""
     weights: tuple[str, ...] = ()
     """Of the type's gradient, by block."""
+    exchanged: tuple[Exchanged, ...] = ()
+    """Of the collectives of its cell, by pass and micro-batch; nothing where a stage has one
+    rank."""
+    is_partial: bool = field(default=False, compare=False)
+    """Whether it has taken part in collectives of which it does not tell."""
 
 
 Telling = tuple[Account, ...]
@@ -68,37 +93,44 @@ class Difference:
     in_pass: Pass
     micro_batch: int | None = None
     """None of the weights: these are of all micro-batches."""
+    exchange: int | None = None
+    """Number of the collective in its pass; None: it is what leaves the stage."""
+    came_out: bool = False
+    """Whether it is what came out of the collective, else what went in."""
+    beside: tuple[int, ...] = ()
+    """The other positions of the stage, where what all its ranks have is looked at together."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Return the positions that are looked at."""
+        return (self.position, *self.beside)
 
     def describe(self) -> str:
         """Return the place for people: ``the forward pass of micro-batch 1``."""
         flow = "" if self.micro_batch is None else f" of micro-batch {self.micro_batch}"
-        return f"the {self.in_pass} pass{flow}"
+        place = f"the {self.in_pass} pass{flow}"
+        if self.exchange is None:
+            return place
+        way = "came out of" if self.came_out else "went into"
+        return f"what {way} collective {self.exchange} of {place}"
 
 
-def first_difference(one: Telling, other: Telling) -> Difference | None:
+def first_difference(one: Telling, other: Telling, width: int = 1) -> Difference | None:
     """Return where two chains differ first; None if they do not.
 
     What a stage computes depends on what comes before it: in a micro-batch the forwards of the
     stages before, then the backwards of those behind. So only the first difference says who was
     wrong. A micro-batch does not depend on another one.
+
+    Args:
+        one: of a chain.
+        other: of another chain.
+        width: ranks of a stage.
     """
-    num_flows = max((len(a.forward) for a in (*one, *other)), default=0)
-    for micro_batch in range(num_flows):
-        for position, pair in enumerate(zip(one, other, strict=True)):
-            if _differ(pair[0].forward, pair[1].forward, micro_batch):
-                return Difference(position=position, in_pass=Pass.FORWARD, micro_batch=micro_batch)
-        for position, pair in reversed([*enumerate(zip(one, other, strict=True))]):
-            if _differ(pair[0].backward, pair[1].backward, micro_batch):
-                return Difference(position=position, in_pass=Pass.BACKWARD, micro_batch=micro_batch)
-    for position, pair in enumerate(zip(one, other, strict=True)):
-        if pair[0].weights != pair[1].weights:
-            return Difference(position=position, in_pass=Pass.WEIGHT)
+    for place in _places((one, other), width):
+        if _values(one, place) != _values(other, place):
+            return place
     return None
-
-
-def _differ(one: Sequence[str], other: Sequence[str], index: int) -> bool:
-    pairs = [*zip_longest(one, other)]
-    return index < len(pairs) and pairs[index][0] != pairs[index][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +160,9 @@ class Deviation:
     slot: Slot
     difference: Difference
     verdict: Verdict
-    """TRANSIENT or DETERMINISTIC."""
+    """TRANSIENT or DETERMINISTIC; WIRE of one of several that compute together."""
+    beside: tuple[Slot, ...] = ()
+    """The other devices of its cell, if nobody can tell which of them was wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,68 +180,157 @@ class Ruling:
     """Why the type does not count, or who was wrong, for people."""
 
 
-def rule(told: Sequence[Told]) -> Ruling:
+def rule(told: Sequence[Told], width: int = 1) -> Ruling:
     """Return what of a type counts, and which devices computed it wrongly.
 
     The places of its computation are gone through in order. Up to the first at which two chains
     differ, their devices had the same inputs, so each device there has one voice: what it said
     last. What most of them say counts, and whoever said something else is out from there on. So a
     chain whose cells have changed meanwhile brings no voice twice, and a device that is gone keeps
-    its own. A difference is never believed at once: all are asked again first, and who then says
-    the same again insists.
+    its own. What all ranks of a cell have computed together is one voice of all of them, and cells
+    that share a device have one between them. A difference is never believed at once: all are asked
+    again first, and who then says the same again insists.
 
     Args:
         told: by all chains, in all attempts at the step.
+        width: ranks of a stage.
     """
     ordered = sorted(told, key=lambda t: (*t.asked, t.replica))
     is_asked_again = len({t.asked for t in ordered}) > 1
     left = ordered
-    for place in _places(ordered):
-        values = [_value(t.telling, place) for t in left]
+    for place in _places([t.telling for t in ordered], width):
+        values = [_values(t.telling, place) for t in left]
         if len(set(values)) < 2:
             continue
-        voices = {t.cells[place.position]: v for t, v in zip(left, values, strict=True)}
-        top = _majority(tuple(voices.values())) if is_asked_again else None
+        voices = _voices(left, values, place)
+        top = _majority([value for _, value in voices]) if is_asked_again else None
         if top is None:
             return _undecided(ordered, place, voices)
         left = [t for t, value in zip(left, values, strict=True) if value == top]
-    return _ruling(ordered, left[-1].telling)
+    return _ruling(ordered, left[-1].telling, width)
 
 
-def _places(told: Sequence[Told]) -> Iterator[Difference]:
+Values = tuple[tuple[str, ...], ...]
+"""What a chain tells at a place, by position; an empty one where it tells nothing."""
+
+
+def _places(tellings: Sequence[Telling], width: int) -> Iterator[Difference]:
     """Yield the places of a type's computation, each behind those on which it depends."""
-    num_positions = len(told[0].telling) if told else 0
-    flows = [len(a.forward) for t in told for a in t.telling]
-    flows += [len(a.backward) for t in told for a in t.telling]
+    num_positions = len(tellings[0]) if tellings else 0
+    cells = [range(first, first + width) for first in range(0, num_positions, width)]
+    accounts = [account for telling in tellings for account in telling]
+    flows = [len(a.forward) for a in accounts] + [len(a.backward) for a in accounts]
+    flows += [1 + e.micro_batch for a in accounts for e in a.exchanged]
     for micro_batch in range(max(flows, default=0)):
-        for position in range(num_positions):
-            yield Difference(position=position, in_pass=Pass.FORWARD, micro_batch=micro_batch)
-        for position in reversed(range(num_positions)):
-            yield Difference(position=position, in_pass=Pass.BACKWARD, micro_batch=micro_batch)
-    for position in range(num_positions):
-        yield Difference(position=position, in_pass=Pass.WEIGHT)
+        for in_pass, order in ((Pass.FORWARD, cells), (Pass.BACKWARD, cells[::-1])):
+            for cell in order:
+                yield from _exchanges(tellings, cell, in_pass, micro_batch)
+                yield from _together(tellings, cell, in_pass, micro_batch)
+    for cell in cells:
+        for micro_batch in range(max(flows, default=0)):
+            yield from _exchanges(tellings, cell, Pass.WEIGHT, micro_batch)
+        yield from _together(tellings, cell, Pass.WEIGHT, None)
 
 
-def _value(telling: Telling, place: Difference) -> tuple[str, ...]:
-    account = telling[place.position]
-    if place.in_pass is Pass.WEIGHT:
+def _exchanges(
+    tellings: Sequence[Telling], cell: Sequence[int], in_pass: Pass, micro_batch: int
+) -> Iterator[Difference]:
+    """Yield the places of a pass's collectives: what each rank gave, then what all of them got."""
+    lengths = [
+        len(_exchanged(telling[position], in_pass, micro_batch).given)
+        for telling in tellings
+        for position in cell
+    ]
+    for exchange in range(max(lengths, default=0)):
+        # Where a chain has had fewer, nothing says on which rank that was decided.
+        is_told = exchange < min(lengths)
+        yield from _together(tellings, cell, in_pass, micro_batch, exchange, is_told=is_told)
+        yield Difference(
+            position=cell[0],
+            beside=tuple(cell[1:]),
+            in_pass=in_pass,
+            micro_batch=micro_batch,
+            exchange=exchange,
+            came_out=True,
+        )
+
+
+def _together(
+    tellings: Sequence[Telling],
+    cell: Sequence[int],
+    in_pass: Pass,
+    micro_batch: int | None,
+    exchange: int | None = None,
+    *,
+    is_told: bool = True,
+) -> Iterator[Difference]:
+    """Yield the place of each rank of a cell, or one of all if it is not known who had an effect
+    on whom.
+    """
+    is_told = is_told and not _is_partial(tellings, cell)
+    positions = [(position,) for position in cell] if is_told else [tuple(cell)]
+    for first, *beside in positions:
+        yield Difference(
+            position=first,
+            beside=tuple(beside),
+            in_pass=in_pass,
+            micro_batch=micro_batch,
+            exchange=exchange,
+        )
+
+
+def _is_partial(tellings: Sequence[Telling], cell: Sequence[int]) -> bool:
+    return any(telling[position].is_partial for telling in tellings for position in cell)
+
+
+def _exchanged(account: Account, in_pass: Pass, micro_batch: int) -> Exchanged:
+    for exchanged in account.exchanged:
+        if (exchanged.in_pass, exchanged.micro_batch) == (in_pass, micro_batch):
+            return exchanged
+    return Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=(), made=())
+
+
+def _values(telling: Telling, place: Difference) -> Values:
+    return tuple(_value(telling[position], place) for position in place.positions)
+
+
+def _value(account: Account, place: Difference) -> tuple[str, ...]:
+    if place.micro_batch is None:
         return account.weights
+    if place.exchange is not None:
+        exchanged = _exchanged(account, place.in_pass, place.micro_batch)
+        digests = exchanged.made if place.came_out else exchanged.given
+        return digests[place.exchange : place.exchange + 1]
     flows = account.forward if place.in_pass is Pass.FORWARD else account.backward
-    assert place.micro_batch is not None
     return flows[place.micro_batch : place.micro_batch + 1]
 
 
-def _majority(values: Sequence[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """Return what more than half of the devices say, and two at least; None if there is nothing."""
+def _voices(
+    told: Sequence[Told], values: Sequence[Values], place: Difference
+) -> list[tuple[frozenset[Slot], Values]]:
+    """Return what devices said last at a place; those that have computed together say one thing."""
+    voices: list[tuple[frozenset[Slot], Values]] = []
+    for one, value in zip(told, values, strict=True):
+        devices = frozenset(one.cells[position] for position in place.positions)
+        met = [voice for voice in voices if voice[0] & devices]
+        joined = devices.union(*(known for known, _ in met))
+        voices = [*(voice for voice in voices if voice not in met), (joined, value)]
+    return voices
+
+
+def _majority(values: Sequence[Values]) -> Values | None:
+    """Return what more than half of the voices say, and two at least; None if there is nothing."""
     top, num_top = Counter(values).most_common(1)[0]
     return top if num_top > 1 and 2 * num_top > len(values) else None
 
 
 def _undecided(
-    told: Sequence[Told], place: Difference, voices: Mapping[Slot, tuple[str, ...]]
+    told: Sequence[Told],
+    place: Difference,
+    voices: Sequence[tuple[frozenset[Slot], Values]],
 ) -> Ruling:
     chains = ", ".join(str(replica) for replica in sorted({t.replica for t in told}))
-    doubted = tuple(sorted(voices))
+    doubted = tuple(sorted({slot for devices, _ in voices for slot in devices}))
     names = ", ".join(map(str, doubted))
     reason = (
         f"replicas {chains} have computed a type differently, first in {place.describe()} of "
@@ -216,23 +339,47 @@ def _undecided(
     return Ruling(doubted=doubted, reason=reason)
 
 
-def _ruling(told: Sequence[Told], agreed: Telling) -> Ruling:
-    found: dict[Slot, list[Difference]] = {}
+def _ruling(told: Sequence[Told], agreed: Telling, width: int) -> Ruling:
+    found: dict[tuple[Slot, ...], list[Difference]] = {}
     for one in told:
-        difference = first_difference(one.telling, agreed)
+        difference = first_difference(one.telling, agreed, width)
         if difference is not None:
-            found.setdefault(one.cells[difference.position], []).append(difference)
-    deviations = tuple(
-        Deviation(
-            slot=slot,
-            difference=differences[-1],
-            verdict=Verdict.DETERMINISTIC if len(differences) > 1 else Verdict.TRANSIENT,
+            found.setdefault(_suspects(one, agreed, difference), []).append(difference)
+    deviations: list[Deviation] = []
+    names = []
+    for suspects, differences in sorted(found.items()):
+        verdict = Verdict.DETERMINISTIC if len(differences) > 1 else Verdict.TRANSIENT
+        if len(suspects) > 1:
+            verdict = Verdict.WIRE
+        for slot in suspects:
+            beside = tuple(other for other in suspects if other != slot)
+            deviations.append(
+                Deviation(slot=slot, beside=beside, difference=differences[-1], verdict=verdict)
+            )
+        shown = ", ".join(map(str, suspects))
+        names.append(
+            f"one of {shown}, which compute together"
+            if len(suspects) > 1
+            else f"{shown} ({verdict})"
         )
-        for slot, differences in sorted(found.items())
-    )
-    names = ", ".join(f"{d.slot} ({d.verdict})" for d in deviations)
     return Ruling(
         agreed=agreed,
-        deviations=deviations,
-        reason=f"computed wrongly: {names}" if names else "all chains agree",
+        deviations=tuple(deviations),
+        reason=f"computed wrongly: {', '.join(names)}" if names else "all chains agree",
     )
+
+
+def _suspects(one: Told, agreed: Telling, place: Difference) -> tuple[Slot, ...]:
+    """Return who may have been wrong at a chain's first difference from what counts, sorted.
+
+    What came out of a collective wrongly on one rank alone, where all should get the same, is laid
+    to that rank. A sum of which each rank gets a part of its own says nothing: others have added
+    to it.
+    """
+    mine, right = _values(one.telling, place), _values(agreed, place)
+    pairs = zip(place.positions, mine, right, strict=True)
+    wrong = [position for position, value, other in pairs if value != other]
+    is_shared = place.came_out and len(set(right)) == 1
+    if len(wrong) == 1 and is_shared and not _is_partial((one.telling, agreed), place.positions):
+        return (one.cells[wrong[0]],)
+    return tuple(sorted(one.cells[position] for position in place.positions))

@@ -10,6 +10,7 @@
 - ``crd``: the CustomResourceDefinition, made from the model
 - ``crd_rules``: rules that the API server checks, in CEL
 - ``config``: what trainers and supervisors need to know of a job, in plain values
+- ``approximation``: what it says of approximate recovery, checked, and the rules that follow
 - ``phase``: the phases of a job, and which of them are its end
 - ``stages``: the cut of a model into pipeline stages
 - ``object_names``: the names of what a job has in a cluster beside its pods

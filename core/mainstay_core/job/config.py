@@ -106,6 +106,8 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+MAX_FORKS = 1024
+"""Re-initialisations of one job."""
 MAX_GUARDS = 16
 """Cells that keep what an end of a pipeline alone has. Each costs the end the bytes of its gradient
 in every step."""
@@ -126,6 +128,11 @@ class ApproximateConfig:
     """Factor of the learning rate of what was made anew."""
     boost_steps: Count | None = None
     """Steps for which it lasts; None: to the job's end."""
+    stale_steps: Count | None = field(default=None, metadata=OMITTED)
+    """A durable version of the lost stage that is at most so many steps old is loaded alone, before
+    other stages are looked at; None: no stage goes back alone."""
+    wait_s: Seconds = field(default=0.0, metadata=OMITTED)
+    """How long a holder that was only cut off is waited for before a stage is made anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +223,11 @@ class JobConfig:
     """None in a job without snapshots in memory."""
     approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
     """None in a job whose every recovery is exact."""
+    repeats: Annotated[tuple[Document, ...], Longest(MAX_FORKS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """The forks of another run, as its report has them, that this one makes at the same versions
+    (:mod:`mainstay_core.wire.repeated_lineage`). It then makes no others."""
     goes_back: bool = field(default=False, metadata=OMITTED)
     """Whether it goes back to before a device was wrong, once others have shown that it is."""
     guards: Annotated[int, Range(0, MAX_GUARDS)] = field(default=0, metadata=OMITTED)

@@ -142,6 +142,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
     ),
     Rule(
         section=SPEC,
+        field=".recovery.approximate.staleSteps",
+        rule="!has(self.recovery.approximate.staleSteps) || self.checkpoint.everySteps > 0",
+        message="is set, but the job keeps no checkpoint from which a stage could be loaded; set "
+        "spec.checkpoint.everySteps, or remove it",
+    ),
+    Rule(
+        section=SPEC,
         field=".pipeline.order",
         rule="self.pipeline.order == 'InOrder' || self.parallelism.stages > 1",
         message="is Swapped, but a single stage has nothing to swap; use InOrder, or more stages",

@@ -69,10 +69,9 @@ class Witness(Section):
 
     every_steps: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 0
     """In each step whose number is a multiple of it a type is computed twice; 0: in none. Each
-    replica is witnessed by each other in turn. Needs two replicas, and one rank to a stage; in
-    steps with fewer replicas nothing is computed twice. Which of two devices that differ is wrong,
-    a third one says: another replica, else a follower or a spare. Without one the step waits for
-    it."""
+    replica is witnessed by each other in turn. Needs two replicas; in steps with fewer nothing is
+    computed twice. Which of two devices that differ is wrong, a third one says: another replica,
+    else a follower or a spare. Without one the step waits for it."""
 
 
 class Detection(Section):

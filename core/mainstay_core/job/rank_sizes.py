@@ -60,6 +60,10 @@ class RankSizes:
     """Gradients, to the other cells of the stage in a step."""
     sent_inner_bytes: int
     """To the other ranks of the cell in a step; those of a ring."""
+    guarded_bytes: int = 0
+    """What it guards of an end of the pipeline, if it guards: parameters, moments, a gradient."""
+    sent_guarded_bytes: int = 0
+    """Gradients, to a guard of its own replica in a step."""
 
     @property
     def memory_bytes(self) -> int:
@@ -72,12 +76,14 @@ class RankSizes:
             + self.partials_bytes
             + self.reduction_bytes
             + self.activations_bytes
+            + self.guarded_bytes
         )
 
     @property
     def sent_bytes(self) -> int:
         """All that it sends in a step; votes and settle reports, some KiB, are left out."""
-        return self.sent_pipeline_bytes + self.sent_reduction_bytes + self.sent_inner_bytes
+        to_others = self.sent_pipeline_bytes + self.sent_reduction_bytes + self.sent_inner_bytes
+        return to_others + self.sent_guarded_bytes
 
     def as_json(self) -> dict[str, Any]:
         """Return the lines and the sums."""
@@ -103,6 +109,7 @@ def rank_sizes(
     recompute: float,
     bucket_bytes: int = BUCKET_BYTES,
     replicas: Collection[int] | None = None,
+    guards: int = 0,
 ) -> tuple[RankSizes, ...]:
     """Return the sizes of all ranks with the model's inner index, by replica and stage.
 
@@ -113,6 +120,8 @@ def rank_sizes(
         recompute: share of a stage's blocks whose forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
         replicas: those whose ranks are computed; None: all.
+        guards: of each end of the pipeline. Which cells these are is not known before: each that
+            may guard is shown as if it does.
 
     Raises:
         InvalidSpecError: there are more stages than blocks.
@@ -127,10 +136,38 @@ def rank_sizes(
     ]
     num_partials = [share.num_partials for share in shares]
     return tuple(
-        stage.rank(share, num_partials, bucket_bytes)
+        with_guards(stage.rank(share, num_partials, bucket_bytes), model, shape.stages, guards)
         for share in shares
         if replicas is None or share.replica in replicas
         for stage in stages
+    )
+
+
+def with_guards(rank: RankSizes, model: ModelSizes, num_stages: int, guards: int) -> RankSizes:
+    """Return a rank's sizes with what it guards, and what it sends to a guard.
+
+    The first block of the model, and the last one, are those that no other stage has.
+
+    Args:
+        rank: of a stage.
+        model: what the blocks take.
+        num_stages: of a replica.
+        guards: of each end.
+    """
+    if not guards or num_stages < 2:
+        return rank
+    last = num_stages - 1
+    ends = {0: (1, model.blocks[0]), last: (last - 1, model.blocks[-1])}
+    kept = [block for twin, block in ends.values() if twin == rank.stage]
+    sizes = [sum(map(padded, block.parameters)) for block in kept]
+    width = 0 if model.width_bytes == WIDE_BYTES else model.width_bytes
+    # Masters, the reduced gradient, and the scaled one of the larger block.
+    flats = sum(sizes) * (2 * WIDE_BYTES + width) + sum(sizes) * WIDE_BYTES
+    sent = sum(map(padded, ends[rank.stage][1].parameters)) if rank.stage in ends else 0
+    return replace(
+        rank,
+        guarded_bytes=flats + sum(block.moments_bytes for block in kept),
+        sent_guarded_bytes=sent * WIDE_BYTES,
     )
 
 

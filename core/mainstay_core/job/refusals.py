@@ -13,10 +13,6 @@ Loc = tuple[int | str, ...]
 """Path of a field: names and list indices."""
 
 NOT_YET = {
-    "spec.recovery.approximate.staleSteps": "no stage goes back alone to an older copy in this "
-    "version",
-    "spec.recovery.approximate.waitSeconds": "a stage is made anew as soon as a trainer is free in "
-    "this version",
     "spec.scheduling.gang": "pods are not scheduled as a gang in this version; use minReplicas",
 }
 """Fields of the design that this version cannot execute, and why."""

@@ -382,6 +382,16 @@ class ApproximateRecovery(Section):
     different failure domains, where there are such. In each step each of them gets the gradient of
     that. Left out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with
     snapshots, or several ranks to a stage."""
+    stale_steps: Positive | None = None
+    """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
+    its moments, while the other stages stay where they are. That goes before its neighbours, and is
+    the only way for the first and the last stage, and for two lost stages side by side. Left out:
+    no stage goes back alone. It takes checkpoint.everySteps, and approximateAfterLostSteps, without
+    which all go back to a checkpoint."""
+    wait_seconds: SecondsOrNone = 0
+    """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
+    that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
+    stays exact. Pods that surely ended are not waited for. 0: it does not wait."""
     optimizer_state: Literal["Zero"] = "Zero"
     """The optimizer's state of what was made anew. Zero: it begins from nothing."""
 

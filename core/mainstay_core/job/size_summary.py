@@ -37,6 +37,7 @@ def summarize_sizes(
     *,
     recompute: float,
     bucket_bytes: int = BUCKET_BYTES,
+    guards: int = 0,
 ) -> SizeSummary:
     """Return what the ranks of a job hold and send, by formulas; no code of a user runs here.
 
@@ -48,6 +49,7 @@ def summarize_sizes(
         shape: degrees of the job.
         recompute: share of a stage's blocks whose forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
+        guards: of each end of the pipeline.
     """
     if entrypoint not in model_sizes.BUILT_IN:
         return SizeSummary(
@@ -55,7 +57,8 @@ def summarize_sizes(
             f"{entrypoint}; {MEASURED_BY} measures it"
         )
     try:
-        found = _ranks(entrypoint, config, shape, recompute=recompute, bucket_bytes=bucket_bytes)
+        sizes = {"bucket_bytes": bucket_bytes, "guards": guards}
+        found = _ranks(entrypoint, config, shape, recompute=recompute, **sizes)
     except InvalidSpecError as error:
         return SizeSummary(message=f"what a rank holds is not known: {error}", is_wrong=True)
     if not found:
@@ -79,6 +82,7 @@ def _ranks(
     *,
     recompute: float,
     bucket_bytes: int,
+    guards: int,
 ) -> list[RankSizes]:
     """Return sizes of the first replica's ranks; none where the model is too deep to be cut here.
 
@@ -101,6 +105,7 @@ def _ranks(
             recompute=recompute,
             bucket_bytes=bucket_bytes,
             replicas=(0,),
+            guards=guards,
         )
     ]
     return sorted(ranks, key=lambda rank: (rank.stage, rank.inner))
@@ -115,12 +120,15 @@ def _describe(rank: RankSizes) -> str:
         "partials": rank.partials_bytes,
         "reduction": rank.reduction_bytes,
         "activations": rank.activations_bytes,
+        "guarded": rank.guarded_bytes,
     }
     shown = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
+    guard = rank.sent_guarded_bytes
+    to_guard = f", to its guard {show_bytes(guard)}" if guard else ""
     return (
         f"stage {rank.stage}, inner {rank.inner}: {rank.num_parameters:,} parameters, memory "
         f"{show_bytes(rank.memory_bytes)} ({shown}); sent in a step {show_bytes(rank.sent_bytes)} "
         f"(to stages {show_bytes(rank.sent_pipeline_bytes)}, to cells "
         f"{show_bytes(rank.sent_reduction_bytes)}, in the cell "
-        f"{show_bytes(rank.sent_inner_bytes)})"
+        f"{show_bytes(rank.sent_inner_bytes)}{to_guard})"
     )

@@ -25,7 +25,8 @@ from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
+from mainstay_core.job.approximation import approximate_config, check_approximate
+from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.guards import check_guards, resolve_guards
 from mainstay_core.job.refusals import explain
@@ -237,24 +238,12 @@ class TrainingJob(Section):
             max_restarts=spec.recovery.max_restarts,
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
-            approximate=_approximate(spec.recovery),
+            approximate=approximate_config(spec.recovery),
             goes_back=spec.recovery.on_taint == "Restart",
             guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
             faults=faults,
         )
-
-
-def _approximate(recovery: RecoveryPolicy) -> ApproximateConfig | None:
-    if not recovery.allow_approximate:
-        return None
-    how = recovery.approximate
-    return ApproximateConfig(
-        after_lost_steps=recovery.approximate_after_lost_steps,
-        weights=how.weights,
-        lr_boost=how.lr_boost_percent / 100,
-        boost_steps=how.boost_steps,
-    )
 
 
 def parse_training_job(data: object) -> TrainingJob:
@@ -340,49 +329,18 @@ def _check_topology(spec: TrainingJobSpec) -> None:
 
 
 def _check_witness(spec: TrainingJobSpec) -> None:
-    every_steps, parallelism = spec.detection.witness.every_steps, spec.parallelism
-    replicas = parallelism.replicas or spec.training.lanes
+    every_steps = spec.detection.witness.every_steps
+    replicas = spec.parallelism.replicas or spec.training.lanes
     if every_steps and replicas < MIN_CHAINS:
         raise InvalidSpecError(
             "spec.detection.witness.everySteps",
             f"is {every_steps}, but the job has {count(replicas, 'replica')}, so that nobody else "
             f"computes the same; use 0, or {MIN_CHAINS} replicas or more",
         )
-    if every_steps and parallelism.ranks_per_stage > 1:
-        raise InvalidSpecError(
-            "spec.detection.witness.everySteps",
-            f"is {every_steps}, but what several ranks of a stage compute together is not compared "
-            "in this version; use 0, or parallelism.ranksPerStage 1",
-        )
 
 
 def _inner(ranks_per_stage: int) -> str:
     return f" x {ranks_per_stage} ranks" if ranks_per_stage > 1 else ""
-
-
-def _check_approximate(spec: TrainingJobSpec) -> None:
-    recovery, stages = spec.recovery, spec.parallelism.stages
-    if not recovery.allow_approximate:
-        if recovery.approximate_after_lost_steps is not None:
-            raise InvalidSpecError(
-                "spec.recovery.approximateAfterLostSteps",
-                "is for jobs with allowApproximate true; remove it",
-            )
-        return
-    in_order = spec.pipeline.resolved_order is Order.IN_ORDER
-    if stages == 1 or (stages == 2 and in_order and not spec.checkpoint.every_steps):
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
-            "anew from; use false, or more stages"
-            + (", or checkpoints (checkpoint.everySteps)" if stages == 2 else ""),
-        )
-    if spec.snapshots.enabled:
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            "is true, but not in this version together with snapshots in memory, from which a lost "
-            "stage is made anew exactly; use false, or snapshots.enabled false",
-        )
 
 
 def _check_swapped(spec: TrainingJobSpec) -> None:
@@ -393,6 +351,13 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
     if stages < 2:
         raise InvalidSpecError(
             path, "is Swapped, but a single stage has nothing to swap; use InOrder, or more stages"
+        )
+    lanes, types = spec.training.lanes, spec.training.resolved_shards_per_lane
+    if lanes * types * spec.pipeline.micro_batches == 1:
+        raise InvalidSpecError(
+            path,
+            "is Swapped, but a step has a single micro-batch, which takes one of the two ways; use "
+            "InOrder, or more of training.lanes, training.shardsPerLane or pipeline.microBatches",
         )
     others = {
         "runtime.compile Off": spec.runtime.compile != "Off",
@@ -449,7 +414,13 @@ def _check_settings(spec: TrainingJobSpec) -> None:
     recovery = spec.recovery
     if spec.checkpoint.problem_of_version:
         raise InvalidSpecError("spec.checkpoint.resumeVersion", spec.checkpoint.problem_of_version)
-    _check_approximate(spec)
+    check_approximate(
+        recovery,
+        spec.checkpoint,
+        stages=spec.parallelism.stages,
+        in_order=spec.pipeline.resolved_order is Order.IN_ORDER,
+        has_snapshots=spec.snapshots.enabled,
+    )
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(
             "spec.recovery.holdBackMaxSeconds",

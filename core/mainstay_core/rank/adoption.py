@@ -22,7 +22,7 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
-from mainstay_core.wire.facts import MAX_SOURCES, Cause, Parked, Phase
+from mainstay_core.wire.facts import MAX_SOURCES, Cause, Failed, Parked, Phase
 from mainstay_core.wire.plan import Member, Plan
 
 _MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
@@ -106,6 +106,32 @@ def _is_unjudged(state: RankState, plan: Plan) -> bool:
     Nobody can find out then that its state was bad. As a rule its stage has lost the same types.
     """
     return bool(state.held) and any(plan.member_of(*cell) is None for cell in state.held_with)
+
+
+def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
+    """Wait for the plan that orders the next fork of the lineage that the job repeats.
+
+    Args:
+        state: of the rank, at the fork's version.
+        number: of the fork.
+        prefix: actions that come first.
+    """
+    fork = state.repeats[number]
+    if fork.chain != state.commit_chain:
+        why = (
+            f"the lineage to repeat has a fork at step {fork.version} after other commits than "
+            "this run's: it is of another model, data or device"
+        )
+        failed = replace(state, phase=Phase.FAILED)
+        tell = SendFact(fact_of(state, Failed, evidence=why))
+        return Transition(failed, (*prefix, tell, WaitForPlan()), why)
+    if state.phase in _MAY_MISS_A_ROUND:
+        prefix = (*prefix, Leave())
+    if must_adopt(state):
+        return adopt(state, *prefix)
+    why = f"fork {number + 1} of the lineage that the job repeats is due"
+    tell = SendFact(fact_of(state, Parked, evidence=why, repeats=number))
+    return Transition(replace(state, phase=Phase.PARKED), (*prefix, tell, WaitForPlan()), why)
 
 
 def park(

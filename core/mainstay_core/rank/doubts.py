@@ -48,12 +48,20 @@ def account_of(account: Account, shard_type: int) -> WitnessAccount:
         forward=account.forward,
         backward=account.backward,
         weights=account.weights,
+        exchanged=account.exchanged,
+        is_partial=account.is_partial,
     )
 
 
 def read_account(told: WitnessAccount) -> Account:
     """Return the account that a vote or a report tells."""
-    return Account(forward=told.forward, backward=told.backward, weights=told.weights)
+    return Account(
+        forward=told.forward,
+        backward=told.backward,
+        weights=told.weights,
+        exchanged=told.exchanged,
+        is_partial=told.is_partial,
+    )
 
 
 def doubted_of(
@@ -175,7 +183,7 @@ def open_doubt(plan: Plan, reports: Iterable[SettleReport]) -> Doubt | None:
         )
         if shard_type >= len(plan.suppliers) or not told:
             continue
-        is_compared = len(told) > 1 and rule(told).agreed is not None
+        is_compared = len(told) > 1 and rule(told, plan.ranks_per_stage).agreed is not None
         if not is_compared or len({t.telling for t in told}) > 1:
             return Doubt(type=shard_type, told=told[-MAX_TOLD:])
     return None
@@ -208,7 +216,7 @@ def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compar
     unfit, asked = frozenset(healing), {told.cells for told in doubt.told}
     chains = sorted(plan.chains, key=lambda chain: chain.replica)
     fresh = [chain for chain in chains if cells_of(plan, chain) not in asked]
-    agreed = rule(doubt.told).agreed
+    agreed = rule(doubt.told, plan.ranks_per_stage).agreed
     right = {told.cells for told in doubt.told if told.telling == agreed}
     known = [chain for chain in chains if cells_of(plan, chain) in asked]
     known.sort(key=lambda chain: cells_of(plan, chain) not in right)

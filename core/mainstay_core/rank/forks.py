@@ -21,7 +21,10 @@ from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
     Policy,
+    Position,
     plan_reinitialisation,
+    policy_of,
+    with_stale,
 )
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Plan
@@ -31,6 +34,7 @@ from mainstay_core.wire.reinitialisation import (
     History,
     MadePosition,
     Outline,
+    SourceKind,
     ToldHistory,
     since_of,
 )
@@ -74,6 +78,10 @@ class Making:
     made: MadePosition
     beside: tuple[Beside, ...]
     """The positions that it copies, ascending."""
+    stale: int | None = None
+    """The version of its own that it loads; None: it is made of others."""
+    stale_history: History = ()
+    """Forks that this version contains."""
 
 
 class Forked(NamedTuple):
@@ -109,11 +117,82 @@ def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork by weights {how.weights!r}")
     return replace(
         rules,
-        policy=replace(rules.policy, weighting=Weighting(how.weights)),
+        policy=policy_of(how, rules.policy),
         after_lost_steps=how.after_lost_steps,
         lr_boost=how.lr_boost,
         boost_steps=how.boost_steps,
     )
+
+
+def _left_of(
+    rules: ForkRules,
+    lost: Sequence[Position],
+    version: int,
+    durable: int,
+    history: History,
+    guards: Collection[LeftGuards],
+) -> Left:
+    """Return what is left of lost positions: what guards keep, and parts of the newest checkpoint.
+
+    One of the very version of a fork may be from before or after it, and does not count.
+    """
+    left = Left(guards=by_block(rules.outline, guards))
+    is_clear = not any(fork.version == durable for fork in history)
+    if not rules.policy.stale_steps or not 0 < durable < version or not is_clear:
+        return left
+    return with_stale(left, rules.outline, lost, durable)
+
+
+def lacks_sources(
+    plan: Plan,
+    rules: ForkRules | None,
+    positions: Collection[int],
+    version: int,
+    *,
+    durable: int,
+    history: History,
+    guards: Collection[LeftGuards],
+) -> bool:
+    """Return whether an ordered fork cannot be made after all: a guard or a stale copy has gone.
+
+    The coordinator goes by whom the last commit showed to guard, and by the checkpoints of which it
+    has heard. What has become of them since then the trainers find out.
+
+    Args:
+        plan: that orders it.
+        rules: of the job.
+        positions: numbers of those that are to be made anew.
+        version: at which all go on.
+        durable: newest version on the disk.
+        history: of the states at the version.
+        guards: whose copies of what ends alone have count.
+    """
+    repeats = plan.fork is not None and plan.fork.repeats is not None
+    if rules is None or repeats:
+        return False
+    if not rules.policy.stale_steps:
+        return _lacks_guard(plan, rules, positions, guards)
+    width = plan.ranks_per_stage
+    lost = [divmod(position, width) for position in positions]
+    answer = plan_reinitialisation(
+        rules.outline,
+        lost,
+        version=version,
+        norms_sq={},
+        left=_left_of(rules, lost, version, durable, history, guards),
+        policy=rules.policy,
+        ranks_per_stage=width,
+    )
+    return isinstance(answer, NoSource)
+
+
+def _lacks_guard(
+    plan: Plan, rules: ForkRules, made: Collection[int], left: Collection[LeftGuards]
+) -> bool:
+    """Return whether an end cannot be made anew, as nobody has what it alone has."""
+    guarded = {guards.end for guards in left}
+    stages = {position // plan.ranks_per_stage for position in made}
+    return any(s not in guarded and guarded_blocks(rules.outline, s) for s in stages)
 
 
 def tell_history(history: History, *, made: bool) -> ToldHistory | None:
@@ -152,19 +231,50 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     return plan.fork.made_with(lost, plan.ranks_per_stage) if plan.fork else frozenset()
 
 
-def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
+def find_due(repeats: History, history: History, version: int) -> int | None:
+    """Return the number of the fork that comes next before a step is computed; None: none does.
+
+    Args:
+        repeats: the forks that the job makes again.
+        history: of the state.
+        version: of the state.
+    """
+    number = len(history)
+    is_next = number < len(repeats) and history == repeats[:number]
+    return number if is_next and repeats[number].version == version else None
+
+
+def positions_to_repeat(plan: Plan, version: int, history: History) -> frozenset[int]:
+    """Return the positions that are made anew though members hold them: a fork is made again.
+
+    Args:
+        plan: which may order that.
+        version: at which all go on.
+        history: of the states there.
+    """
+    fork = plan.fork.repeats if plan.fork is not None else None
+    if plan.fork is None or fork is None or fork.version != version or fork in history:
+        return frozenset()
+    return frozenset(plan.fork.positions)
+
+
+def goes_back(plan: Plan, rules: ForkRules | None, version: int, durable: int) -> bool:
     """Return whether an exact state is loaded, though the plan orders a fork.
 
     The coordinator orders forks by what it has been told, and the newest checkpoint may have become
     durable just before the fault. The trainers see the disk. At a version that is kept there, or
-    can be made from the seed, nothing would be lost without a fork.
+    can be made from the seed, nothing would be lost without a fork. A fork that is made again is
+    made at its own version, and at no other.
 
     Args:
+        plan: that orders it.
         rules: of the job.
         version: at which it would be forked.
         durable: newest version on the disk; 0: the seed's initial state, of which nobody has to be
             told.
     """
+    if plan.fork is not None and plan.fork.repeats is not None:
+        return version != plan.fork.repeats.version
     if rules is None:
         return False
     if version <= durable:
@@ -172,27 +282,6 @@ def goes_back(rules: ForkRules | None, version: int, durable: int) -> bool:
     if not durable:
         return False
     return rules.after_lost_steps is None or version - durable <= rules.after_lost_steps
-
-
-def lacks_guard(
-    plan: Plan, rules: ForkRules | None, made: Collection[int], left: Collection[LeftGuards]
-) -> bool:
-    """Return whether an end cannot be made anew after all, as nobody has what it alone has.
-
-    The coordinator goes by whom the last commit showed to guard. What has become of their copies
-    since then the trainers find out.
-
-    Args:
-        plan: that orders the fork.
-        rules: of the job.
-        made: positions to make anew.
-        left: the guards whose copies count.
-    """
-    if rules is None:
-        return False
-    guarded = {guards.end for guards in left}
-    stages = {position // plan.ranks_per_stage for position in made}
-    return any(s not in guarded and guarded_blocks(rules.outline, s) for s in stages)
 
 
 def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
@@ -220,6 +309,7 @@ def plan_fork(
     commit: Commit | None,
     known: Forked,
     guards: Collection[LeftGuards] = (),
+    durable: int = 0,
 ) -> Forked:
     """Return a fork, if there is one, and the history and the commit chain of all states with it.
 
@@ -231,12 +321,15 @@ def plan_fork(
         commit: of the step that led to it; None at version 0.
         known: history and commit chain of the states at that version.
         guards: whose copies of what ends alone have count.
+        durable: newest version on the disk.
 
     Raises:
         LocalProtocolError: the order is not one that these rules allow.
     """
     if not positions:
         return known
+    if plan.fork is not None and plan.fork.repeats is not None:
+        return _repeated(plan.fork.repeats, known)
     if rules is None:
         raise LocalProtocolError(f"{plan.quorum} orders a fork, which this job does not allow")
     width = plan.ranks_per_stage
@@ -248,7 +341,7 @@ def plan_fork(
         lost,
         version=version,
         norms_sq=norms_sq,
-        left=Left(guards=by_block(rules.outline, guards)),
+        left=_left_of(rules, lost, version, durable, known.history, guards),
         policy=rules.policy,
         ranks_per_stage=width,
     )
@@ -268,8 +361,19 @@ def plan_fork(
         lr_boost=rules.lr_boost,
         boost_steps=rules.boost_steps,
     )
-    extended = hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
-    return Forked(fork, (*history, fork), extended)
+    return Forked(fork, (*history, fork), _extend(chain, fork))
+
+
+def _repeated(fork: Fork, known: Forked) -> Forked:
+    """Return the fork of another run as it is made here."""
+    if fork in known.history:
+        # It was begun under a plan before.
+        return Forked(fork, known.history, known.chain)
+    return Forked(fork, (*known.history, fork), _extend(known.chain, fork))
+
+
+def _extend(chain: str, fork: Fork) -> str:
+    return hashlib.sha256((chain + codec.dumps(fork)).encode()).hexdigest()[:32]
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:
@@ -283,6 +387,7 @@ def plan_making(
     holders: Mapping[int, Sequence[int]],
     reports: Sequence[SettleReport],
     guards: Collection[LeftGuards] = (),
+    history: History = (),
 ) -> Making:
     """Return what a member does to make its position anew.
 
@@ -295,13 +400,15 @@ def plan_making(
         holders: by number of a position, the members that will have the version without making it.
         reports: by member index.
         guards: whose copies of what ends alone have count.
+        history: of all states with the fork.
     """
     width, position = plan.ranks_per_stage, plan.position_of(index)
     (made,) = [m for m in fork.made.positions if m.stage * width + m.inner == position]
     turn = [m.index for m in plan.position_members(position)].index(index)
     beside = []
     sources = [s for block in made.blocks for s in block.sources if not block.is_exact]
-    others = {s.stage * width + s.inner for s in sources}
+    stale = next((s.version for s in sources if s.kind is SourceKind.STALE_COPY), None)
+    others = {s.stage * width + s.inner for s in sources if s.kind is not SourceKind.STALE_COPY}
     for other in sorted(others):
         members = tuple(holders[other])
         start = turn % len(members) if members else 0
@@ -325,7 +432,12 @@ def plan_making(
                     guarded=left.end,
                 )
             )
-    return Making(made=made, beside=tuple(beside))
+    return Making(
+        made=made,
+        beside=tuple(beside),
+        stale=stale,
+        stale_history=() if stale is None else history_at(history, stale),
+    )
 
 
 def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, recheck, windows
-from mainstay_core.rank.adoption import adopt, park
+from mainstay_core.rank.adoption import adopt, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -128,8 +128,9 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         return _refused(state, verdict, (), state.mark)
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
+    loads = StateAction.LOAD in outcome.actions
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
-    tell = SendFact(fact_of(state, Adopted, **about))
+    tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))
     settled = replace(
         recheck.settled(settled, outcome),
@@ -198,8 +199,8 @@ def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleRepor
         ]
         for position, members in enumerate(state.plan.positions)
     }
-    made = state.plan, outcome.fork, state.index, holders, reports, outcome.guards
-    return forks.plan_making(*made)
+    made = state.plan, outcome.fork, state.index, holders, reports
+    return forks.plan_making(*made, outcome.guards, outcome.history)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -256,6 +257,9 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin the step at ``version``, go on with it, or finish."""
     assert state.plan is not None
+    due = forks.find_due(state.repeats, state.history, state.version)
+    if due is not None and not state.plan.pause:
+        return wait_for_fork(state, due, *prefix)
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank

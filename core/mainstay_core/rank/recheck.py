@@ -174,7 +174,7 @@ def heard(
     if len(told) < len(compared.replicas) and not state.told:
         return state, verdict, ()
     known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
-    ruling = rule(known)
+    ruling = rule(known, plan.ranks_per_stage)
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason

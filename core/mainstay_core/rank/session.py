@@ -46,7 +46,7 @@ from mainstay_core.rank.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.reinitialisation import since_of
+from mainstay_core.wire.reinitialisation import History, since_of
 from mainstay_core.wire.segments import StoreReport, ToldStores
 from mainstay_core.wire.votes import (
     Commit,
@@ -259,7 +259,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         return events.StateLoaded(found) if isinstance(found, str) else found
 
     async def _make(self, client: Any, making: Making, version: int) -> events.Event:
-        """Make the state anew from what other stages hold at the version."""
+        """Make the state anew from what other stages hold at the version, or load an older one."""
+        if making.stale is not None:
+            return await self._load_stale(making.stale, making.stale_history)
         for beside in making.beside:
             whose = str(self.plan.quorum), beside.position, version
             wanted = Wanted(*whose, beside.guarded is None, beside.guarded)
@@ -268,6 +270,15 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             if not isinstance(found, str):
                 return found
         return events.StateLoaded(await self.make_anew(making.made))
+
+    async def _load_stale(self, version: int, history: History) -> events.Event:
+        """Load an older version of this position alone."""
+        loaded = await self.load(version)
+        if isinstance(loaded, events.LoadFailed):
+            return loaded
+        if loaded.history == history:
+            return events.StateLoaded(loaded.digest)
+        return events.LoadFailed(f"the checkpoint of step {version} is of another course")
 
     async def _copied(
         self,

@@ -196,7 +196,11 @@ def settle(
         Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
     )
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
-    version = goal.version
+    version, history = goal.version, _history(plan, goal, stores)
+    if not goal.from_disk:
+        again = forks.positions_to_repeat(plan, version, history.forks)
+        left = _guards(plan, goal.counted, version) if again else goal.guards
+        goal = replace(goal, made=goal.made | again, guards=left)
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one.
@@ -208,9 +212,11 @@ def settle(
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
-    history, basis = _history(plan, goal, stores), find_basis(plan, ordered)
+    basis = find_basis(plan, ordered)
     known = forks.Forked(None, history.forks, history.chain)
-    fork = forks.plan_fork(plan, fork_rules, goal.made, version, history.commit, known, goal.guards)
+    durable = max(r.durable for r in ordered)
+    ordered_fork = plan, fork_rules, goal.made, version, history.commit, known
+    fork = forks.plan_fork(*ordered_fork, goal.guards, durable)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -313,13 +319,28 @@ def _choose_version(
         if version >= durable or _newest(plan, counted) is not None:
             made = forks.positions_to_make(plan, _lost(plan, counted))
             left = _guards(plan, counted, version) if made else ()
+            goal = _Goal(
+                version=version,
+                from_disk=False,
+                counted=counted,
+                origin=origin,
+                made=made,
+                guards=left,
+            )
             if made and (
-                forks.goes_back(rules, version, durable)
-                or forks.lacks_guard(plan, rules, made, left)
+                forks.goes_back(plan, rules, version, durable)
+                or forks.lacks_sources(
+                    plan,
+                    rules,
+                    made,
+                    version,
+                    durable=durable,
+                    history=_history(plan, goal, stores).forks,
+                    guards=left,
+                )
             ):
                 continue
-            goal = _Goal(version=version, from_disk=False, counted=counted, origin=origin)
-            return replace(goal, made=made, guards=left)
+            return goal
         # It takes stores, and they reach less than the disk.
     version = durable
     origin = "the newest durable checkpoint" if version else "the seed's initial state"

@@ -155,6 +155,8 @@ class RankState:
     """None in a job that must not go on approximately."""
     history: History = ()
     """Forks that the state contains; empty: it is exact."""
+    repeats: History = ()
+    """The forks of another run that this one makes again, each at its version."""
     guarded: tuple[GuardedDigest, ...] = ()
     """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None

@@ -13,10 +13,11 @@ stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.base.words import count
+from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.likeness import like_blocks, match_index
 from mainstay_core.reinitialisation.weights import Weighting, Weights, weigh
@@ -47,6 +48,27 @@ class Left:
     """Newest version of which a copy of the position's whole state is left."""
 
 
+def with_stale(
+    left: Left, stages: Sequence[StageOutline], lost: Collection[Position], durable: int
+) -> Left:
+    """Return what is left, with the lost positions' parts of a checkpoint.
+
+    Where a guard is left, that and the twin are taken: two halves of a state would be of two steps.
+
+    Args:
+        left: beside that.
+        stages: the cut: the blocks of every stage.
+        lost: positions whose every copy is gone.
+        durable: version of the checkpoint.
+    """
+    unguarded = [
+        (stage, inner)
+        for stage, inner in lost
+        if not any((block.name, inner) in left.guards for block in stages[stage])
+    ]
+    return replace(left, stale=dict.fromkeys(unguarded, durable))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """The choices of a job about lost blocks."""
@@ -55,6 +77,18 @@ class Policy:
     weighting: Weighting = Weighting.GRADIENT_NORM
     stale_steps: int = 0
     """A stale copy that is at most so many steps old goes before other stages."""
+
+
+def policy_of(how: ApproximateConfig, before: Policy | None = None) -> Policy:
+    """Return the choices of a job about lost blocks, as its rules say.
+
+    Args:
+        how: the rules.
+        before: what they do not say.
+    """
+    stale_steps = how.stale_steps or 0
+    weighting = Weighting(how.weights)
+    return replace(before or Policy(), weighting=weighting, stale_steps=stale_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +194,7 @@ class _Place:
             )
             for block in self.stages[self.position[0]]
         )
-        found = {_phrase(s): None for block in blocks for s in block.sources}
+        found = {_phrase(s, self.version): None for block in blocks for s in block.sources}
         return blocks, ", ".join(found) or "nothing, as it has no block"
 
     def _guarded(self, block: BlockOutline) -> _Sources:
@@ -291,15 +325,16 @@ class _Place:
         )
 
 
-def _phrase(source: BlockSource) -> str:
-    """Return a source as a sentence names it."""
+def _phrase(source: BlockSource, version: int) -> str:
+    """Return a source as a sentence names it; ``version`` is that at which all go on."""
     match source.kind:
         case SourceKind.GUARD:
             return f"a guard of {source.block} in stage {source.stage}"
         case SourceKind.INNER_RANK:
             return f"inner rank {source.stage}.{source.inner}"
         case SourceKind.STALE_COPY:
-            return f"its own copy of step {source.version}"
+            age = version - (source.version or 0)
+            return f"its own copy of step {source.version}, {count(age, 'step')} old"
         case SourceKind.TWIN:
             return f"its twin stage {source.stage}"
         case SourceKind.NEIGHBOUR:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.shape import Order
-from mainstay_core.dmr.witness import Account
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.witness import Account, Exchanged
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -91,6 +92,7 @@ class Compute:
         self._watched: int | None = None
         """The type of which everything that leaves this cell is kept."""
         self._left: dict[Op, list[str]] = {}
+        self._exchanged: list[Exchanged] = []
         self.accounts: dict[int, Account] = {}
         """Of watched types that are complete."""
 
@@ -160,6 +162,7 @@ class Compute:
         self.give_up()
         self._wrong.difference_update(types)
         self._is_again, self._watched, self._left = is_again, watched, {}
+        self._exchanged = []
         if watched in types:
             self.accounts.clear()
         program = self._program(types, is_again=is_again)
@@ -230,12 +233,14 @@ class Compute:
             part = terms.forward(self.position, flow[0], self.params, extent)
             part = self._spoiled(action, part)
             flow.append((yield from self._mix(part, (*key, "f"), group)))
+            self._note_exchange(action, Pass.FORWARD, part, flow[-1])
             return
         flow = flows[key]
         gradient = flow[2] if len(flow) > 2 else ""  # nobody sends the loss one
         part = terms.backward(self.position, flow[0], gradient, self.params, extent)
         part = self._spoiled(action, part)
         flow[1:] = [(yield from self._mix(part, (*key, "b"), group)), gradient]
+        self._note_exchange(action, Pass.BACKWARD, part, flow[1])
 
     def _spoiled(self, action: Action, value: str) -> str:
         """Return what a computation comes to: mostly the right value."""
@@ -261,6 +266,18 @@ class Compute:
             parts.append(part if own else (yield from group.receive(peer, tag)))
         return terms.mixed(tuple(parts))
 
+    def _note_exchange(self, action: Action, in_pass: Pass, given: str, made: str) -> None:
+        """Note what this rank gave its cell and got, if others compute the type, too."""
+        if self._width > 1 and action.type == self._watched:
+            self._exchanged.append(
+                Exchanged(
+                    in_pass=in_pass,
+                    micro_batch=action.micro_batch,
+                    given=(given,),
+                    made=(made,),
+                )
+            )
+
     def _complete(self, shard_type: int, gradient: str) -> None:
         self.partials = self._with(shard_type, gradient)
         if shard_type == self._watched:
@@ -268,6 +285,7 @@ class Compute:
                 forward=tuple(self._left.get(Op.SEND_F, ())),
                 backward=tuple(self._left.get(Op.SEND_B, ())),
                 weights=(gradient,),
+                exchanged=tuple(sorted(self._exchanged, key=lambda e: (e.micro_batch, e.in_pass))),
             )
         self.complete.add(shard_type)
 

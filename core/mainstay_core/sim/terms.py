@@ -243,9 +243,31 @@ def true_course(
     course = _without_forks(num_types, micro_batches, stages, width, version, before, order)
     for fork in history[len(before) :]:
         places = {divmod(p, width): state for p, state in enumerate(course.states)}
-        anew = {(p.stage, p.inner): _made_of(p, places) for p in fork.made.positions}
+        shape = num_types, micro_batches, stages, width
+        anew = {
+            (p.stage, p.inner): _loaded(p, shape, before, order) or _made_of(p, places)
+            for p in fork.made.positions
+        }
         course = course._replace(states=tuple((places | anew).values()))
     return course
+
+
+def _loaded(
+    place: MadePosition, shape: tuple[int, int, int, int], history: History, order: Order
+) -> str:
+    """A position's state that was loaded alone from an older version; empty if it was not."""
+    versions = {s.version for block in place.blocks for s in block.sources} - {None}
+    if not versions:
+        return ""
+    (version,) = versions
+    assert version is not None
+    course = true_course(*shape, version, history_of(history, version), order)
+    return course.states[place.stage * shape[3] + place.inner]
+
+
+def history_of(history: History, version: int) -> History:
+    """The forks that a state at a version contains, which is none of a fork."""
+    return tuple(fork for fork in history if fork.version < version)
 
 
 def _made_of(place: MadePosition, states: Mapping[tuple[int, int], str]) -> str:

@@ -197,6 +197,11 @@ class Conversation:
     async def _recover_store(self, held: HeldJob) -> None:
         await self.until_answered(lambda: self._port.recover_store(held), "recovery of the store")
 
+    @property
+    def approximate_since(self) -> int | None:
+        """Since which step the pod knows the job to be approximate; None: it is exact."""
+        return self._ledger.approximate_since
+
     # Facts and ledger entries --------------------------------------------------
 
     def tell(self, fact: Fact) -> None:

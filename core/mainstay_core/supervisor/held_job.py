@@ -16,6 +16,7 @@ def held_job_of(
     registered: Registration | None,
     faults: tuple[FaultPoint, ...] = (),
     fired: Collection[str] = (),
+    approximate_since: int | None = None,
 ) -> HeldJob | None:
     """Return what to tell an api that has lost the job; None if there is nothing to tell.
 
@@ -26,6 +27,7 @@ def held_job_of(
         registered: what the api answered when it last knew the job; None if it never did.
         faults: injected faults, those included that came while the job ran.
         fired: those that were carried out here.
+        approximate_since: since which step the newest ledger entry says that the job is so.
     """
     if registered is None or state.ending:
         return None
@@ -47,4 +49,5 @@ def held_job_of(
         step=max((slot.status.step for slot in members if slot.status is not None), default=0),
         fingerprint=next((f for f in fingerprints if f), None),
         fired=tuple(sorted(fired)),
+        approximate_since=approximate_since,
     )

@@ -162,6 +162,11 @@ class LedgerOutbox:
         waiting = (*self.waiting, entry)[-MAX_LEDGER:] if post else self.waiting
         return LedgerOutbox(held=held, waiting=waiting)
 
+    @property
+    def approximate_since(self) -> int | None:
+        """Since which step the job is approximate, as the newest entry says; None: it is exact."""
+        return self.held[-1].approximate_since if self.held else None
+
     def repeat(self) -> LedgerOutbox:
         """Return the outbox from which all is mirrored once more: the api has lost what it had."""
         return replace(self, waiting=self.held)

@@ -125,7 +125,11 @@ class Pod(ABC):
 
     def held_job(self) -> HeldJob | None:
         """Return what is held of the job, for an api that has lost it; None if nothing."""
-        return held_job_of(self.state, self.conversation.registered)
+        return held_job_of(
+            self.state,
+            self.conversation.registered,
+            approximate_since=self.conversation.approximate_since,
+        )
 
     # Decisions ---------------------------------------------------------------------
 

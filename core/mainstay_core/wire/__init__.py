@@ -22,4 +22,5 @@
 - ``sealed``: small files that carry their own digests
 - ``checkpoint_manifest``: what lies in a directory of durable checkpoints
 - ``checkpoint_owner``: which job may write to such a directory
+- ``repeated_lineage``: the forks of another run, as a run takes them that makes them again
 """

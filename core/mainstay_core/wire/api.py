@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mainstay_core.base.bounds import MAX_FAULTS, Count, Document, Instant, Labels, Longest, Name
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.job.config import JobConfig
@@ -52,6 +53,8 @@ class HeldJob:
     """Numerics fingerprint of a member on this pod."""
     fired: Annotated[tuple[Name, ...], Longest(MAX_FAULTS)] = ()
     """Injected faults that this supervisor has carried out."""
+    approximate_since: Count | None = field(default=None, metadata=OMITTED)
+    """Since which step the job is approximate, as the pod's newest ledger entry says."""
 
 
 class Failure(enum.Enum):

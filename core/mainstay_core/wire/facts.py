@@ -241,6 +241,8 @@ class Parked(_RankFact):
     doubted: Annotated[tuple[Slot, ...], Longest(MAX_SOURCES)] = field(default=(), metadata=OMITTED)
     """Devices that have computed a shard type differently, each time that they were asked: another
     one has to compute it, so that most of them can say which is wrong."""
+    repeats: Count | None = field(default=None, metadata=OMITTED)
+    """Number of the fork that is due in a job that repeats a lineage: nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,8 @@ class Adopted(_RankFact):
     kind: Literal[FactKind.ADOPTED] = FactKind.ADOPTED
     reached: Count | None = None
     """Newest version that any member of the settle held before it."""
+    loads: bool | None = field(default=None, metadata=OMITTED)
+    """Whether all go on from a checkpoint, or the seed; None from a pod of the version before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,7 +155,7 @@ class JobPage:
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)
     """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
     dmr_coverage: Sentence = field(default="", metadata=OMITTED)
-    """Which share of the work is executed twice, by method; empty: none is."""
+    """Which share of the work is checked, by method, and how often by a witness; empty: none is."""
     taints: Annotated[tuple[Taint, ...], Longest(MAX_TAINTS)] = field(default=(), metadata=OMITTED)
     """Steps that devices may have computed wrongly which were named as wrong each time."""
     findings: FindingsPage | None = field(default=None, metadata=OMITTED)

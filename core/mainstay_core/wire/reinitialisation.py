@@ -25,15 +25,13 @@ from mainstay_core.base.bounds import (
 )
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.words import count
-from mainstay_core.job.config import MAX_LR_BOOST, ApproximateConfig
+from mainstay_core.job.config import MAX_FORKS, MAX_LR_BOOST, ApproximateConfig
 
 REINITIALISED = "StageReinitialised"
 """What a condition, an Event and the job's history call it, for programs, that a stage was made
 anew from others: the job is another one from there on."""
 MAX_SOURCES_OF_A_BLOCK = 3
 """Two neighbours, and an inner rank of the same stage."""
-MAX_FORKS = 1024
-"""Re-initialisations of one job."""
 MAX_TOLD_FORKS = 8
 """Forks that a history has in full where it is told: the newest. Each may name hundreds of
 blocks."""
@@ -148,33 +146,6 @@ class Reinitialisation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForkOrder:
-    """The order, in a plan, to make positions anew that no member holds when it settles.
-
-    A plan that has it begins a new lineage. Until all have settled in it, each later plan repeats
-    the order and begins another lineage.
-    """
-
-    positions: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)]
-    """Numbers of the positions, ascending."""
-    since: Count
-    """States of this lineage, and of later ones, count as well if their rank stayed a member: only
-    such a rank is sure to have what the others settle on."""
-    how: ApproximateConfig | None = field(default=None, metadata=OMITTED)
-    """By what rules, as they were when the fork was ordered; None: by those that the ranks were
-    started with. They may change in a running job, and a fork that is repeated keeps its own."""
-
-    def made_with(self, lost: Collection[int], ranks_per_stage: int) -> frozenset[int]:
-        """Return the positions that are made anew, as they are lost or go with one that is.
-
-        With one all are made anew that are ordered of its stage. Their moments begin together: as
-        of what inner ranks hold in copies they must be the same.
-        """
-        stages = {position // ranks_per_stage for position in self.positions if position in lost}
-        return frozenset(p for p in self.positions if p // ranks_per_stage in stages)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
     """The record of a re-initialisation: everything that what follows depends on.
 
@@ -190,6 +161,36 @@ class Fork:
     """Factor of the learning rate of what was made anew."""
     boost_steps: Count | None = None
     """Steps for which it lasts; None: to the job's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOrder:
+    """The order, in a plan, to make positions anew that no member holds when it settles.
+
+    A plan that has it begins a new lineage. Until all have settled in it, each later plan repeats
+    the order and begins another lineage.
+    """
+
+    positions: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)]
+    """Numbers of the positions, ascending."""
+    since: Count
+    """States of this lineage, and of later ones, count as well if their rank stayed a member: only
+    such a rank is sure to have what the others settle on."""
+    how: ApproximateConfig | None = field(default=None, metadata=OMITTED)
+    """By what rules, as they were when the fork was ordered; None: by those that the ranks were
+    started with. They may change in a running job, and a fork that is repeated keeps its own."""
+    repeats: Fork | None = field(default=None, metadata=OMITTED)
+    """The fork of another run that is made again: its positions are made as it says, though members
+    hold them, if its version is the one at which all go on. None: what nobody holds is made."""
+
+    def made_with(self, lost: Collection[int], ranks_per_stage: int) -> frozenset[int]:
+        """Return the positions that are made anew, as they are lost or go with one that is.
+
+        With one all are made anew that are ordered of its stage. Their moments begin together: as
+        of what inner ranks hold in copies they must be the same.
+        """
+        stages = {position // ranks_per_stage for position in self.positions if position in lost}
+        return frozenset(p for p in self.positions if p // ranks_per_stage in stages)
 
 
 History = Annotated[tuple[Fork, ...], Longest(MAX_FORKS)]

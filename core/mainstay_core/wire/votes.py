@@ -27,6 +27,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.ids import Slot
+from mainstay_core.dmr.witness import Exchanged
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
@@ -71,6 +72,12 @@ class WitnessAccount:
     """Digests of what it sent to the stage before, by micro-batch."""
     weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
     """Digests of the type's gradient, and of what votes tell of the type."""
+    exchanged: Annotated[tuple[Exchanged, ...], Longest(3 * MAX_FLOWS)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """What it gave to the collectives of its cell, and got, by pass and micro-batch."""
+    is_partial: bool = field(default=False, metadata=codec.OMITTED)
+    """Whether there were collectives of which it does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

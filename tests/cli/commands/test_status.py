@@ -73,4 +73,4 @@ def test_findings_are_listed_with_their_time_and_how_many_there_were() -> None:
     assert line.endswith(f"  {SENTENCE}")
     assert findings.render(FindingsPage(), 5, is_checked=True) == "0 findings"
     off = findings.render(FindingsPage(), 5, is_checked=False)
-    assert off == "nothing is checked: spec.detection.dmr.mode is Off"
+    assert off.startswith("nothing is checked: spec.detection.dmr.mode is Off")

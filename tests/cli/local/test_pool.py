@@ -17,7 +17,7 @@ from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError
 from mainstay_cli.local.forge import Forge
 from mainstay_cli.local.pods import Kubelet, StartSupervisor
-from mainstay_cli.local.pool import MAX_QUICK_ENDS, LocalPool
+from mainstay_cli.local.pool import MAX_QUICK_ENDS, QUIET_LOOKS, LocalPool, LookPace
 from mainstay_cli.local.processes import ChildProcesses
 from mainstay_core.base import codec
 from mainstay_core.wire.api import ApiError, Failure
@@ -165,6 +165,15 @@ def play(directory: Path, story: Callable[[PlayedMachine], Any]) -> None:
         await story(PlayedMachine(directory))
 
     asyncio.run(run())
+
+
+def test_a_quiet_pool_looks_half_as_often_until_something_happens() -> None:
+    pace = LookPace(0.5)
+    waits = [pace.next_wait_s() for _ in range(QUIET_LOOKS + 2)]
+    pace.stir()
+
+    assert waits == [0.5] * QUIET_LOOKS + [1.0] * 2
+    assert pace.next_wait_s() == 0.5
 
 
 def test_as_many_pods_are_made_as_the_api_wants_and_their_numbers_are_never_used_again(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -76,10 +77,11 @@ def lose(world: Any, *stages: int) -> None:
     world.tell(*(world.down_fact(world.member(0, stage)) for stage in stages))
 
 
-def adopt(world: Any, *, step: int, reached: int) -> None:
+def adopt(world: Any, *, step: int, reached: int, loads: bool | None = None) -> None:
     """All survivors hold all settle reports."""
     stayed = [m for m in world.plan.members if not m.joining]
-    world.tell(*(world.about(FactKind.ADOPTED, m, step=step, reached=reached) for m in stayed))
+    about = {"step": step, "reached": reached, "loads": loads}
+    world.tell(*(world.about(FactKind.ADOPTED, m, **about) for m in stayed))
 
 
 def record(world: Any) -> Any:
@@ -286,14 +288,28 @@ def test_what_is_lost_after_a_return_to_the_seed_is_judged_by_the_steps_since(wo
     assert world.plan.method is Method.APPROXIMATE
 
 
+def test_a_fork_at_a_version_on_the_disk_that_somebody_held_was_a_mask(world: Any) -> None:
+    """The very version is durable, and nobody loads it."""
+    lose(world, 1)
+    adopt(world, step=5, reached=5, loads=False)
+    facts = [world.about(FactKind.SETTLED, m, step=5, durable=5) for m in world.plan.members]
+    world.tell(*facts)
+    world.commit(step=5)
+
+    assert (record(world).method, record(world).exact) == (Method.MASK, True)
+    assert "nothing was made anew, as somebody held it" in record(world).reason
+
+
+@pytest.mark.parametrize("loads", [True, None])
 @pytest.mark.parametrize(
     ("step", "where"), [(0, "the seed's initial state"), (4, "step 4, which is on the disk")]
 )
 def test_a_fork_at_an_exact_source_was_a_restart_that_lost_nothing(
-    world: Any, step: int, where: str
+    world: Any, step: int, where: str, loads: bool | None
 ) -> None:
+    """Pods of the version before do not say whether they load."""
     lose(world, 1)
-    adopt(world, step=step, reached=step)
+    adopt(world, step=step, reached=step, loads=loads)
     members = world.plan.members
     facts = [world.about(FactKind.SETTLED, m, step=step, durable=step) for m in members]
     world.tell(*facts)
@@ -459,6 +475,22 @@ def test_a_store_that_lost_the_job_hears_since_when_with_the_next_commit(world: 
     commit(world, 6, 5)
 
     assert (world.state.approximate_since, world.state.history) == (5, ())
+
+
+def test_a_store_that_lost_an_approximate_job_knows_so_from_the_first_supervisor(
+    world: Any,
+) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    plan = world.plan
+    world.state = machine.initial(world.state.config, world.now_s)
+    held = PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6, approximate_since=5)
+    world.send(held)
+
+    assert world.state.approximate_since == 5
+    with pytest.raises(RemoteProtocolError, match=r"approximate_since: 99 is more than"):
+        world.send(replace(held, approximate_since=99))
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -742,6 +774,14 @@ def test_an_end_without_twin_or_guard_is_not_made_anew(
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
 
 
+def test_the_number_of_guards_cannot_change_in_a_running_job(start: Start) -> None:
+    world = swapped(start)
+    with pytest.raises(
+        InvalidSpecError, match=r"approximate\.guards.*is 2, was 1: it cannot change"
+    ):
+        world.send(JobSubmitted(config=replace(world.state.config, guards=2)))
+
+
 def test_guards_that_have_loaded_a_state_have_no_copy_until_a_step_is_committed(
     start: Start,
 ) -> None:
@@ -787,3 +827,165 @@ def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) ->
     ]
     assert page.stages[0].reason == "stage 0 is an end of the pipeline: it has no two neighbours"
     assert page.stages[1].reason.startswith("stages 0 and 2, weighed by their squared gradient")
+
+
+def test_a_step_that_was_rolled_to_the_forks_version_says_nothing_of_what_follows(
+    world: Any,
+) -> None:
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 4, since=None)
+
+    assert world.state.approximate_since == 5
+    assert world.state.history == (fork_at(5, 1),)
+
+
+def test_the_first_members_word_counts_though_commits_were_quicker(world: Any) -> None:
+    lose(world, 1)
+    for step in range(5, 5 + COMMITS_THAT_SETTLE):
+        commit(world, step, since=5)
+    assert world.state.history == ()
+    first = next(m for m in world.plan.members if m.index == 0)
+    world.tell(world.about(FactKind.SETTLED, first, step=5, history=FORKED))
+
+    assert (world.state.approximate_since, world.state.history) == (5, (fork_at(5, 1),))
+
+
+def park_for(world: Any, number: int) -> None:
+    """All members have come to the version of a fork that they make again."""
+    facts = (world.about(FactKind.PARKED, m, repeats=number) for m in world.plan.members)
+    world.tell(*facts)
+    world.tick(10.0)
+
+
+@pytest.fixture
+def repeating(start: Start) -> Any:
+    """A job that makes the fork of another run again, and may not make one of its own."""
+    fork = codec.encode(fork_at(5, 1))
+    world = start(spares=2, replicas=1, lanes=1, stages=5, repeats=(fork,), approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+def test_the_fork_of_another_run_is_ordered_when_all_have_come_to_its_version(
+    repeating: Any,
+) -> None:
+    park_for(repeating, 0)
+
+    plan = repeating.plan
+    assert (plan.method, plan.planned, plan.lineage) == (Method.APPROXIMATE, False, 1)
+    assert (plan.fork.positions, plan.fork.since) == ((1,), 0)
+    assert plan.fork.repeats == fork_at(5, 1)
+    assert not any(m.joining for m in plan.members)
+    repeating.settle(step=5, history=FORKED)
+    repeating.commit(step=5)
+    assert record(repeating).fault == "nothing has failed"
+    assert (record(repeating).exact, record(repeating).approximate_since) == (False, 5)
+
+
+def test_a_fork_that_is_made_again_is_repeated_until_all_have_settled(repeating: Any) -> None:
+    park_for(repeating, 0)
+    repeating.park(repeating.member(0, 2))
+    repeating.tick(10.0)
+
+    assert repeating.plan.fork.repeats == fork_at(5, 1)
+    assert (repeating.plan.lineage, repeating.plan.fork.since) == (2, 0)
+
+
+def test_a_job_that_repeats_a_lineage_makes_no_fork_of_its_own(repeating: Any) -> None:
+    lose(repeating, 2)
+
+    assert (repeating.plan.method, repeating.plan.fork) == (Method.RESTART, None)
+    page = show_lineage(repeating.state)
+    assert {stage.reason for stage in page.stages} == {
+        "the job repeats the lineage of another run, and makes no other fork"
+    }
+
+
+def test_a_trainer_that_asks_for_a_fork_that_there_is_not_fails_the_job(repeating: Any) -> None:
+    park_for(repeating, 7)
+
+    assert repeating.state.phase is JobPhase.FAILED
+    assert repeating.state.outcome == "a trainer asks for fork 8 of 1"
+
+
+PATIENT = replace(ALLOWED, wait_s=20.0)
+
+
+def patient(start: Start, spares: int = 2) -> Any:
+    world = start(spares=spares, replicas=1, lanes=1, stages=5, approximate=PATIENT)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+def test_who_was_only_cut_off_is_waited_for_and_the_job_stays_exact(start: Start) -> None:
+    world = patient(start)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    assert world.state.phase is JobPhase.WAITING
+    assert f"unless {silent.slot.pod} is heard in time" in world.state.waiting.reason
+    world.tick(19.0)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+
+    assert (world.plan.method, world.plan.fork, world.plan.lineage) == (Method.REFORM, None, 0)
+    assert world.plan.member_of(silent.slot, silent.incarnation) is not None
+
+
+def test_who_is_not_heard_in_time_is_replaced_and_refused_by_its_lineage(start: Start) -> None:
+    world = patient(start)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    since = world.state.waiting.since_s
+    world.tick(19.0)
+    assert world.state.waiting.since_s == since
+    world.tick(2.0)
+
+    plan = world.plan
+    assert (plan.method, plan.fork.positions, plan.lineage) == (Method.APPROXIMATE, (1,), 1)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+    assert world.plan == plan
+
+
+def test_who_surely_ended_is_not_waited_for(start: Start) -> None:
+    world = patient(start)
+    lose(world, 1)
+
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_a_person_who_allows_a_recovery_waits_for_nobody(start: Start) -> None:
+    world = patient(start)
+    world.tick(**{world.member(0, 1).slot.pod: 99.0})
+    world.send(ApproximationAllowed(who="ann"))
+
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_the_wait_for_a_trainer_begins_after_that_for_who_was_cut_off(start: Start) -> None:
+    """The job does not fail at a deadline that was over meanwhile."""
+    world = start(
+        replicas=1,
+        lanes=1,
+        stages=5,
+        spares=1,
+        approximate=replace(ALLOWED, wait_s=500.0),
+        startup_deadline_s=10.0,
+    )
+    world.up("spare-0", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    world.tick(**{world.member(0, 1).slot.pod: 99.0})
+    world.tick(400.0)
+    assert world.state.phase is JobPhase.WAITING
+    world.tick(101.0)
+    assert world.plan.method is Method.APPROXIMATE

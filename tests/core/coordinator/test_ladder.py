@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.coordinator.ladder import Row, Situation, StageHolders, decide
+from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.wire.reinitialisation import BlockOutline, StageOutline
 
 ALL = frozenset(Row)
@@ -307,3 +308,32 @@ def test_an_inner_rank_is_not_made_anew_beside_others_that_hold_parts_of_it_in_c
     apart = bool(copied) and len(lost) == 1
     assert decision.row is (Row.RESTART if apart else Row.APPROXIMATE)
     assert any("in copies" in why for why in decision.why_not) == apart
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (1, 2), (4,)])
+@pytest.mark.parametrize(
+    ("stale_steps", "durable", "own"),
+    [(10, 490, True), (9, 490, False), (10, 0, False), (0, 490, False)],
+)
+def test_a_lost_stage_goes_on_from_its_own_checkpoint_up_to_an_age(
+    lost: tuple[int, ...], stale_steps: int, durable: int, own: bool
+) -> None:
+    """Before its neighbours; and it is the only way at an end, and for two side by side."""
+    stages = [StageHolders(stage=i, holders=i not in lost, living=i not in lost) for i in range(5)]
+    decision = decide(
+        situation(
+            *stages,
+            free_slots=2,
+            step=500,
+            durable_step=durable,
+            allow_approximate=True,
+            approximate_after_lost_steps=1,
+            reinitialisation=Policy(stale_steps=stale_steps),
+        )
+    )
+
+    has_neighbours = lost == (1,)
+    made = own or has_neighbours
+    assert decision.row is (Row.APPROXIMATE if made else Row.RESTART)
+    assert ("own checkpoint of step 490" in decision.reason) == own
+    assert ("from other stages" in decision.reason) == (made and not own)

@@ -120,6 +120,8 @@ def test_no_window_takes_a_piece_before_it_is_complete() -> None:
     assert play(9, grown("piece"), executed("a"), Needed(operators=("piece",)))[-1] == [
         ("piece", "naive")
     ]
+    late = play(9, grown("piece"), Completed(piece="piece"), grown("piece"), opened, closed)
+    assert late[3:] == [[("piece", "inter")], []]
     assert play(9, grown("piece"), StepEnding())[-1] == [("piece", "naive")]
 
 

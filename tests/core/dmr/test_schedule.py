@@ -10,10 +10,11 @@ from tests.core.dmr.stages import RandomStage, linear_stage
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.coverage import UncoveredError, verify_plan
-from mainstay_core.dmr.plan import DEFERRED, Method, Plan
+from mainstay_core.dmr.plan import DEFERRED, Method, Plan, sum_totals
 from mainstay_core.dmr.profiles import Profile, WindowKind
 from mainstay_core.dmr.schedule import (
     RefusedPlanError,
+    demote,
     follow,
     plan_here,
     read_ordered_plan,
@@ -30,7 +31,7 @@ def drawn(seed: int) -> Profile:
 
 
 def test_a_trainers_plan_keeps_the_rule_and_its_schedule_names_what_waits() -> None:
-    some = 0
+    some = num_segments = 0
     for seed in range(60):
         profile = drawn(seed)
         plan, schedule = plan_here(profile)
@@ -38,12 +39,20 @@ def test_a_trainers_plan_keeps_the_rule_and_its_schedule_names_what_waits() -> N
         waiting = {
             piece.operators[0]: piece.window
             for piece in plan.pieces
-            if piece.method in (*DEFERRED, Method.DYNAMIC)
+            if piece.method in (*DEFERRED, Method.DYNAMIC) and len(piece.operators) == 1
         }
         assert {name: later.window for name, later in schedule.later.items()} == waiting
-        assert all(
-            len(piece.operators) == 1 for piece in plan.pieces if piece.method in DEFERRED
-        ), "no segment is replayed"
+        for piece in (p for p in plan.pieces if len(p.operators) > 1 and p.window is not None):
+            num_segments += 1
+            parts = {name: schedule.parts[name] for name in piece.operators}
+            assert sum(part.is_last for part in parts.values()) == 1
+            assert {name for name, part in parts.items() if part.helps} == set(piece.helpers)
+            operators = [profile.operators[profile.graph.places[name]] for name in parts]
+            assert {
+                operator.outputs[number]
+                for operator in operators
+                for number in parts[operator.id].compared
+            } == {comparison.tensor for comparison in piece.comparisons}
         blocks = {
             profile.operators[profile.graph.places[piece.operators[0]]].block
             for piece in plan.pieces
@@ -52,6 +61,7 @@ def test_a_trainers_plan_keeps_the_rule_and_its_schedule_names_what_waits() -> N
         assert schedule.piggyback == blocks
         some += len(waiting)
     assert some > 100
+    assert num_segments > 10
 
 
 def test_what_cannot_wait_is_naive_and_a_plan_that_has_it_wait_is_refused() -> None:
@@ -60,7 +70,7 @@ def test_what_cannot_wait_is_naive_and_a_plan_that_has_it_wait_is_refused() -> N
         free = drawn(seed)
         plan, schedule = plan_here(free)
         bound = replace(free, operators=tuple(replace(o, waits=False) for o in free.operators))
-        assert plan_here(bound)[1].later == {}
+        assert plan_here(bound)[1].later == plan_here(bound)[1].parts == {}
         assert not any(p.method in DEFERRED for p in plan_checks(bound).pieces)
         if schedule.later:
             some += 1
@@ -76,10 +86,12 @@ def segments() -> tuple[Profile, Plan]:
     return profile, plan
 
 
-def test_segments_and_waits_for_inner_ranks_are_refused_by_name() -> None:
+def test_waits_for_inner_ranks_and_parts_in_two_segments_are_refused_by_name() -> None:
     profile, plan = segments()
-    with pytest.raises(RefusedPlanError, match=r"replays \d+ operators together.*--no-replays"):
-        schedule_of(profile, plan)
+    (segment,) = [piece for piece in plan.pieces if len(piece.operators) > 1][:1]
+    twice = replace(plan, pieces=(*plan.pieces, replace(segment, name="agc-again")))
+    with pytest.raises(RefusedPlanError, match=r"is replayed in agc-\d and in agc-again"):
+        schedule_of(profile, twice)
     windows = tuple(replace(w, kind=WindowKind.INTRA) for w in profile.windows)
     inner = replace(profile, windows=windows)
     with pytest.raises(RefusedPlanError, match="a wait for inner ranks"):
@@ -100,6 +112,64 @@ def test_a_plan_of_other_times_is_followed_and_one_of_another_graph_is_not() -> 
     assert set(schedule.later) == set(schedule_of(profile, plan).later)
     with pytest.raises(UncoveredError):
         follow(drawn(4), replace(plan, fingerprint=drawn(4).fingerprint))
+
+
+def test_what_waits_for_a_window_that_never_comes_is_checked_at_once() -> None:
+    num_demoted = num_kept = 0
+    for seed in range(60):
+        profile = drawn(seed)
+        plan = plan_checks(profile)
+        if not any(piece.window for piece in plan.pieces):
+            continue
+        gone = next(piece.window for piece in plan.pieces if piece.window)
+        windows = tuple(
+            replace(w, median_s=0.0, least_s=0.0) if w.name == gone else w for w in profile.windows
+        )
+        run = replace(profile, windows=windows)
+        with pytest.raises(UncoveredError, match="totals"):
+            verify_plan(run, plan)
+
+        kept = demote(run, plan)
+
+        timed = replace(kept, totals=sum_totals(run, kept.pieces, kept.choices))
+        verify_plan(run, timed)
+        assert all(piece.window != gone for piece in kept.pieces)
+        for before, after in zip(plan.choices, kept.choices, strict=True):
+            if before.window == gone:
+                num_demoted += 1
+                assert after.method is Method.NAIVE
+                assert after.reason == f"{gone} does not come in this run"
+            else:
+                num_kept += before.window is not None
+                assert after == before
+        assert demote(run, kept) == kept
+    assert num_demoted > 50
+    assert num_kept > 50
+
+
+def test_what_is_over_at_once_waits_for_nothing_alone() -> None:
+    num_quick = num_cheap = 0
+    for seed in range(40):
+        slow = drawn(seed)
+        # As on a device a million times as fast: windows stay as they are.
+        quick = replace(
+            slow, operators=tuple(replace(o, median_s=o.median_s * 1e-6) for o in slow.operators)
+        )
+        plan, schedule = plan_here(quick)
+        verify_plan(quick, plan)
+        assert not any(piece.window and len(piece.operators) == 1 for piece in plan.pieces)
+        num_quick += any("less than to let" in choice.reason for choice in plan.choices)
+        recomputed = {
+            name
+            for piece in plan.pieces
+            if piece.method is Method.PIGGYBACK
+            for name in piece.operators
+        }
+        assert schedule.cheap == recomputed
+        assert not plan_here(slow)[1].cheap
+        num_cheap += len(recomputed)
+    assert num_quick > 5
+    assert num_cheap > 20
 
 
 def test_a_file_of_a_plan_is_refused_with_one_message_each() -> None:

@@ -322,12 +322,6 @@ def test_the_plan_of_checks_reaches_the_trainers(
             | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
             "is 5, but the job has 1 replica, so that nobody else computes the same; use 0, or 2",
         ),
-        (
-            "spec",
-            SMALLEST["spec"]
-            | {"parallelism": {"ranksPerStage": 2}, "detection": {"witness": {"everySteps": 5}}},
-            "several ranks of a stage compute together is not compared in this version; use 0",
-        ),
         ("spec.recovery.onTaint", "Undo", "must be 'Report' or 'Restart'"),
         (
             "spec",
@@ -354,8 +348,9 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
         ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
         ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
-        ("spec.recovery.approximate", {"staleSteps": 9}, "is not available: no stage goes back"),
-        ("spec.recovery.approximate", {"waitSeconds": 9}, "is not available: a stage is made"),
+        ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
+        ("spec.recovery.approximate", {"staleSteps": 0}, "must be greater than or equal to 1"),
+        ("spec.recovery.approximate", {"waitSeconds": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
         ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
         ("spec.recovery.approximate", {"optimizerState": "Average"}, "moments begin from zero"),
@@ -430,13 +425,19 @@ def approximate_job(**spec: Any) -> dict[str, Any]:
 
 
 def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
-    how = {"lrBoostPercent": 125, "boostSteps": 100, "weights": "Uniform"}
-    data = approximate_job()
+    how = {"lrBoostPercent": 125, "boostSteps": 100, "weights": "Uniform", "staleSteps": 40}
+    how["waitSeconds"] = 9
+    data = approximate_job(checkpoint={"everySteps": 5})
     data["spec"]["recovery"] |= {"approximateAfterLostSteps": 0, "approximate": how}
     config = spec.parse_training_job(data).to_job_config(JobUid("u"))
 
     assert config.approximate == ApproximateConfig(
-        after_lost_steps=0, weights="Uniform", lr_boost=1.25, boost_steps=100
+        after_lost_steps=0,
+        weights="Uniform",
+        lr_boost=1.25,
+        boost_steps=100,
+        stale_steps=40,
+        wait_s=9.0,
     )
     assert codec.loads(JobConfig, codec.dumps(config)) == config
     assert "approximate" not in codec.encode(
@@ -636,6 +637,10 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
             "can only have detection.witness.everySteps 0",
         ),
         (
+            {"training": {"steps": 9, "lanes": 1, "shardsPerLane": 1}},
+            "a step has a single micro-batch, which takes one of the two ways; use InOrder, or",
+        ),
+        (
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
             "can only have snapshots.replay Gradients",
         ),
@@ -702,7 +707,7 @@ def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> N
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:
     data = swapped_with({"snapshots": {"enabled": True, "peers": 1}})
-    data["spec"]["training"]["lanes"] = 1
+    data["spec"]["training"] |= {"lanes": 1, "shardsPerLane": 2}
     snapshots = spec.parse_training_job(data).plan_snapshots()
     assert snapshots is not None
     assert not snapshots.boundary

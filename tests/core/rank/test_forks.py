@@ -18,7 +18,8 @@ from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGath
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
-from mainstay_core.wire.facts import Settled
+from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.wire.facts import Failed, Parked, Settled
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
@@ -602,3 +603,166 @@ def test_a_long_history_is_told_by_its_newest_forks() -> None:
     assert told is not None
     assert (told.since, told.num_forks, told.newest) == (3, 37, history[-MAX_TOLD_FORKS:])
     assert forks.tell_history((), made=False) is None
+
+
+def again(plan: Plan, fork: Fork) -> Plan:
+    """A plan that orders to make a fork of another run, though members hold all."""
+    stages = tuple(place.stage for place in fork.made.positions)
+    return replace(plan, lineage=1, fork=ForkOrder(positions=stages, since=0, repeats=fork))
+
+
+def forked_at_8() -> Fork:
+    """The fork of a run that has lost stage 1 at version 8."""
+    plan = order(pipeline(2, 1), 1)
+    fork = settled(plan, reports(plan, 8, 1)).fork
+    assert fork is not None
+    return fork
+
+
+def test_a_fork_of_another_run_is_made_of_what_members_hold_at_its_version() -> None:
+    """Nobody is lost: the state that its position has is given up, and no rules are needed."""
+    fork = forked_at_8()
+    plan = again(pipeline(2), fork)
+    behind = {"version": 7, "mark": "q1-n", "certified_in": "q0-n"}
+
+    outcome = settle(plan, 1, reports(plan, 8, b=behind, c=behind))
+
+    assert outcome.actions == (STAY, MAKE, ROLL, STAY, STAY)
+    assert outcome.fork == fork
+    assert outcome.history == (fork,)
+    lost = order(pipeline(2, 1), 1)
+    assert outcome.commit_chain == settled(lost, reports(lost, 8, 1)).commit_chain
+    assert not any(outcome.step.kept.values())
+
+
+def test_at_another_version_nothing_is_made_again() -> None:
+    plan = again(pipeline(2), forked_at_8())
+
+    outcome = settle(plan, 1, reports(plan, 7))
+
+    assert set(outcome.actions) == {STAY}
+    assert (outcome.fork, outcome.history) == (None, ())
+
+
+def test_what_is_lost_before_the_version_is_loaded_and_not_made() -> None:
+    plan = again(pipeline(2, 1), forked_at_8())
+
+    assert set(settle(plan, 1, reports(plan, 7, 1)).actions) == {LOAD}
+
+
+def test_a_fork_that_some_have_made_again_is_not_made_twice() -> None:
+    """Others noted it as they settled. Who was interrupted as it copied makes it as before."""
+    fork = forked_at_8()
+    plan = again(pipeline(3), fork)
+    noted = {life: {"history": (fork,), "chain": "forked"} for life in "abcde"}
+
+    assert set(settle(plan, 1, reports(plan, 8, **noted)).actions) == {STAY}
+    outcome = settle(plan, 1, reports(plan, 8, 1, **noted))
+    assert outcome.actions == (STAY, MAKE, STAY, STAY, STAY)
+    assert (outcome.history, outcome.commit_chain) == ((fork,), "forked")
+
+
+def test_a_fork_is_due_at_its_version_once_those_before_it_are_made() -> None:
+    first = forked_at_8()
+    second = replace(first, chain="then")
+    third = replace(first, version=9)
+    repeats = (first, second, third)
+
+    assert forks.find_due(repeats, (), 7) is None
+    assert forks.find_due(repeats, (), 8) == 0
+    assert forks.find_due(repeats, (first,), 8) == 1
+    assert forks.find_due(repeats, (first, second), 8) is None
+    assert forks.find_due(repeats, (first, second), 9) == 2
+    assert forks.find_due(repeats, repeats, 9) is None
+    assert forks.find_due(repeats, (second,), 8) is None
+
+
+@pytest.mark.parametrize(("chain", "told"), [("same", Parked), ("another", Failed)])
+def test_a_rank_waits_at_the_version_of_a_fork_that_follows_the_same_commits(
+    chain: str, told: type
+) -> None:
+    """With another model or other data the chains of commits differ: the job fails and says so."""
+    plan = pipeline(2)
+    state = rank("a.1", repeats=(replace(forked_at_8(), chain="same"),), commit_chain=chain)
+    all_told = tuple(replace(report, chain=chain) for report in reports(plan, 8))
+
+    after = machine.step(adopted(state, plan), ReportsGathered(all_told))
+
+    facts = [action.fact for action in after.actions if isinstance(action, SendFact)]
+    assert isinstance(facts[-1], told)
+    if isinstance(facts[-1], Parked):
+        assert facts[-1].repeats == 0
+    else:
+        assert "of another model, data or device" in facts[-1].evidence
+
+
+def settled_with_copies(
+    plan: Plan, told: Sequence[SettleReport], stale_steps: int, after: int = 0
+) -> Settlement:
+    """Settle a job whose stages may load checkpoints of theirs alone."""
+    policy = Policy(stale_steps=stale_steps)
+    rules = replace(RULES, policy=policy, after_lost_steps=after)
+    return settle(plan, 1, told, fork_rules=rules)
+
+
+def with_durable(told: Sequence[SettleReport], durable: int) -> list[SettleReport]:
+    return [replace(report, durable=durable) for report in told]
+
+
+def versions_of(fork: Fork | None) -> list[tuple[int, int | None]]:
+    assert fork is not None
+    return [(p.stage, s.version) for p in fork.made.positions for b in p.blocks for s in b.sources]
+
+
+@pytest.mark.parametrize(
+    ("lost", "stale_steps", "made"),
+    [
+        pytest.param((1,), 3, [(1, 5)], id="young enough: before its neighbours"),
+        pytest.param((1,), 2, [(1, None), (1, None)], id="too old: its neighbours"),
+        pytest.param((0,), 3, [(0, 5)], id="an end of the pipeline"),
+        pytest.param((1, 2), 3, [(1, 5), (2, 5)], id="two side by side"),
+    ],
+)
+def test_a_lost_stage_loads_its_own_checkpoint_while_the_others_stay(
+    lost: tuple[int, ...], stale_steps: int, made: list[tuple[int, int | None]]
+) -> None:
+    plan = order(pipeline(2, *lost), *lost)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, *lost), 5), stale_steps)
+
+    assert outcome.version == 8
+    assert [i for i, action in enumerate(outcome.actions) if action is MAKE] == list(lost)
+    assert versions_of(outcome.fork) == made
+
+
+@pytest.mark.parametrize("durable", [0, 8])
+def test_without_a_checkpoint_left_all_go_back(durable: int) -> None:
+    """It went from the disk after the coordinator looked, or it has the very version."""
+    plan = order(pipeline(2, 0), 0)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, 0), durable), 9)
+
+    assert set(outcome.actions) == {LOAD}
+    assert (outcome.version, outcome.fork) == (durable, None)
+
+
+def test_a_checkpoint_of_a_forks_very_version_does_not_count() -> None:
+    """Nobody knows whether it is from before or after the fork."""
+    plan = order(pipeline(2, 1), 1)
+    noted = {life: {"history": (fork(5, "layers.3"),)} for life in "acde"}
+    told = with_durable(reports(plan, 8, 1, **noted), 5)
+
+    assert versions_of(settled_with_copies(plan, told, 9).fork) == [(1, None), (1, None)]
+
+
+def test_a_maker_that_loads_its_own_checkpoint_copies_nobody() -> None:
+    plan = order(pipeline(2, 0), 0)
+    told = with_durable(reports(plan, 8, 0), 5)
+    rules = replace(RULES, policy=Policy(stale_steps=9), after_lost_steps=0)
+    maker = adopted(rank("a.2", valid=False, position=-1, fork_rules=rules), plan)
+
+    making = machine.step(maker, ReportsGathered(tuple(told)))
+
+    (load,) = [action for action in making.actions if isinstance(action, LoadState)]
+    assert load.making is not None
+    assert (load.making.stale, load.making.stale_history, load.making.beside) == (5, (), ())

@@ -60,3 +60,14 @@ def test_the_answer_is_that_of_the_plan_for_each_stage_and_number_of_ranks() -> 
                         not isinstance(plan, NoSource),
                     )
                     assert prospect.reason
+
+
+@pytest.mark.parametrize(("durable", "possible"), [(40, [True] * 3), (30, [False, True, False])])
+def test_a_young_checkpoint_of_its_own_goes_before_other_stages(
+    durable: int, possible: list[bool]
+) -> None:
+    found = list_prospects(stages(3), policy=Policy(stale_steps=10), version=50, durable=durable)
+
+    assert [prospect.possible for prospect in found] == possible
+    own = "its own checkpoint of step 40"
+    assert [p.reason == own for p in found] == [durable == 40] * 3

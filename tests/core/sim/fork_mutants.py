@@ -9,13 +9,14 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
-from mainstay_core.sim import disk, draw
+from mainstay_core.sim import World, disk, draw
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited
 from mainstay_core.sim.invariants.lineages import fork_rules
@@ -94,6 +95,25 @@ def draw_two_losses(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, faults=faults)
 
 
+def draw_stale(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one whose lost stages, the ends among them, may load a checkpoint of theirs alone."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"stale {seed}")
+    shape = replace(scenario.config.shape, steps=10, checkpoint_every_steps=rng.choice((2, 3)))
+    faults = [
+        Fault(
+            kind=rng.choice(("kill-stage", "kill-stage", "kill-inner")),
+            point="applied",
+            times=rng.randint(4 * shape.stages, 8 * shape.stages),
+        )
+    ]
+    if rng.random() < 0.6:
+        kind = rng.choice(("kill-meeting", "kill-trainer", "kill-stage", "reset"))
+        faults.append(Fault(kind=kind, point=rng.choice(FORK_POINTS), times=rng.randint(1, 6)))
+    approximate = ApproximateConfig(after_lost_steps=0, stale_steps=rng.choice((1, 2, 9)))
+    config = replace(scenario.config, shape=shape, spares=3, approximate=approximate)
+    return replace(scenario, config=config, faults=tuple(faults))
+
+
 def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one of a swapped pipeline with guards, which loses ends as well as inner stages."""
     scenario, rng = draw_forks_again(seed, kinds), random.Random(f"ends {seed}")
@@ -113,6 +133,23 @@ def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)
+
+
+def ends_of(world: World) -> set[str]:
+    """Digests of the histories of a run's final states."""
+    return {final.history for final in world.store.last.finals}
+
+
+def repeating(first: World, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario of a run that makes the forks of another run again, and has faults."""
+    scenario, rng = first.scenario, random.Random(f"repeat {first.scenario.seed} {kinds}")
+    repeats = tuple(codec.encode(fork) for fork in first.store.last.history)
+    config = replace(scenario.config, repeats=repeats, approximate=None, spares=2)
+    faults = tuple(
+        Fault(kind=rng.choice(kinds), point=rng.choice(COMMIT_POINTS), times=rng.randint(1, 20))
+        for _ in range(rng.randint(1, 3) if kinds else 0)
+    )
+    return replace(scenario, config=config, faults=faults)
 
 
 async def _take_late(own: Trainer, group: Any, end: int, peer: int) -> None:

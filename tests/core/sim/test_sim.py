@@ -25,6 +25,9 @@ from tests.core.sim.fork_mutants import (
     draw_forbidden,
     draw_forks,
     draw_inner_ranks,
+    draw_stale,
+    ends_of,
+    repeating,
 )
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
@@ -210,6 +213,33 @@ def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_aft
 def test_an_inner_rank_that_is_lost_again_at_once_is_made_as_before() -> None:
     outcome = simulate(draw_inner_ranks(35, FORKING))
     assert not outcome.violation, outcome.violation
+
+
+def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
+    """It ends as the history says, with faults of its own, and restarts, as well."""
+    seen: Counter[str] = Counter()
+    for seed in (1, 5, 6):
+        first = World(draw_forks(seed, FORKING))
+        assert not first.run().violation
+        for kinds in ((), ("kill-trainer", "kill-pod", "reset"), ("kill-stage",)):
+            again = World(repeating(first, kinds))
+            outcome = again.run()
+            assert not outcome.violation, f"seed {seed} {kinds}: {outcome.violation}"
+            assert {final.history for final in again.store.last.finals} == ends_of(first)
+            seen.update(outcome.seen)
+    assert seen["made anew"]
+    assert seen["plan restart"]
+
+
+def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
+    loaded: set[int] = set()
+    for seed in (6, 12, 13, 24, 28):
+        world = World(draw_stale(seed, FORKING))
+        outcome = world.run()
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        forks = world.store.last.history
+        loaded |= {place.stage for fork in forks for place in fork.made.positions}
+    assert 0 in loaded
 
 
 def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:

@@ -131,8 +131,8 @@ class Step:
         self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
         numerics.setup("cpu")
-        entrypoint, config = (MODELS | OTHERS)[model]
-        self._workload = workloads.load(entrypoint, config)
+        self._entrypoint, self._model = (MODELS | OTHERS)[model]
+        self._workload = workloads.load(self._entrypoint, self._model)
         self._recompute, self._stages = recompute, stages
         self._engines = {mode: self._build(mode) for mode in Mode}
 
@@ -147,12 +147,12 @@ class Step:
             seed=3,
             micro_batches=self._micro_batches,
         )
-        job = JobConfig(
+        job = self.config = JobConfig(
             job=JobUid("job"),
             name="job",
             shape=shape,
-            entrypoint="",
-            workload={},
+            entrypoint=self._entrypoint,
+            workload=self._model,
             device="cpu",
             recompute=self._recompute > 0,
             recompute_share=self._recompute or 1.0,

@@ -11,6 +11,9 @@ from tests.train.crew import ADDRESS
 from tests.train.quorum import make_config
 
 from mainstay_core.base.shape import Order
+from mainstay_core.job import model_sizes
+from mainstay_core.job.built_in_sizes import built_in_sizes
+from mainstay_core.job.rank_sizes import even_shares, rank_sizes
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.wire.reinitialisation import (
@@ -113,6 +116,24 @@ def test_a_guard_has_the_bits_of_its_owner_and_gives_them_back(
         assert is_back == (flat.name == block) or not before[flat.id].any()
     moments = [f for f in kept.flats() if f.kind != "master"]
     assert any(f.tensor.any() for f in moments), "they are moments that were trained"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_guard_takes_the_memory_that_is_said_before(dtype: str) -> None:
+    training = training_of(dtype=dtype)
+    config = {**training.config.workload, "layers": 6}
+    model = built_in_sizes(model_sizes.LLAMA, config, 1, 0, accumulates=True)
+    (shares,) = {even_shares(training.config.shape)}
+    ranks = rank_sizes(model, training.config.shape, shares, recompute=0.0, guards=2)
+    for rank in ranks:
+        states = [training.build_guarded(end)[0] for end in (0, 2) if rank.stage == 1]
+        held = sum(
+            f.tensor.numel() * f.tensor.element_size() for s in states for f in s.everything()
+        )
+        held += sum(4 * 2 * state.layout.size for state in states)
+        assert rank.guarded_bytes == pytest.approx(held, rel=0.01)
+        sent = [training.build_guarded(end)[0].layout.size for end in (0, 2) if rank.stage == end]
+        assert rank.sent_guarded_bytes == 4 * sum(sent)
 
 
 def test_only_what_counts_is_served_and_what_others_own_is_not() -> None:

@@ -99,9 +99,11 @@ def note_replayed(state: CoordinatorState, fact: Settled) -> CoordinatorState:
 
 
 def note_how(state: CoordinatorState, fact: Adopted) -> CoordinatorState:
-    """Return the state in which open replays have what the newest settle says of them."""
+    """Return the state in which open replays, and forks, have what the newest settle says."""
 
     def told(opened: OpenRecovery) -> OpenRecovery:
+        if opened.recovery.method is Method.APPROXIMATE and opened.load_end_s is None:
+            return opened if fact.loads is None else replace(opened, loads=fact.loads)
         waits = opened.recovery.method is Method.REPLAY and opened.load_end_s is None
         return replace(opened, settled_how=fact.evidence) if waits and fact.evidence else opened
 

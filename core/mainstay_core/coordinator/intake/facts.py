@@ -295,6 +295,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         causes=causes,
         doubted=old.doubted or fact.doubted,
         differing=old.differing or fact.differing,
+        repeats=fact.repeats if old.repeats is None else old.repeats,
     )
     name = slot_name(state, member.slot)
     return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
@@ -333,10 +334,13 @@ def _settled(state: CoordinatorState, fact: Settled, now_s: float) -> Transition
     member = _member(state, fact)
     if member is None or state.plan is None or fact.quorum != state.plan.quorum:
         return _stale(state, fact)
-    if member.index in state.settled_at_s:
-        return Transition(state=state, reason="already known")
     if fact.history is not None and not fact.history.newest:
         raise RemoteProtocolError("history.newest: names no fork; must name the newest ones")
+    if member.index in state.settled_at_s:
+        if member.index or state.is_history_told:
+            return Transition(state=state, reason="already known")
+        # Commits were quicker than its word. They say since when, and not by which forks.
+        return apply_told(replace(state, told_history=fact.history, is_history_told=True))
     settled = {**state.settled_at_s, member.index: _when(fact, now_s)}
     step = state.settled_step if fact.step is None else fact.step
     state = note_replayed(note_settled(state, fact), fact)

@@ -118,6 +118,11 @@ def _check_told(state: CoordinatorState, event: PlanReported) -> None:
     plan, steps = event.plan, state.shape.steps
     if event.step > steps:
         raise RemoteProtocolError(f"HeldJob.step: {event.step} is more than the job's {steps}")
+    if event.approximate_since is not None and event.approximate_since > steps:
+        since = event.approximate_since
+        raise RemoteProtocolError(
+            f"HeldJob.approximate_since: {since} is more than the job's {steps}"
+        )
     if plan.quorum.id > MAX_TOLD_ID:
         raise RemoteProtocolError(f"HeldJob.plan.quorum: no plan follows on {plan.quorum.id}")
     problem = find_contradiction(plan, state.shape)
@@ -298,13 +303,16 @@ def _with_hints(state: CoordinatorState, event: PlanReported) -> CoordinatorStat
         if f.id in told and f.id not in known
     ]
     spares = [f.id for f in state.config.faults if f.spare is not None and f.id in told]
-    step = state.step
+    step, since = state.step, state.approximate_since
     if event.plan.quorum == state.plan.quorum:
         step = max(step, event.step)
+        # What the quorum's first member tells counts for more, and the commits that follow.
+        since = event.approximate_since if since is None and not state.is_history_told else since
     return replace(
         state,
         step=step,
         furthest=max(state.furthest, step),
+        approximate_since=since,
         fingerprint=event.fingerprint if state.fingerprint is None else state.fingerprint,
         fired=(*state.fired, *fired),
         injected=(*state.injected, *(i for i in spares if i not in state.injected)),

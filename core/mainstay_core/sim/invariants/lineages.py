@@ -26,8 +26,12 @@ from mainstay_core.rank.forks import ForkRules, digest_of, history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks
-from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
-from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.reinitialisation.sources import (
+    Left,
+    Policy,
+    plan_reinitialisation,
+    policy_of,
+)
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
@@ -36,6 +40,7 @@ from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Method, Plan, is_void
 from mainstay_core.wire.reinitialisation import Fork, History
+from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_core.wire.votes import Commit, SettleReport
 
 _JUDGEMENTS = (ReportsGathered, SavesGathered, VotesGathered)
@@ -49,7 +54,7 @@ def fork_rules(config: JobConfig) -> ForkRules | None:
         return None
     return ForkRules(
         outline=terms.outline(config.shape.stages, config.shape.order),
-        policy=Policy(order=config.shape.order, weighting=Weighting(approximate.weights)),
+        policy=policy_of(approximate, Policy(order=config.shape.order)),
         guards=config.guards,
         after_lost_steps=approximate.after_lost_steps,
         lr_boost=approximate.lr_boost,
@@ -81,6 +86,8 @@ class Lineages:
         self, config: JobConfig, course: Callable[[int, History], Course], seen: Counter[str]
     ) -> None:
         self._rules, self._shape = fork_rules(config), config.shape
+        self._repeats = read_repeats(config)
+        self._may_fork = self._rules is not None or bool(self._repeats)
         self._course, self._seen = course, seen
         self._held: dict[tuple[str, str], _Held] = {}
         """By quorum and incarnation."""
@@ -99,7 +106,7 @@ class Lineages:
         raised = plan.lineage - (before.lineage if before is not None else 0)
         forks = plan.fork is not None or plan.method is Method.APPROXIMATE
         self._seen["plan with a fork"] += plan.fork is not None
-        _hold(self._rules is not None or not forks, f"I9: {plan.quorum} forks without permission")
+        _hold(self._may_fork or not forks, f"I9: {plan.quorum} forks without permission")
         _hold(raised >= 0, f"I9: {plan.quorum} goes back to lineage {plan.lineage}")
         _hold(
             bool(raised) or plan.fork is None,
@@ -155,7 +162,7 @@ class Lineages:
         """A rank applies a step; return the forks on which the outcome depends."""
         history = history_at(trainer.state.history, commit.step)
         _hold(
-            not trainer.state.history or self._rules is not None,
+            not trainer.state.history or self._may_fork,
             f"I9: {trainer.name} has a history of forks, which this job does not allow",
         )
         known = self._commits.setdefault((digest_of(history), commit.step), commit)
@@ -191,7 +198,10 @@ class Lineages:
         digest = digest_of(history)
         if digest in self._histories:
             return
-        _hold(self._rules is not None, f"I9: {who} has a history of forks without permission")
+        _hold(self._may_fork, f"I9: {who} has a history of forks without permission")
+        if self._repeats:
+            same = history == self._repeats[: len(history)]
+            _hold(same, f"I9: {who} has another history than the lineage that is repeated")
         for number, fork in enumerate(history):
             before = history[:number]
             last = _places(before[-1]) if before and before[-1].version == fork.version else set()
@@ -207,7 +217,8 @@ class Lineages:
                 fork.chain == self._chain(fork.version, before),
                 f"I9: {who} has a fork at version {fork.version} that follows other commits",
             )
-            self._check_fork(who, fork, before)
+            if not self._repeats:
+                self._check_fork(who, fork, before)
         self._histories[digest] = history
 
     def _guards(self) -> dict[tuple[str, int], int]:
@@ -233,7 +244,7 @@ class Lineages:
             _places(fork),
             version=fork.version,
             norms_sq=dict(zip(names, norms, strict=True)) if norms else {},
-            left=Left(guards=self._guards()),
+            left=Left(guards={} if _stale_in(fork) else self._guards(), stale=_stale_in(fork)),
             policy=rules.policy,
             ranks_per_stage=self._shape.ranks_per_stage,
         )
@@ -255,7 +266,7 @@ class Lineages:
         lives: dict[str, Life],
     ) -> None:
         """A quorum has settled; ``plans`` are those up to its own."""
-        if self._rules is None:
+        if not self._may_fork:
             return
         self._seen["fork"] += outcome.fork is not None
         places = outcome.fork.made.positions if outcome.fork is not None else ()
@@ -263,7 +274,7 @@ class Lineages:
         if outcome.fork is not None:
             durable = max(r.durable for r in reports)
             _hold(
-                not self._is_young(outcome.version, durable),
+                bool(self._repeats) or not self._is_young(outcome.version, durable),
                 f"I9: {plan.quorum} forks at version {outcome.version}, and checkpoint {durable} "
                 "is young enough",
             )
@@ -273,7 +284,7 @@ class Lineages:
             )
         if not any(life.was_tampered for life in lives.values()):
             self._check_states(plan, reports, outcome)
-        if plan.fork is not None:
+        if plan.fork is not None and not self._repeats:
             self._check_made(plan, reports, outcome)
             self._check_not_lost(plan, reports, outcome, plans)
 
@@ -383,7 +394,7 @@ class Lineages:
                     f"{position} than its history says",
                 )
         is_exact = not any(part.history for part in parts.values())
-        _hold(is_exact or self._rules is not None, "I9: a checkpoint forks without permission")
+        _hold(is_exact or self._may_fork, "I9: a checkpoint forks without permission")
         self._seen["approximate checkpoint"] += not is_exact
         if is_exact:
             self._way_back = version
@@ -401,6 +412,17 @@ class Lineages:
         _hold(digest in self._histories, "I9: the job ends with a history that no state had")
         self._seen["ended approximate"] += bool(digest)
         return self._histories[digest]
+
+
+def _stale_in(fork: Fork) -> dict[tuple[int, int], int]:
+    """Return the versions of their own that positions of a fork were loaded from."""
+    return {
+        (place.stage, place.inner): source.version
+        for place in fork.made.positions
+        for block in place.blocks
+        for source in block.sources
+        if source.version is not None
+    }
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:

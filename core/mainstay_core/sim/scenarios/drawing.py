@@ -53,6 +53,7 @@ SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
 SHARE_CHECKED = 0.3
 """Share of the seeds in which something is computed wrongly."""
+SHARE_WITH_STALE_COPIES = 0.3
 SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
@@ -164,11 +165,12 @@ def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     lanes = rng.choice((2, 3, 3, 4))
     # The output of a single stage goes nowhere in the played arithmetic.
     stages = max(2, scenario.config.shape.stages)
+    width = random.Random(f"witnessed cells {scenario.seed}").choice((1, 1, 2))
     shape = replace(
         scenario.config.shape,
         lanes=lanes,
         replicas=lanes,
-        ranks_per_stage=1,
+        ranks_per_stage=width,
         ranks_per_pod=1,
         stages=stages,
         steps=lanes * (lanes - 1) + 3,
@@ -235,6 +237,8 @@ def _with_inner_stages(
         weights=rng.choice((WEIGHTINGS[0], WEIGHTINGS[0], *WEIGHTINGS)),
         lr_boost=rng.choice((1.0, 1.1, 1.25)),
         boost_steps=rng.choice((None, None, 1, 3)),
+        stale_steps=_draw_stale_steps(scenario.seed),
+        wait_s=_draw_wait_s(scenario.seed),
     )
     config = replace(
         scenario.config,
@@ -249,6 +253,17 @@ def _with_inner_stages(
             place = rng.randint(0, len(faults))
             faults[place:place] = draw_forks(rng, shape.num_ranks, forking)
     return replace(scenario, config=config, faults=tuple(faults))
+
+
+def _draw_stale_steps(seed: int) -> int | None:
+    """Return how old a checkpoint may be that a lost stage loads alone; None: none does. Apart."""
+    rng = random.Random(f"stale {seed}")
+    return rng.choice((2, 4, 8)) if rng.random() < SHARE_WITH_STALE_COPIES else None
+
+
+def _draw_wait_s(seed: int) -> float:
+    """Return how long who was cut off is waited for. Apart."""
+    return random.Random(f"wait {seed}").choice((0.0, 0.0, 0.0, 1.0, 3.0))
 
 
 def draw_forks(rng: random.Random, num_ranks: int, forking: Sequence[str]) -> list[Fault]:

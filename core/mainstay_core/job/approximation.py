@@ -1,0 +1,72 @@
+"""Checks what a TrainingJob says of approximate recovery, and derives the rules from it."""
+
+from __future__ import annotations
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.words import count
+from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
+
+
+def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+    """Return the rules by which stages may be made anew; None: they may not."""
+    if not recovery.allow_approximate:
+        return None
+    how = recovery.approximate
+    return ApproximateConfig(
+        after_lost_steps=recovery.approximate_after_lost_steps,
+        weights=how.weights,
+        lr_boost=how.lr_boost_percent / 100,
+        boost_steps=how.boost_steps,
+        stale_steps=how.stale_steps,
+        wait_s=float(how.wait_seconds),
+    )
+
+
+def check_approximate(
+    recovery: RecoveryPolicy,
+    checkpoint: Checkpoint,
+    *,
+    stages: int,
+    in_order: bool,
+    has_snapshots: bool,
+) -> None:
+    """Refuse rules that could never be used.
+
+    Args:
+        recovery: what is said of it.
+        checkpoint: of the job.
+        stages: of its pipeline.
+        in_order: whether all micro-batches pass them in order.
+        has_snapshots: whether it keeps snapshots in memory.
+
+    Raises:
+        InvalidSpecError: they could not.
+    """
+    stale_steps = recovery.approximate.stale_steps
+    if stale_steps is not None and not checkpoint.every_steps:
+        raise InvalidSpecError(
+            "spec.recovery.approximate.staleSteps",
+            f"is {stale_steps}, but the job keeps no checkpoint from which a stage could be "
+            "loaded; set spec.checkpoint.everySteps, or remove it",
+        )
+    if not recovery.allow_approximate:
+        if recovery.approximate_after_lost_steps is not None:
+            raise InvalidSpecError(
+                "spec.recovery.approximateAfterLostSteps",
+                "is for jobs with allowApproximate true; remove it",
+            )
+        return
+    if stages == 1 or (stages == 2 and in_order and not checkpoint.every_steps):
+        raise InvalidSpecError(
+            "spec.recovery.allowApproximate",
+            f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
+            "anew from; use false, or more stages"
+            + (", or checkpoints (checkpoint.everySteps)" if stages == 2 else ""),
+        )
+    if has_snapshots:
+        raise InvalidSpecError(
+            "spec.recovery.allowApproximate",
+            "is true, but not in this version together with snapshots in memory, from which a lost "
+            "stage is made anew exactly; use false, or snapshots.enabled false",
+        )
