@@ -289,6 +289,7 @@ class RankTrials:
         """Compute all types; return whether one is void."""
         self._engine.checks.begin_step(step)
         self._engine.compute(TYPES, step, chain)
+        self._engine.judge_held()  # as before a vote: no check waits any longer
         return bool(self._engine.checks.void)
 
     def tell(self, chain: Any, step: int, shard_type: int) -> Account | None:

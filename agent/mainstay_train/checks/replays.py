@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -142,7 +142,8 @@ class Segment:
         for tensor in outputs:
             key = key_of(tensor)
             if key not in self.memories:
-                self.memories[key] = self._num_memories, StorageWeakRef(tensor.untyped_storage())
+                weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+                self.memories[key] = self._num_memories, weak
                 self._num_memories += 1
             inside.append(Inside.of(self.memories[key][0], tensor))
         done = _Executed(place, replace(call, args=args, kwargs=kwargs), flips, inside)
@@ -176,7 +177,7 @@ class Segment:
             if not isinstance(value, torch.Tensor) or key_of(value) != key:
                 return value
             if not copied:
-                copied.append(value.untyped_storage().clone())
+                copied.append(value.untyped_storage().clone())  # type: ignore[no-untyped-call]
             return Inside.of(0, value).laid_out(copied[0])
 
         for done in self.executed:
@@ -251,7 +252,8 @@ class Segment:
     def _compare_alive(self) -> None:
         """Have all compared that is there and may still be read."""
         for memory, weak in self.memories.values():
-            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            alive = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            storage = cast("torch.UntypedStorage | None", alive)
             if storage is None:
                 continue
             for done in self.executed:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
+from mainstay_core.wire.ledger import FinalDigests
 from mainstay_train.checks.checker import EXCHANGE, Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.mesh import InnerMesh
@@ -38,8 +39,19 @@ def copied(reducer: Reducer, state: StageState, inner: InnerMesh) -> list[torch.
     ]
 
 
-def final(state: StageState, inner: InnerMesh) -> tuple[str, str]:
-    """Return what this rank adds to the digests of the compute parameters, and of the moments."""
+def final(
+    state: StageState, inner: InnerMesh, stage: int, version: int, masters: str, data: str
+) -> FinalDigests:
+    """Return what a rank adds to the digests of the model at the end of the job.
+
+    Args:
+        state: of the rank.
+        inner: its place in its cell.
+        stage: the cell's.
+        version: steps applied.
+        masters: what its masters add.
+        data: digest of all samples consumed.
+    """
     params = (
         StateTensor(param.name, "param", views[param.name], param.part, param.copy)
         for block in state.blocks
@@ -47,10 +59,15 @@ def final(state: StageState, inner: InnerMesh) -> tuple[str, str]:
         for param in block.layout.params
     )
     moments = (tensor for tensor in state.state_tensors() if tensor.kind != "master")
-    of_params, of_moments = (
-        Shared.of(tensors).counted(inner).hex() for tensors in (params, moments)
+    return FinalDigests(
+        stage=stage,
+        inner=inner.index,
+        version=version,
+        params=Shared.of(params).counted(inner).hex(),
+        masters=masters,
+        optimizer=Shared.of(moments).counted(inner).hex(),
+        data=data,
     )
-    return of_params, of_moments
 
 
 def tell_arrived(

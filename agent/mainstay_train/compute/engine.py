@@ -35,7 +35,7 @@ from mainstay_train.compute.boundaries import Recomputed, SentLog
 from mainstay_train.compute.held import HeldTypes
 from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
-from mainstay_train.compute.statistics import TypeResult
+from mainstay_train.compute.statistics import TypeResult, read_results
 from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
@@ -348,12 +348,10 @@ class Engine:
         self._gradient.take(self.reducer.reduced, start)
 
     def judge_held(self) -> None:
-        """Wait until the device is done, and drop what the chain's end cut off.
-
-        All checks of what is left are over then.
-        """
+        """Wait until the device is done, drop what the chain's end cut off, and check the rest."""
         self._give_up()
-        self._judge()
+        if self._chain is not None:
+            self._chain.judge()
         self.types.drop_cut_off()
         self.checks.settle(self.type_results)
 
@@ -361,10 +359,6 @@ class Engine:
         """Forget some partials and what is known of their types."""
         self._give_up()
         self.types.drop(partials)
-
-    def _judge(self) -> None:
-        if self._chain is not None:
-            self._chain.judge()
 
     def ballot(
         self,
@@ -400,17 +394,9 @@ class Engine:
             rest = readout.add_all(comparisons.due(self.state, self.checks, step))
         arrived = readout.add_all(self.reducer.differing)
         sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
-        losses = {
-            shard_type: readout.add(result.loss_sum)
-            for shard_type, result in supplied.items()
-            if isinstance(result.loss_sum, torch.Tensor)
-        }
-        counted = {
-            shard_type: readout.add(result.statistics)
-            for shard_type, result in supplied.items()
-            if result.statistics is not None
-        }
-        self._judge()
+        stats = read_results(supplied, readout)
+        if self._chain is not None:
+            self._chain.judge()
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
@@ -427,10 +413,7 @@ class Engine:
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
-            stats=tuple(
-                result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
-                for shard_type, result in supplied.items()
-            ),
+            stats=stats(),
         )
 
     def gradient_digests_of_units(self) -> dict[str, str]:
@@ -502,16 +485,8 @@ class Engine:
             masters: digest of all its masters at that version.
             data: digest of all samples consumed.
         """
-        params, moments = comparisons.final(self.state, self.inner)
-        return FinalDigests(
-            stage=self.stage,
-            inner=self.inner.index,
-            version=version,
-            params=params,
-            masters=self.counted_masters(masters),
-            optimizer=moments,
-            data=data,
-        )
+        counted = self.counted_masters(masters)
+        return comparisons.final(self.state, self.inner, self.stage, version, counted, data)
 
     def reduced_blocks(self) -> list[torch.Tensor]:
         """Return the reduced gradient of each block, flat."""

@@ -92,9 +92,11 @@ class Interpreter:
         self._workload, self._blocks = workload, tuple(blocks)
         self._checks.begin_stage(block.compute for block in blocks)
         self._stage, self._num_stages = stage, num_stages
-        self._seed, self._store, self._results = seed, store, results
+        self._seed = seed
+        self._store, self._results = store, results
         self._num_recomputed = num_recomputed(recompute, len(self._blocks))
-        self._hook, self._inner, self._device = hook, inner, blocks[0].device
+        self._hook, self._inner = hook, inner
+        self._device = blocks[0].device
         self._batches = Batches(
             loader,
             seed=seed,
@@ -119,12 +121,23 @@ class Interpreter:
         self._deliver: Deliver | None = None
         self._log: SentLog | None = None
         self._again: Recomputed | None = None
-        self._closing: frozenset[Action] = frozenset()  # in these blocks are delivered
+        self._closing: frozenset[Action] = frozenset()
+        """The actions in which blocks are delivered."""
         self._completing: frozenset[Action] = frozenset()  # with these a type is complete
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
-        self._cell, self._undelivered = CellChecks(self._checks, self._blocks, inner), 0
-        self._run_op = {
+        self._undelivered = 0
+        self._cell = CellChecks(self._checks, self._blocks, inner)
+        self._run_op = self._handlers()
+
+    def follow(self) -> None:
+        """Compute by what the checks say from now on: they have changed."""
+        self._checks.begin_stage(block.compute for block in self._blocks)
+        self._batches.follow()
+
+    def _handlers(self) -> dict[Op, Hook]:
+        """Return what carries out each kind of action."""
+        return {
             Op.RECV_F: self._recv_f,
             Op.FORWARD: self._forward,
             Op.SEND_F: self._send_f,
@@ -137,11 +150,6 @@ class Interpreter:
             Op.WRITE_F: self._write_f,
             Op.WRITE_B: self._write_b,
         }
-
-    def follow(self) -> None:
-        """Compute by what the checks say from now on: they have changed."""
-        self._checks.begin_stage(block.compute for block in self._blocks)
-        self._batches.follow()
 
     def run(
         self,

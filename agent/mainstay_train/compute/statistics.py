@@ -5,6 +5,7 @@ Losses are added where they were computed. The host looks at the sum when the vo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_core.wire.votes import TypeStat
 from mainstay_train.comm.chains import Mark
-from mainstay_train.exact.readout import Later
+from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.model.workload import WorkloadError
 
 
@@ -85,3 +86,32 @@ class TypeResult:
             data=self.data,
             statistics=statistics,
         )
+
+
+def read_results(
+    results: Mapping[int, TypeResult], readout: Readout
+) -> Callable[[], tuple[TypeStat, ...]]:
+    """Have the results of types fetched, and return what tells them once they are.
+
+    Args:
+        results: by shard type.
+        readout: fetches them.
+    """
+    losses = {
+        shard_type: readout.add(result.loss_sum)
+        for shard_type, result in results.items()
+        if isinstance(result.loss_sum, torch.Tensor)
+    }
+    counted = {
+        shard_type: readout.add(result.statistics)
+        for shard_type, result in results.items()
+        if result.statistics is not None
+    }
+
+    def told() -> tuple[TypeStat, ...]:
+        return tuple(
+            result.told(shard_type, losses.get(shard_type), counted.get(shard_type))
+            for shard_type, result in results.items()
+        )
+
+    return told

@@ -39,6 +39,14 @@ VERSION = Annotated[
 ]
 
 
+RESUME = Annotated[
+    Path | None,
+    typer.Option(
+        help="Go on from the newest good checkpoint of an earlier run: its state directory, a "
+        "directory of checkpoints, or one of them. Replicas, stages and ranks per pod may differ.",
+        metavar="DIR",
+    ),
+]
 REPEAT = Annotated[
     Path | None,
     typer.Option(
@@ -56,6 +64,16 @@ class Ui(enum.StrEnum):
     LIVE = "live"
     PLAIN = "plain"
     NONE = "none"
+
+
+UI = Annotated[
+    Ui,
+    typer.Option(
+        help="What to print: live is a table in place (pods, ranks, phases, recoveries, events; "
+        "lines where there is no terminal), plain is lines, none only what goes wrong, auto is "
+        "live in a terminal."
+    ),
+]
 
 
 @app.command(
@@ -85,23 +103,8 @@ def run(
     report: Annotated[
         Path | None, typer.Option(help="Where to write the report (JSON), too.")
     ] = None,
-    ui: Annotated[
-        Ui,
-        typer.Option(
-            help="What to print: live is a table in place (pods, ranks, phases, recoveries, "
-            "events; lines where there is no terminal), plain is lines, none only what goes wrong, "
-            "auto is live in a terminal."
-        ),
-    ] = Ui.AUTO,
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            help="Go on from the newest good checkpoint of an earlier run: its state directory, a "
-            "directory of checkpoints, or one of them. Replicas, stages and ranks per pod may "
-            "differ.",
-            metavar="DIR",
-        ),
-    ] = None,
+    ui: UI = Ui.AUTO,
+    resume: RESUME = None,
     version: VERSION = None,
     repeat_lineage: REPEAT = None,
     api_port: Annotated[

@@ -258,6 +258,12 @@ def positions_to_repeat(plan: Plan, version: int, history: History) -> frozenset
     return frozenset(plan.fork.positions)
 
 
+def has_guards(fork: Fork, guards: Collection[LeftGuards]) -> bool:
+    """Return whether there is a guard of every end of which a fork takes what guards keep."""
+    ends = {place.stage for place in fork.made.positions if any(b.is_exact for b in place.blocks)}
+    return ends <= {left.end for left in guards}
+
+
 def goes_back(plan: Plan, rules: ForkRules | None, version: int, durable: int) -> bool:
     """Return whether an exact state is loaded, though the plan orders a fork.
 

@@ -29,6 +29,7 @@ from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
 from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.guard_copies import LeftGuards, find_guards
+from mainstay_core.rank.reach import certificates_of, lost_positions, newest, reach
 from mainstay_core.rank.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
 from mainstay_core.rank.step_plan import StepPlan
@@ -112,62 +113,6 @@ class Settlement:
     """The type on which chains have disagreed in the step; None: there is none."""
 
 
-def _certificates(reports: Iterable[SettleReport], lineage: int) -> set[tuple[int, str]]:
-    return {
-        (r.version - 1, r.certified_in)
-        for r in reports
-        if r.valid and r.lineage == lineage and r.version > 0 and r.certified_in is not None
-    }
-
-
-def _reach(
-    report: SettleReport, lineage: int, certificates: set[tuple[int, str]]
-) -> frozenset[int]:
-    if not report.valid or report.lineage != lineage:
-        return frozenset()
-    if report.mark is not None and (report.version, report.mark) in certificates:
-        return frozenset({report.version, report.version + 1})
-    return frozenset({report.version})
-
-
-def _reached_by_members(plan: Plan, reports: Sequence[SettleReport]) -> list[set[int]]:
-    """Return by position the versions that its members among those who report reach."""
-    certificates = _certificates(reports, plan.lineage)
-    found: list[set[int]] = [set() for _ in plan.positions]
-    for report in reports:
-        found[plan.position_of(report.index)] |= _reach(report, plan.lineage, certificates)
-    return found
-
-
-def _lost(plan: Plan, reports: Sequence[SettleReport]) -> frozenset[int]:
-    """Return the positions of which no report holds a state."""
-    reached = _reached_by_members(plan, reports)
-    return frozenset(position for position, versions in enumerate(reached) if not versions)
-
-
-def _newest(
-    plan: Plan, reports: Sequence[SettleReport], stores: AnyStores | None = None
-) -> int | None:
-    """Return the newest version that every position can reach from ``reports``, if any.
-
-    A position of which no report holds a state reaches what ``stores`` can make anew. One that the
-    plan orders to make of others reaches every version.
-    """
-    reached = _reached_by_members(plan, reports)
-    lost = _lost(plan, reports)
-    if stores is not None:
-        for position in lost:
-            reached[position] |= stores.reach(position, lost)
-    made = forks.positions_to_make(plan, lost)
-    held = [versions for position, versions in enumerate(reached) if position not in made]
-    common: set[int] = set.intersection(*held) if held else set()
-    if stores is not None and common and lost:
-        # Whoever goes on needs the last commit: the next one continues its totals.
-        told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
-        common = {v for v in common if v in told or v - 1 in stores.records}
-    return max(common) if common else None
-
-
 def settle(
     plan: Plan,
     shards_per_lane: int,
@@ -191,32 +136,23 @@ def settle(
             replica, or it orders a fork that the job's rules do not allow.
     """
     ordered, fork_rules = _in_order(plan, reports), forks.rules_of(plan, fork_rules)
-    by_gradients = log is LogKind.GRADIENTS
-    stores = (
-        Stores(store_reports, plan.lineage) if by_gradients else BoundaryStores(store_reports, plan)
-    )
+    stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version, history = goal.version, _history(plan, goal, stores)
-    if not goal.from_disk:
-        again = forks.positions_to_repeat(plan, version, history.forks)
-        left = _guards(plan, goal.counted, version) if again else goal.guards
-        goal = replace(goal, made=goal.made | again, guards=left)
+    goal = _repeating(plan, goal, history.forks)
     actions, replays = _ways(plan, ordered, goal, stores)
     refused_in = max(r.refused_in for r in ordered)
-    # Where a stage is another one now, what is held came through the lost one.
-    held = {} if StateAction.MAKE in actions else _held(ordered, actions, version, refused_in)
-    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
-    # What was told of a stage that is another one now says nothing of it.
+    # Where a stage is another one now, what is held came through the lost one, and what was told of
+    # it says nothing of it.
     made = StateAction.MAKE in actions
+    held = {} if made else _held(ordered, actions, version, refused_in)
+    healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
     staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
     basis = find_basis(plan, ordered)
-    known = forks.Forked(None, history.forks, history.chain)
-    durable = max(r.durable for r in ordered)
-    ordered_fork = plan, fork_rules, goal.made, version, history.commit, known
-    fork = forks.plan_fork(*ordered_fork, goal.guards, durable)
+    fork = _fork(plan, fork_rules, goal, history, max(r.durable for r in ordered))
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -244,6 +180,32 @@ def settle(
         guards=goal.guards,
         doubt=doubt,
     )
+
+
+def _stores(plan: Plan, reports: Sequence[StoreReport], log: LogKind) -> AnyStores:
+    by_gradients = log is LogKind.GRADIENTS
+    return Stores(reports, plan.lineage) if by_gradients else BoundaryStores(reports, plan)
+
+
+def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
+    """Return a goal at which a fork of another run is made again, if the plan orders it there."""
+    again = forks.positions_to_repeat(plan, goal.version, history)
+    if goal.from_disk or not again:
+        return goal
+    guards = _guards(plan, goal.counted, goal.version)
+    assert plan.fork is not None
+    assert plan.fork.repeats is not None
+    if not forks.has_guards(plan.fork.repeats, guards):
+        return goal  # nobody has what is to be taken from them
+    return replace(goal, made=goal.made | again, guards=guards)
+
+
+def _fork(
+    plan: Plan, rules: forks.ForkRules | None, goal: _Goal, history: _History, durable: int
+) -> forks.Forked:
+    known = forks.Forked(None, history.forks, history.chain)
+    about = plan, rules, goal.made, goal.version, history.commit, known
+    return forks.plan_fork(*about, goal.guards, durable)
 
 
 def _ways(
@@ -313,11 +275,11 @@ def _choose_version(
     durable = max(r.durable for r in ordered)
     stayed = [r for r in ordered if r.settled >= plan.members[r.index].since]
     for counted, origin in ((stayed, "the members that stayed"), (ordered, "returning members")):
-        version = _newest(plan, counted, stores)
+        version = newest(plan, counted, stores)
         if version is None:
             continue
-        if version >= durable or _newest(plan, counted) is not None:
-            made = forks.positions_to_make(plan, _lost(plan, counted))
+        if version >= durable or newest(plan, counted) is not None:
+            made = forks.positions_to_make(plan, lost_positions(plan, counted))
             left = _guards(plan, counted, version) if made else ()
             goal = _Goal(
                 version=version,
@@ -349,8 +311,8 @@ def _choose_version(
 
 
 def _guards(plan: Plan, counted: Sequence[SettleReport], version: int) -> tuple[LeftGuards, ...]:
-    certificates = _certificates(counted, plan.lineage)
-    there = [r for r in counted if version in _reach(r, plan.lineage, certificates)]
+    certificates = certificates_of(counted, plan.lineage)
+    there = [r for r in counted if version in reach(r, plan.lineage, certificates)]
     staying = [r.index for r in there if r.version == version]
     return find_guards(plan, there, staying, [r.index for r in there if r.version != version])
 
@@ -359,7 +321,7 @@ def _actions(plan: Plan, ordered: Sequence[SettleReport], goal: _Goal) -> tuple[
     """Return how each member comes to the version, were there no segments."""
     if goal.from_disk:
         return (StateAction.LOAD,) * len(ordered)
-    certificates = _certificates(goal.counted, plan.lineage)
+    certificates = certificates_of(goal.counted, plan.lineage)
     return tuple(_action(r, goal.version, plan.lineage, certificates) for r in ordered)
 
 
@@ -407,10 +369,10 @@ def _told(plan: Plan, goal: _Goal, stores: AnyStores) -> tuple[PositionDigests, 
     record = stores.records.get(goal.version - 1)
     if record is not None and record.states:
         return tuple(map(PositionDigests, record.gradients, record.states))
-    certificates = _certificates(goal.counted, plan.lineage)
+    certificates = certificates_of(goal.counted, plan.lineage)
     found: list[set[PositionDigests]] = [set() for _ in plan.positions]
     for report in goal.counted:
-        if goal.version not in _reach(report, plan.lineage, certificates):
+        if goal.version not in reach(report, plan.lineage, certificates):
             continue
         rolls = report.version < goal.version
         digests = (
@@ -435,7 +397,7 @@ def _replays(
     the version was reached without it, and one that stayed, if its stage has lost another position.
     """
     found: dict[int, Replay | BoundaryReplay] = {}
-    version, lost = goal.version, _lost(plan, goal.counted)
+    version, lost = goal.version, lost_positions(plan, goal.counted)
     lost_stages = {position // plan.ranks_per_stage for position in lost}
     for position, members in enumerate(plan.positions):
         in_stretch = position // plan.ranks_per_stage in lost_stages
@@ -465,7 +427,7 @@ def _common(reported: Iterable[str]) -> str:
 def _action(
     report: SettleReport, version: int, lineage: int, certificates: set[tuple[int, str]]
 ) -> StateAction:
-    if version not in _reach(report, lineage, certificates):
+    if version not in reach(report, lineage, certificates):
         return StateAction.HEAL
     return StateAction.STAY if report.version == version else StateAction.ROLL
 

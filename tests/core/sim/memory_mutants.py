@@ -23,7 +23,7 @@ from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import draw
-from mainstay_core.sim.scenarios.drawing import draw_losses
+from mainstay_core.sim.scenarios.fault_draws import draw_losses
 from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.sim.trainers import keeper
@@ -169,7 +169,7 @@ def _newest_without_commits(plan: Any, reports: Any, stores: Stores | None = Non
         stores.records = known
 
 
-_NEWEST = settle._newest
+_NEWEST = settle.newest
 
 
 def _status_at_once(own: Any, version: int, *, logged: bool) -> SnapshotStatus:
@@ -289,7 +289,7 @@ MEMORY_MUTANTS = {
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",
-        [(settle, "_newest", _newest_without_commits)],
+        [(settle, "newest", _newest_without_commits)],
         _IN_MEMORY,
         first=23,
     ),

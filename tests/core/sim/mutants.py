@@ -20,7 +20,7 @@ from mainstay_core.control_plane.job_store import StoredJob
 from mainstay_core.coordinator import repeats
 from mainstay_core.gather.frames import Abort, Gathered, Join, Post
 from mainstay_core.gather.server import Send, ServerProtocol
-from mainstay_core.rank import adoption, checkpoints, connections, settle, votes
+from mainstay_core.rank import adoption, checkpoints, connections, reach, settle, votes
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.events import Apply, StateLoaded
@@ -341,7 +341,7 @@ MUTANTS = {
     ),
     "roll-any-mark": Mutant(
         "a mark is rolled forward without a certificate of its quorum",
-        [(settle, "_reach", _reach_any_certificate)],
+        [(settle, "reach", _reach_any_certificate), (reach, "reach", _reach_any_certificate)],
         ("corrupt-gradient", "kill-meeting", "kill-trainer"),
     ),
     "told-once": Mutant(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
-from benchmarks.flips import Tally, try_flips, warm
+from benchmarks.flips import Tally, spots_of, step_with, try_flips, warm
 from benchmarks.support.flip_chains import ProcessChain, run_step
 from benchmarks.support.flip_rank import COLLECTIVE, MUCH, Setting, Variant
 from tests.train.crew import Nursery
@@ -33,11 +34,21 @@ def test_ranks_of_a_cell_make_one_plan_and_flips_of_their_sums_are_found(
     chain.reset(Variant.AUTO)
     assert run_step(chain, Variant.AUTO) == (clean, 0)
 
+    sums = spots_of(chain, Variant.AUTO)[COLLECTIVE]
+    for spot in (sums[0], sums[-1]):
+        flip = replace(spot.flip(random.Random(5), first_only=True), bit=30)
+        (digests, findings), _ = step_with(chain, Variant.AUTO, spot, flip)
+        assert digests == clean[0]
+        assert findings, spot
+
+
+@pytest.mark.chaos
+def test_flips_of_all_classes_are_found_where_ranks_of_a_cell_follow_a_plan(
+    chain: ProcessChain,
+) -> None:
     tally = Tally()
-    try_flips(chain, Variant.AUTO, 11, random.Random(5), tally, str(CELL))
+    try_flips(chain, Variant.AUTO, 60, random.Random(5), tally, str(CELL))
     assert not tally.broken
-    found = tally.counts[COLLECTIVE, "found"]
-    assert found == tally.counts[COLLECTIVE, "effective"] > 0
 
 
 @pytest.mark.parametrize("variant", [Variant.AUTO, Variant.PIGGYBACK])

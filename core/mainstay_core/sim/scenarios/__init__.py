@@ -3,5 +3,6 @@
 - ``scenario``: the job, surroundings and faults of a run
 - ``points``: the places at which a fault may strike
 - ``pace``: how long each thing takes
+- ``fault_draws``: faults, alone or as a loss with what strikes while it is mended
 - ``drawing``: the scenario that a seed means
 """
