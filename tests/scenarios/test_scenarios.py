@@ -163,6 +163,7 @@ NAMED: dict[str, str] = {
     "patched": "patch",
     "hand-over": "hand-over",
     "A stage that nobody holds.": "row 3 replay",
+    "Going back before wrong steps.": "tests/core/coordinator/test_taints.py",
     "A fork.": "tests/core/rank/test_forks.py",
     "Snapshots in memory.": "tests/core/rank/test_windows.py",
     "window": "tests/core/rank/test_windows.py",

@@ -31,7 +31,11 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     A device may be named again until its work is handed over. Its first tainted step counts.
     """
     slot = fact.named
-    if fact.since is None or any(t.slot == slot and t.counts for t in state.taints):
+    voided = state.plan.voided if state.plan is not None else ()
+    # What is told late was undone with what the device had computed by then.
+    undone = any(fact.quorum and fact.quorum.id < v.quorum for v in voided)
+    known = [t for t in state.taints if t.slot == slot and (t.counts or undone)]
+    if fact.since is None or known or (undone and fact.since >= voided[-1].version):
         return state
     new = Taint(
         slot=slot,

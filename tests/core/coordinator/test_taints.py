@@ -111,6 +111,22 @@ def test_the_job_goes_back_without_the_pod_of_the_device(start: Start) -> None:
     assert "went back before them" in taint.describe()
 
 
+def test_a_device_that_two_members_name_has_the_job_go_back_once(start: Start) -> None:
+    world = start(replicas=3, stages=1, goes_back=True)
+    train(world, 5)
+    wrong, other, before = world.member(1, 0), world.member(0, 0), world.plan.quorum
+    name(world, wrong)
+    went = world.plan.quorum
+    late = world.about(FactKind.NAMED, other, since=3, step=5, device=wrong.slot, quorum=before)
+
+    world.tell(late)
+    world.settle(2)
+    world.tell(late)
+
+    assert len(world.state.taints) == 1
+    assert (world.plan.lineage, world.plan.voided[-1].quorum) == (1, went.id)
+
+
 def test_without_a_successor_the_job_goes_back_as_soon_as_one_is_there(start: Start) -> None:
     world = start(replicas=1, stages=1, goes_back=True)
     train(world, 5)
