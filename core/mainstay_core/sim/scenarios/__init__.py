@@ -3,5 +3,6 @@
 - ``scenario``: the job, surroundings and faults of a run
 - ``points``: the places at which a fault may strike
 - ``pace``: how long each thing takes
+- ``ordering``: in which order micro-batches pass the stages
 - ``drawing``: the scenario that a seed means
 """
