@@ -16,6 +16,7 @@
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``adoption``: when a rank leaves its quorum: for the newest plan, or parked until there is one
 - ``recheck``: what a rank computes again when its results are doubted
+- ``making``: what a rank does to make a stage anew
 - ``machine``: the rank's state machine
 - ``own_saves``: what one rank has written of checkpoints, as its votes say it
 - ``disk_room``: what is removed from the disk so that a checkpoint has room

@@ -10,7 +10,7 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,8 +49,9 @@ from mainstay_core.rank.events import (
     WaitForPlan,
 )
 from mainstay_core.rank.guard_copies import void_copies
+from mainstay_core.rank.making import forked, making_of
 from mainstay_core.rank.saves import judge_saves
-from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
+from mainstay_core.rank.settle import PositionDigests, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,
     RankState,
@@ -73,7 +74,6 @@ from mainstay_core.wire.facts import (
     Settled,
 )
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.votes import SettleReport
 
 __all__ = [
     "Interrupt",
@@ -143,7 +143,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
     if mine is StateAction.STAY and state.plan.fork is not None:
-        settled = _forked(settled, outcome)
+        settled = forked(settled, outcome)
     refused = state.held_in <= outcome.refused_in
     if mine is StateAction.STAY and state.held and (refused or outcome.fork is not None):
         # The votes that refused the step did not reach this rank: the others' reports tell it. Or
@@ -176,29 +176,10 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         outcome.sources[state.index],
         outcome.expected[state.index],
         replay,
-        _making(state, outcome, event.reports) if mine is StateAction.MAKE else None,
+        making_of(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
     actions = (tell, *unsaved, *back, *commits, DropHeld(), restore)
     return Transition(restoring, actions, outcome.reason)
-
-
-def _forked(state: RankState, outcome: Settlement) -> RankState:
-    """Return a state at the version of a fork, which is the same with and without it."""
-    return replace(state, history=outcome.history, commit_chain=outcome.commit_chain)
-
-
-def _making(state: RankState, outcome: Settlement, reports: Sequence[SettleReport]) -> forks.Making:
-    assert state.plan is not None
-    assert outcome.fork is not None
-    having = (StateAction.STAY, StateAction.ROLL)
-    holders = {
-        position: [
-            m.index for action in having for m in members if outcome.actions[m.index] is action
-        ]
-        for position, members in enumerate(state.plan.positions)
-    }
-    made = state.plan, outcome.fork, state.index, holders, reports
-    return forks.plan_making(*made, outcome.guards, outcome.history)
 
 
 def _on_state_loaded(state: RankState, event: StateLoaded) -> Transition:
@@ -454,7 +435,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         commit_chain=extend_commit_chain(state.commit_chain, event.commit),
     )
     if rolling and state.plan.fork is not None:
-        new = _forked(new, state.settlement)
+        new = forked(new, state.settlement)
     if rolling:
         return _begin(new, DropHeld())
     new = replace(new, step_plan=None)

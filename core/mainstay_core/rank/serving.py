@@ -8,9 +8,9 @@ until the quorum is left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mainstay_core.base.bounds import Count, Index, Name
 from mainstay_core.base.codec import OMITTED
@@ -110,6 +110,38 @@ def copy_attempts(sources: Sequence[T], expected: str) -> tuple[tuple[T, ...], .
     alone = tuple((source,) for source in sources)
     together = tuple(sources[:MAX_TOGETHER])
     return (together, *alone) if expected and len(sources) > 1 else alone
+
+
+async def copy_from(
+    copy: Callable[[Sources, Wanted, str], Coroutine[Any, Any, str]],
+    known: Sources,
+    wanted: Wanted,
+    expected: str,
+    warn: Callable[[str], None],
+) -> str:
+    """Copy what other cells hold, attempt by attempt; return the digest of the masters.
+
+    Args:
+        copy: copies from some of them at once; returns the digest of the masters.
+        known: who has the state, best first.
+        wanted: what is copied.
+        expected: the masters' digest that the quorum's reports name; "" if none does.
+        warn: tells of an attempt that was in vain.
+
+    Raises:
+        HealFailed: no attempt was good.
+    """
+    why = f"no member of position {wanted.position} has version {wanted.version}"
+    for sources in copy_attempts(known, expected):
+        try:
+            masters = await copy(sources, wanted, expected)
+        except HealFailed as failure:
+            warn(f"healing failed: {(why := str(failure))}")
+            continue
+        if expected or len(known) == 1:
+            return masters
+        expected, why = masters, "no other source is left to compare the copy with"
+    raise HealFailed(why)
 
 
 def disbelieved_part(own: Sequence[str], told: Mapping[str, Sequence[str]]) -> int | None:

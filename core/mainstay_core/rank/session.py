@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mainstay_core.gather.client import QuorumAborted
@@ -37,7 +38,7 @@ from mainstay_core.rank.reports import (
     replayed_of,
     vote_of,
 )
-from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_attempts, sources_of
+from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_from, sources_of
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
@@ -288,19 +289,12 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         expected: str,
     ) -> str | events.Event:
         """Copy what other cells hold; return its digest, or the event if that was in vain."""
-        why = f"no member of position {wanted.position} has version {wanted.version}"
         self.holders = known
-        for sources in copy_attempts(known, expected):
-            try:
-                masters = await copy(client, sources, wanted, expected)
-            except HealFailed as failure:
-                self.warn(f"healing failed: {(why := str(failure))}")
-                continue
-            if expected or len(known) == 1:
-                return masters
-            expected, why = masters, "no other source is left to compare the copy with"
-        end = self.connections.gather().ended
-        return events.QuorumLost.of(end) if end else events.LoadFailed(why)
+        try:
+            return await copy_from(partial(copy, client), known, wanted, expected, self.warn)
+        except HealFailed as failure:
+            end = self.connections.gather().ended
+            return events.QuorumLost.of(end) if end else events.LoadFailed(str(failure))
 
     async def _replay(self, replay: Replay | BoundaryReplay) -> events.Event:
         """Make the state anew from segments."""

@@ -16,10 +16,11 @@ from mainstay_core.base.shape import Order
 from mainstay_core.rank import boundary_stores, settle
 from mainstay_core.rank.boundaries import BoundaryStep
 from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores
+from mainstay_core.rank.reach import lost_positions
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms
-from mainstay_core.sim.scenarios.drawing import draw_cascade, draw_losses
+from mainstay_core.sim.scenarios.fault_draws import draw_cascade, draw_losses
 from mainstay_core.sim.scenarios.scenario import Fault, Scenario
 from mainstay_core.sim.trainers.boundary_replayer import BoundaryReplayer
 from mainstay_core.sim.trainers.replayer import Replayer
@@ -170,7 +171,7 @@ def _lost_alone(
 ) -> dict[int, Any]:
     """Of a cell the ranks that are lost replay, and nobody computes with them."""
     found = _REPLAYS(plan, actions, stores, goal)
-    lost = vars(settle)["_lost"](plan, goal.counted)
+    lost = lost_positions(plan, goal.counted)
     return {position: replay for position, replay in found.items() if position in lost}
 
 

@@ -283,7 +283,7 @@ FORK_MUTANTS = {
     ),
     "fork-not-in-the-history": Mutant(
         "who keeps its state does not note the fork",
-        [(rank_machine, "_forked", lambda state, _: state)],
+        [(rank_machine, "forked", lambda state, _: state)],
         FORKING,
         draws=draw_forks,
     ),

@@ -23,7 +23,7 @@ from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import draw
-from mainstay_core.sim.scenarios.drawing import draw_losses
+from mainstay_core.sim.scenarios.fault_draws import draw_losses
 from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.sim.trainers import keeper

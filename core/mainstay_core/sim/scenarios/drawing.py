@@ -6,7 +6,6 @@ What came later is drawn apart from everything else, so that a seed without it i
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_core.base.ids import JobUid
@@ -22,17 +21,18 @@ from mainstay_core.job.config import (
 )
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim.network import Latency
+from mainstay_core.sim.scenarios.fault_draws import (
+    LOSSES,
+    draw_cascade,
+    draw_fault,
+    draw_faults,
+    draw_forks,
+    draw_losses,
+)
 from mainstay_core.sim.scenarios.ordering import with_order
 from mainstay_core.sim.scenarios.points import (
-    API_POINTS,
-    COMMIT_POINTS,
-    FORK_POINTS,
     PAUSE_POINTS,
-    POINTS,
-    READ_POINTS,
-    REPLAY_POINTS,
     RULED_BETWEEN,
-    WRITE_POINTS,
 )
 from mainstay_core.sim.scenarios.scenario import (
     APART,
@@ -63,28 +63,10 @@ SHARE_GOING_BACK = 0.5
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
 LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
-HARMLESS = ("reset", "slow", "corrupt-gradient", "cut-api", "kill-api", "damage-checkpoint")
-"""Nobody dies of these, nor is left out for long."""
 SHARE_WITH_BOUNDARIES = 0.5
 """Of the jobs with snapshots that may log boundaries."""
 SHARE_WITH_CASCADES = 0.7
 """Of those jobs, in which more is lost while a lost stage is computed again."""
-LOSSES = (
-    "kill-stage",
-    "kill-stage",
-    "kill-all",
-    "kill-all-but-one",
-    "kill-replica",
-    "kill-trainer",
-    "kill-pod",
-    "kill-supervisor",
-    "node-loss",
-    "cut-pod",
-    "stop-pod",
-    "reset",
-    "corrupt-gradient",
-)
-"""Faults that take states from a job with snapshots, or hold up their copies."""
 
 
 def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None = None) -> Scenario:
@@ -136,7 +118,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
         block_s=rng.choice(((0.005, 0.03), (0.005, 0.03), (0.03, 0.15))),
         skew_s=rng.choice((0.0, 100.0)),
         restarts_in_place=rng.random() < 0.3,
-        faults=_draw_faults(rng, tuple(k for k in kinds if k not in APART)),
+        faults=draw_faults(rng, tuple(k for k in kinds if k not in APART)),
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
     if kinds and set(kinds) <= set(WITNESSED):
@@ -188,7 +170,7 @@ def _with_what_is_checked(scenario: Scenario, kinds: tuple[str, ...]) -> Scenari
     faults = list(scenario.faults)
     for _ in range(rng.randint(1, 3)):
         place = rng.randint(0, len(faults))
-        faults.insert(place, _draw_fault(rng, rng.choice(checked)))
+        faults.insert(place, draw_fault(rng, rng.choice(checked)))
     return replace(scenario, faults=tuple(faults))
 
 
@@ -252,33 +234,6 @@ def _draw_wait_s(seed: int) -> float:
     return random.Random(f"wait {seed}").choice((0.0, 0.0, 0.0, 1.0, 3.0))
 
 
-def draw_forks(rng: random.Random, num_ranks: int, forking: Sequence[str]) -> list[Fault]:
-    """Return the loss of a stage, and now and then what strikes while it is made anew.
-
-    Args:
-        rng: draws it.
-        num_ranks: of the job; each step passes a point so often.
-        forking: kinds of losses.
-    """
-    draws: list[tuple[str, tuple[str, ...], int]] = [
-        (
-            rng.choice(forking),
-            rng.choice((COMMIT_POINTS, POINTS)),
-            rng.randint(1, 4 * num_ranks),
-        )
-    ]
-    if rng.random() < 0.5:
-        more = (*forking, "kill-trainer", "kill-trainer", "kill-meeting", "reset", "kill-stage")
-        draws += [
-            (rng.choice(more), FORK_POINTS, rng.choice((1, 1, 2, 3, rng.randint(1, 12))))
-            for _ in range(rng.choice((1, 1, 2)))
-        ]
-    return [
-        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
-        for kind, points, times in draws
-    ]
-
-
 def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     """Return the scenario with snapshots in memory, in some seeds, and what may become of them.
 
@@ -303,7 +258,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     snapshots = replace(snapshots, ordering=ordering)
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
     faults = list(scenario.faults)
-    # Of a corrupt state the good copies must not die, see _draw_faults.
+    # Of a corrupt state the good copies must not die, see draw_faults.
     losses = () if any(f.kind == "corrupt-state" for f in faults) else LOSSES
     for _ in range(rng.randint(1, 2)):
         place = rng.randint(0, len(faults))
@@ -354,56 +309,6 @@ def _with_losses_in_replays(scenario: Scenario) -> Scenario:
     return replace(scenario, faults=tuple(faults))
 
 
-def draw_cascade(rng: random.Random, num_ranks: int) -> list[Fault]:
-    """Return the loss of a stage, and what strikes while it is computed again.
-
-    Args:
-        rng: draws it.
-        num_ranks: of the job; each step passes a point so often.
-    """
-    # As a rule some window is complete by then.
-    draws: list[tuple[str, tuple[str, ...], int]] = [
-        ("kill-stage", WRITE_POINTS, rng.randint(2 * num_ranks, 8 * num_ranks))
-    ]
-    draws += [
-        (
-            rng.choice(("kill-stage", *LOSSES, *IN_MEMORY)),
-            REPLAY_POINTS,
-            rng.choice((1, 1, 2, 3, rng.randint(1, 12))),
-        )
-        for _ in range(rng.choice((1, 1, 2)))
-    ]
-    return [
-        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
-        for kind, points, times in draws
-    ]
-
-
-def draw_losses(
-    rng: random.Random, num_ranks: int, of_memory: Sequence[str], losses: Sequence[str]
-) -> list[Fault]:
-    """Return a loss of states with what becomes of their copies before it, and meanwhile.
-
-    Args:
-        rng: draws it.
-        num_ranks: of the job; each step passes a point so often.
-        of_memory: kinds of faults of what pods keep.
-        losses: kinds that take states; none for damaged copies alone.
-    """
-    draws: list[tuple[str, tuple[str, ...], int]] = []
-    if rng.random() < 0.5:
-        draws.append((rng.choice(of_memory), WRITE_POINTS, 2 * num_ranks))
-    if losses:
-        draws.append((rng.choice(losses), WRITE_POINTS, 3 * num_ranks))
-    if losses and rng.random() < 0.4:
-        draws.append((rng.choice((*losses, *of_memory)), READ_POINTS, 3))
-    return [
-        replace(_draw_fault(rng, kind), at_s=None, point=rng.choice(points), times=times)
-        for kind, points, most in draws
-        for times in [rng.randint(1, most)]
-    ]
-
-
 def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     """Return the scenario with a fault that never ends among its faults, in some seeds.
 
@@ -417,7 +322,7 @@ def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         return scenario
     if any(f.kind == "corrupt-state" for f in scenario.faults):
         return scenario
-    fault = _draw_fault(rng, rng.choice(lasting))
+    fault = draw_fault(rng, rng.choice(lasting))
     place = rng.randint(0, len(scenario.faults))
     faults = (*scenario.faults[:place], fault, *scenario.faults[place:])
     config = replace(scenario.config, escalate_after=rng.choice((1, 2, 3)))
@@ -440,11 +345,11 @@ def _with_wishes(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     faults = list(scenario.faults)
     others = sorted({f.kind for f in faults})
     for _ in range(rng.randint(1, 3)):
-        wish = _draw_fault(rng, rng.choice(wishes))
+        wish = draw_fault(rng, rng.choice(wishes))
         place = rng.randint(0, len(faults))
         faults.insert(place, wish)
         if others and wish.kind == "suspend" and rng.random() < 0.5:
-            fault = _draw_fault(rng, rng.choice(others))
+            fault = draw_fault(rng, rng.choice(others))
             point, times = rng.choice(PAUSE_POINTS), rng.randint(1, 6)
             meets = replace(fault, at_s=None, point=point, times=times)
             faults.insert(place + 1, meets)
@@ -474,27 +379,3 @@ def _draw_shape(rng: random.Random) -> JobShape:
         seed=0,
         checkpoint_every_steps=rng.choice((0, 1, 2)),
     )
-
-
-def _draw_faults(rng: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
-    if not kinds:
-        return ()
-    some = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
-    if "corrupt-state" in some:
-        # Whoever dies with a bad state before its vote has poisoned its chain's gradients, and
-        # nobody can know: that takes the checks of single operations.
-        some = ["corrupt-state", *(k for k in some if k in HARMLESS)]
-    return tuple(_draw_fault(rng, rng.choice(some)) for _ in range(rng.randint(1, 7)))
-
-
-def _draw_fault(rng: random.Random, kind: str) -> Fault:
-    lasts_s = rng.choice((0.05, 0.5, 1.0, 2.0, 4.0, 12.0)) * (0.5 + rng.random())
-    if kind == "kill-api" and rng.random() < 0.6:
-        point, times = rng.choice(API_POINTS), rng.randint(1, 3)
-        return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)
-    if rng.random() < 0.25:
-        return Fault(kind=kind, at_s=rng.random() * rng.choice((0.1, 2.0, 5.0)), lasts_s=lasts_s)
-    times = rng.choice((1, 1, 1, 2, 3, rng.randint(1, 12)))
-    # The narrowest moments decide what is committed.
-    point = rng.choice(rng.choice((POINTS, COMMIT_POINTS)))
-    return Fault(kind=kind, point=point, times=times, lasts_s=lasts_s)
