@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.guard_copies import LeftGuards, by_block
+from mainstay_core.rank.serving import Wanted
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,
@@ -69,6 +70,10 @@ class Beside:
     """Digest of its masters; "" if no report names one, or if they name several."""
     guarded: int | None = None
     """The end whose blocks they guard, with the optimizer's state, if these are copied instead."""
+
+    def wanted(self, quorum: str, version: int) -> Wanted:
+        """Return what its members are asked for in a quorum."""
+        return Wanted(quorum, self.position, version, self.guarded is None, self.guarded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

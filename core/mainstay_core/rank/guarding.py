@@ -7,6 +7,7 @@ that holds a step's mark holds the gradients of all that it guards, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mainstay_core.rank.connections import QuorumConnections
@@ -14,10 +15,10 @@ from mainstay_core.rank.serving import HealFailed, Sources, Wanted, sources_of
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import RankState
 from mainstay_core.reinitialisation.guards import Guard
-from mainstay_core.wire.votes import GuardedDigest, SettleReport
+from mainstay_core.wire.votes import GuardedDigest, SettleReport, Vote
 
 
-async def pass_guarded(
+async def guard(
     shell: RankShell,
     state: RankState,
     connections: QuorumConnections[Any, Any, Any],
@@ -84,3 +85,15 @@ async def _copied(
         except HealFailed as failure:
             shell.warn(f"a guard has no copy of stage {guard.end}: {failure}")
     return None
+
+
+def tell_own(shell: RankShell, state: RankState, vote: Vote) -> Vote:
+    """Return a vote with the digest of what others guard of this rank's stage, if they do."""
+    own = shell.own_guarded() if state.guards else None
+    return vote if own is None else replace(vote, guarded=(own, *vote.guarded))
+
+
+def serve_guards(shell: RankShell, state: RankState, version: int) -> None:
+    """Serve a version that was applied: a guard whose copy a vote found bad copies it again."""
+    if state.is_guarded and state.plan is not None:
+        shell.serve(Wanted(str(state.plan.quorum), state.member_position, version))

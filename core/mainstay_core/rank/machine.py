@@ -165,10 +165,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
-    restoring = replace(
-        settled, phase=Phase.HEALING, valid=False, held=(), mark=None, kept_from=outcome.kept_from
-    )
-    restoring = replace(restoring, guarded=())  # a copy is of the state's version
+    gone = {"valid": False, "held": (), "mark": None, "guarded": ()}
+    restoring = replace(settled, phase=Phase.HEALING, kept_from=outcome.kept_from, **gone)
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
     commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()
@@ -328,8 +326,7 @@ def _reduce(state: RankState, *prefix: Action) -> Transition:
 
 def _on_reduced(state: RankState, event: Reduced) -> Transition:
     assert state.plan is not None
-    mark = str(state.plan.quorum)
-    new = replace(state, phase=Phase.VOTING, mark=mark, guarded=event.guarded)
+    new = replace(state, phase=Phase.VOTING, mark=str(state.plan.quorum), guarded=event.guarded)
     return Transition(new, (CastVote(state.version, state.attempt),), "votes")
 
 

@@ -20,7 +20,7 @@ from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.doubts import unheard
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
-from mainstay_core.rank.guarding import pass_guarded
+from mainstay_core.rank.guarding import guard, serve_guards, tell_own
 from mainstay_core.rank.keeping import Keeper, Writer
 from mainstay_core.rank.replaying import (
     Replay,
@@ -264,8 +264,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if making.stale is not None:
             return await self._load_stale(making.stale, making.stale_history)
         for beside in making.beside:
-            whose = str(self.plan.quorum), beside.position, version
-            wanted = Wanted(*whose, beside.guarded is None, beside.guarded)
+            wanted = beside.wanted(str(self.plan.quorum), version)
             known = sources_of(self.plan, self._reports, beside.members)
             found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
             if not isinstance(found, str):
@@ -344,13 +343,12 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         await self._begin(Op.REDUCE)
         self._gradient = ""
         try:
-            begun = self.connections.begin_stage_group(self.state.agreed_stage_group)
-            group = await self._connected(*begun)
-            await self.reduce(group, action.table, self.connections.stage_order())
-            guarded = await pass_guarded(self, self.state, self.connections, self._reports)
+            own = self.connections
+            group = await self._connected(*own.begin_stage_group(self.state.agreed_stage_group))
+            await self.reduce(group, action.table, own.stage_order())
+            return events.Reduced(await guard(self, self.state, self.connections, self._reports))
         except GroupEnded as end:
             return events.QuorumLost(*self.connections.fail_quorum(str(end)))
-        return events.Reduced(guarded)
 
     async def _connected(self, groups: T, is_new: bool) -> T:
         if groups is not None and is_new:
@@ -369,8 +367,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if compared is not None and self.state.computes(compared):
             account = self.account(compared.type)
             vote = replace(vote, witness=vote_account(compared.type, account))
-        if self.state.guards and (own := self.own_guarded()) is not None:
-            vote = replace(vote, guarded=(own, *vote.guarded))
+        vote = tell_own(self, self.state, vote)
         if self.keeper is not None:
             types = types_of(table, self.state.index)
             vote = replace(vote, snapshots=await self._keep_logs(self.keeper, types))
@@ -393,9 +390,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             self._gradient = self.gradient_digest()
         done = await self.apply(commit)
         self._record(commit, done)
-        if self.state.is_guarded:  # a guard whose copy the vote found bad copies again
-            place = str(self.plan.quorum), self.state.member_position
-            self.serve(Wanted(*place, commit.step + 1))
+        serve_guards(self, self.state, commit.step + 1)
         return events.Applied(done.digest, commit, self._gradient, done.guarded)
 
     async def _share_saves(self, action: events.ShareSaves) -> events.Event:

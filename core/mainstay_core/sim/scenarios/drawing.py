@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import Cut, JobShape, Order
+from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import (
     LAG_STEPS,
@@ -29,6 +29,7 @@ from mainstay_core.sim.scenarios.fault_draws import (
     draw_forks,
     draw_losses,
 )
+from mainstay_core.sim.scenarios.ordering import with_order
 from mainstay_core.sim.scenarios.points import (
     PAUSE_POINTS,
     RULED_BETWEEN,
@@ -58,8 +59,6 @@ SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
-SHARE_SWAPPED = 0.3
-"""Of the seeds with several stages, and no logs of boundaries: the pipeline is swapped."""
 SHARE_GOING_BACK = 0.5
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
@@ -110,10 +109,9 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
             Latency(base_s=1e-3, tail_s=1.5, tail_probability=0.01),
         )
     )
-    spares = rng.choice((0, 0, 1, 2))
     scenario = Scenario(
         seed=seed,
-        config=replace(config, spares=spares),
+        config=replace(config, spares=rng.choice((0, 0, 1, 2))),
         slots_per_pod=shape.ranks_per_pod,
         apis=rng.choice((1, 1, 2)),
         latency=latency,
@@ -126,19 +124,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return _with_witness(scenario, kinds)
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return _with_order(_with_what_is_checked(scenario, kinds))
-
-
-def _with_order(scenario: Scenario) -> Scenario:
-    """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
-    rng, config = random.Random(f"order {scenario.seed}"), scenario.config
-    refused = config.snapshots and config.snapshots.boundary
-    if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
-        return scenario
-    shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
-    may = config.approximate is not None and shape.ranks_per_stage == 1
-    guards = rng.choice((0, 1, 2, 2, 3)) if may else 0
-    return replace(scenario, config=replace(config, shape=shape, guards=guards))
+    return with_order(_with_what_is_checked(scenario, kinds))
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
