@@ -165,7 +165,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
-    gone = {"valid": False, "held": (), "mark": None, "guarded": ()}
+    gone: dict[str, Any] = {"valid": False, "held": (), "mark": None, "guarded": ()}
     restoring = replace(settled, phase=Phase.HEALING, kept_from=outcome.kept_from, **gone)
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
