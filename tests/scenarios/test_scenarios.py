@@ -165,6 +165,7 @@ NAMED: dict[str, str] = {
     "A stage that nobody holds.": "row 3 replay",
     "Going back before wrong steps.": "tests/core/coordinator/test_taints.py",
     "A fork.": "tests/core/rank/test_forks.py",
+    "repeat the lineage": "tests/core/rank/test_fork_runs.py",
     "Snapshots in memory.": "tests/core/rank/test_windows.py",
     "window": "tests/core/rank/test_windows.py",
     "replay": "tests/core/rank/test_replaying.py",
