@@ -156,8 +156,10 @@ def _killed(run: LocalRun, stage: int) -> tuple[str, dict[str, float]]:
     interrupted, quorum = recovery["from_step"], recovery["quorum"]["id"]
 
     def committed_at_s() -> float | None:
-        entries = run.fetch("ledger", since=max(0, interrupted - 1))
-        mine = [e for e in entries if e["step"] == interrupted and e["quorum"]["id"] >= quorum]
+        # The lost cell may have been the only one to tell the step that was just committed.
+        step = max(interrupted, recovery.get("approximate_since", 0))
+        entries = run.fetch("ledger", since=max(0, step - 1))
+        mine = [e for e in entries if e["step"] == step and e["quorum"]["id"] >= quorum]
         return max(e["committed_at_s"] for e in mine) if len(mine) == run.stages else None
 
     back_s: float = run.until(committed_at_s, "the interrupted step")

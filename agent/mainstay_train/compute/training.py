@@ -143,7 +143,7 @@ class BlockTraining:
             mine = self.workload.stages(num_stages, self.config.shape.cut)[stage]
             mesh = inner_mesh(self.config, self.device, inner)
             blocks = self.workload.build(mine, self.device, mesh)
-            return StageState(blocks, optimizer.each(torch.optim.SGD))
+            return StageState(blocks, optimizer.stateless)
 
     def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
         """Build an end's guarded blocks, with the optimizer that the end has for them."""

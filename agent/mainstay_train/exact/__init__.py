@@ -12,6 +12,7 @@
 - ``digests``: digests of tensors
 - ``row_sums``: their sums in one pass on a GPU
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket
+- ``eager_optimizers``: optimizers of torch that do not import its compiler
 - ``optimizer``: the update of a stage, and its state
 - ``portions``: some blocks of a state
 - ``blending``: a stage made of others, as a weighted sum

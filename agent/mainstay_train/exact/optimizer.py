@@ -8,7 +8,6 @@ stages or cells there are. Apply uses no communication and is not interrupted
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
+from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
 from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.rows import Piece
 from mainstay_train.exact.slices import Slice
@@ -37,24 +37,6 @@ Boosts = Mapping[str, float]
 
 Schedule = Callable[[int], float]
 """Learning rate as a function of the step alone, from 0."""
-
-
-class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW without the decorators that import torch's compiler.
-
-    They say that the compiler is to leave these methods alone. What calls them is never compiled,
-    and the import takes 1.5 s of CPU of every pod's start. The kernels, and so the bits, are the
-    same.
-    """
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does."""
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
-
-    def step(self, closure: Any = None) -> Any:
-        """Take one step, as torch does; no gradient is recorded."""
-        with torch.no_grad():
-            return inspect.unwrap(torch.optim.AdamW.step)(self, closure)
 
 
 def adamw(
@@ -92,6 +74,11 @@ def each(kind: Callable[..., torch.optim.Optimizer], **options: Any) -> Optimize
         return kind([parameter for _, parameter in named], lr=0.0, **options)
 
     return build
+
+
+def stateless(named: Sequence[tuple[str, torch.Tensor]]) -> torch.optim.Optimizer:
+    """An optimizer that keeps nothing, for masters that are copied and never trained."""
+    return EagerSGD([parameter for _, parameter in named], lr=0.0)
 
 
 def constant(rate: float) -> Schedule:

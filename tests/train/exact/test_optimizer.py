@@ -86,6 +86,13 @@ def test_a_trainer_starts_without_torchs_compiler():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_masters_that_are_only_copied_need_no_compiler_of_torch():
+    """A stage is made anew in milliseconds: the import would take seconds of them."""
+    code = "import sys, torch; from mainstay_train.exact.optimizer import stateless;"
+    code += "stateless([('w', torch.ones(2))]).step(); sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_apply_repeats_itself_bit_by_bit_and_leaves_the_gradient_alone(dtype):
     """The fused kernel is bit-stable, wherever the allocator puts the tensors."""

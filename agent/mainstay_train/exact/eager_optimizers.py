@@ -1,0 +1,38 @@
+"""Optimizers of torch without the decorators that import torch's compiler.
+
+These decorators say that the compiler is to leave some methods alone. What calls them here is never
+compiled, and the import takes a trainer seconds. The kernels, and so the bits, are the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+
+class EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW, which imports no compiler."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does."""
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one step, as torch does; no gradient is recorded."""
+        with torch.no_grad():
+            return inspect.unwrap(torch.optim.AdamW.step)(self, closure)
+
+
+class EagerSGD(torch.optim.SGD):
+    """torch's stochastic gradient descent, which imports no compiler."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does."""
+        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+    def step(self, closure: Any = None) -> Any:
+        """Take one step, as torch does; no gradient is recorded."""
+        with torch.no_grad():
+            return inspect.unwrap(torch.optim.SGD.step)(self, closure)
