@@ -36,9 +36,10 @@ SHOWN_PROBLEMS = 5
     help="List checkpoints: version, age, size, parts, state and whose they are.\n\n"
     "complete: can be gone on from. torn: a file is missing or has another size. damaged: a "
     "trainer found wrong digests and put it aside. unfinished: being written, or abandoned by a "
-    "rank that died; the next attempt removes it. old: what a version was before it was converted; "
-    "can be deleted. format-1: not read; see convert. With MAINSTAY_CHECKPOINT_KEY_FILE, what is "
-    "not signed by that key is torn.\n\n"
+    "rank that died; the next attempt removes it. tainted: a device that others named had "
+    "computed it; nothing goes on from it, and nothing removes it. old: what a version was before "
+    "it was converted; can be deleted. format-1: not read; see convert. With "
+    "MAINSTAY_CHECKPOINT_KEY_FILE, what is not signed by that key is torn.\n\n"
     "Example: mainstay checkpoints ls demo",
 )
 def ls(

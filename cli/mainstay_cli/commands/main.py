@@ -124,7 +124,7 @@ def run_simulation(
     approximate: Annotated[
         str,
         typer.Option(
-            help="Jobs whose inner stages are lost, with permission to make them anew (on), or "
+            help="Jobs that lose whole stages, with permission to make them anew (on), or "
             "without (off); drawn: seeds draw that, too."
         ),
     ] = "drawn",

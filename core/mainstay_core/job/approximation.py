@@ -62,7 +62,11 @@ def check_approximate(
             "spec.recovery.allowApproximate",
             f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
             "anew from; use false, or more stages"
-            + (", or checkpoints (checkpoint.everySteps)" if stages == 2 else ""),
+            + (
+                ", or checkpoints (checkpoint.everySteps) and staleSteps, or pipeline.order Swapped"
+                if stages == 2
+                else ""
+            ),
         )
     if has_snapshots:
         raise InvalidSpecError(

@@ -33,9 +33,9 @@ class Dmr(Section):
     is computed again. Needs runtime.compile Off, and a model that comes as blocks."""
     plan: CheckPlan = "Naive"
     """When the second execution runs in mode Full. Naive: at once, after the first one; it doubles
-    the computation. Dynamic: while the rank waits for another stage, as far as memory allows, on a
-    CPU; a shard type in which a value was used that is found wrong then is computed again. Auto:
-    likewise, by a plan that each trainer makes of its first steps; recomputes
+    the computation. Dynamic: while the rank waits for another stage or for the reduction, as far as
+    memory allows, on a CPU; a shard type in which a value was used that is found wrong then is
+    computed again. Auto: likewise, by a plan that each trainer makes of its first steps; recomputes
     (runtime.recompute) count as second executions of forwards. A path: by a plan that mainstay dmr
     plan has written, a file that all pods see; {stage} in it stands for the stage's number."""
     profile_steps: Annotated[int, pydantic.Field(ge=1, le=MAX_PROFILE_STEPS)] = PROFILE_STEPS

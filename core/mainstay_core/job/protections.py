@@ -112,7 +112,7 @@ def _checks(*, loop: bool, dmr: Mode) -> Protection:
             "compared by gradient and loss; sums, reduction and apply by operators"
         )
     elif dmr is Mode.FULL:
-        why = "every operator is executed twice at once, and a wrong result is repaired"
+        why = "every operator is executed twice, and what is wrong is repaired or computed again"
     elif dmr is Mode.PIGGYBACK:
         why = (
             "recomputes are compared with their forwards; gradients, sums and apply are executed "

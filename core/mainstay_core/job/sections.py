@@ -128,9 +128,9 @@ class Pipeline(Section):
     """The order in which a micro-batch visits the stages. Swapped: half of the micro-batches pass
     the first two stages, and the last two, the other way round, so that these learn to do each
     other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
-    or more, whose ends have layers like those of the stages beside them, and a model that comes
-    as blocks. Not with runtime.compile, detection.dmr, detection.witness, or snapshots.replay
-    Boundary."""
+    or more, whose ends have layers like those of the stages beside them, two micro-batches or more
+    in a step, and a model that comes as blocks. Not with runtime.compile, detection.dmr,
+    detection.witness, or snapshots.replay Boundary."""
     cut: Literal["Balanced", "Equal"] | None = None
     """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
     Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left
@@ -379,14 +379,16 @@ class ApproximateRecovery(Section):
     guards: Annotated[int, pydantic.Field(ge=0, le=MAX_GUARDS)] | None = None
     """Cells of the stage beside each end of a swapped pipeline that keep what the end alone has
     (its embedding, its head), with the optimizer's state, so that it comes back exactly: in
-    different failure domains, where there are such. In each step each of them gets the gradient of
-    that. Left out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with
-    snapshots, or several ranks to a stage."""
+    different failure domains, where there are such. Each step sends each of them the gradient of
+    these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
+    out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with snapshots, or
+    several ranks to a stage."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
-    the only way for the first and the last stage, and for two lost stages side by side. Left out:
-    no stage goes back alone. It takes checkpoint.everySteps, and approximateAfterLostSteps, without
+    the only way for two lost stages side by side, and in order for the first and the last stage. An
+    end that guards keep is made of them and its twin all the same. Left out: no stage goes back
+    alone. It takes checkpoint.everySteps, and approximateAfterLostSteps, without
     which all go back to a checkpoint."""
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
@@ -402,9 +404,10 @@ class RecoveryPolicy(Section):
     allow_approximate: bool = False
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
-    three stages and more, whose first and last stage it helps with pipeline.order Swapped alone,
-    and not together with snapshots in this version. It holds from the next loss on; where it is
-    off, a person may allow one recovery of a job that waits (kubectl mainstay approximate)."""
+    three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
+    Swapped, or a checkpoint of their own (approximate.staleSteps). Not together with snapshots in
+    this version. It holds from the next loss on; where it is off, a person may allow one recovery
+    of a job that waits (kubectl mainstay approximate), by the defaults of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a
