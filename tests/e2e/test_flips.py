@@ -42,7 +42,12 @@ SUMS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
 ]
 """Sums over the ranks of a cell."""
-WHAT_FOLLOWS = {"exchange": ("wire", "reduce-again")}
+SUM_OF_CELLS = "sum"
+"""What stands in findings for the kernels of an owner's sum: it is executed twice as a whole."""
+WHAT_FOLLOWS = {
+    "exchange": ("wire", "reduce-again"),
+    SUM_OF_CELLS: ("primary", "reduce-again"),
+}
 
 
 def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path) -> None:
@@ -96,7 +101,7 @@ def check_flips(
     assert report["recoveries"] == []
     told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
     told.sort(key=lambda finding: finding["step"])  # each pod tells its own
-    names = [flip.get("operator") or NAMES[flip["where"]] for _, _, flip in places]
+    names = [_told_name(phase, flip) for phase, _, flip in places]
     assert [(f["step"], f["operator"], (f["verdict"], f["remedy"])) for f in told] == [
         (step, name, WHAT_FOLLOWS.get(name, ("primary", "repair")))
         for step, name in enumerate(names, 1)
@@ -104,6 +109,13 @@ def check_flips(
     ranks = [{"inner": 0, **target} for _, target, _ in places]
     assert [finding["rank"] for finding in told] == ranks
     assert "was not put in" not in logs
+
+
+def _told_name(phase: str, flip: dict[str, Any]) -> str:
+    """Return the operator that a finding names for a flip."""
+    if "where" in flip:
+        return NAMES[flip["where"]]
+    return SUM_OF_CELLS if phase == "reduce" else str(flip["operator"])
 
 
 def run_with(
