@@ -8,7 +8,7 @@ takes one nonce.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
@@ -45,6 +45,7 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
+from mainstay_core.wire.reinitialisation import Fork
 from mainstay_core.wire.repeated_lineage import read_repeats
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
@@ -359,11 +360,30 @@ def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) 
     if number >= len(forks):
         reason = f"a trainer asks for fork {number + 1} of {len(forks)}"
         return end_job(state, JobPhase.FAILED, reason)
+    opened_fork = _open_repeat(state)
+    if opened_fork is not None and opened_fork != forks[number]:
+        assert state.suspicion is not None
+        if _have_settled(state, state.suspicion.reporters):
+            # Who asks has made the fork before it, which others still make.
+            return Transition(state=state)
+        number = forks.index(opened_fork)
     reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
     draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = seating.repeating_plan(state, draft, forks[number])
     opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _open_repeat(state: CoordinatorState) -> Fork | None:
+    """Return the fork of another run that members are still making; None: there is none."""
+    order = state.plan.fork if state.plan is not None else None
+    return None if order is None or all_settled(state) else order.repeats
+
+
+def _have_settled(state: CoordinatorState, slots: Collection[Slot]) -> bool:
+    """Return whether all members in some slots have settled in the plan."""
+    assert state.plan is not None
+    return all(m.index in state.settled_at_s for m in state.plan.members if m.slot in slots)
 
 
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:

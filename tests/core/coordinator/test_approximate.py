@@ -895,6 +895,48 @@ def test_a_fork_that_is_made_again_is_repeated_until_all_have_settled(repeating:
     assert (repeating.plan.lineage, repeating.plan.fork.since) == (2, 0)
 
 
+def repeating_two(start: Start) -> Any:
+    """A job that makes two forks of another run again, both at version 5."""
+    both = tuple(codec.encode(fork_at(5, stage)) for stage in (1, 3))
+    world = start(spares=2, replicas=1, lanes=1, stages=5, repeats=both, approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    park_for(world, 0)
+    return world
+
+
+def test_the_second_fork_of_a_version_is_ordered_once_all_have_made_the_first(start: Start) -> None:
+    world = repeating_two(start)
+    made = [m for m in world.plan.members if m.rank.stage != 1]
+    first = world.plan.quorum
+    for member in made:
+        world.tell(world.about(FactKind.SETTLED, member, step=5))
+        world.tell(world.about(FactKind.PARKED, member, repeats=1))
+    world.tick(40.0)
+    assert world.plan.quorum == first
+
+    maker = world.member(0, 1)
+    world.tell(world.about(FactKind.SETTLED, maker, step=5))
+    world.tell(world.about(FactKind.PARKED, maker, repeats=1))
+    world.tick(40.0)
+    assert world.plan.fork.repeats == fork_at(5, 3)
+
+
+def test_a_first_fork_that_failed_is_ordered_again_before_the_second(start: Start) -> None:
+    world = repeating_two(start)
+    first = world.plan.quorum
+    asks = world.member(0, 0)
+    world.tell(world.about(FactKind.SETTLED, asks, step=5, history=FORKED))
+    world.tell(world.about(FactKind.PARKED, asks, repeats=1))
+    world.park(world.member(0, 1))
+    world.tick(40.0)
+
+    assert world.plan.quorum != first
+    assert world.plan.fork.repeats == fork_at(5, 1)
+
+
 def test_a_job_that_repeats_a_lineage_makes_no_fork_of_its_own(repeating: Any) -> None:
     lose(repeating, 2)
 
