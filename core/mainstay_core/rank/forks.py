@@ -263,6 +263,32 @@ def positions_to_repeat(plan: Plan, version: int, history: History) -> frozenset
     return frozenset(plan.fork.positions)
 
 
+def without_unmade(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
+    """Return reports in which a state that is to be made anew does not count once others have it.
+
+    A member may miss the meeting in which a fork of another run is made again. It has the state of
+    before then, of the same version, and would pass for one that has made it.
+
+    Args:
+        plan: which may order to make a fork again.
+        reports: of all members, by index.
+    """
+    fork = plan.fork.repeats if plan.fork is not None else None
+    if plan.fork is None or fork is None:
+        return list(reports)
+    told = [r for r in reports if r.valid and r.lineage == plan.lineage]
+    if not any(r.version == fork.version and fork in r.history for r in told):
+        return list(reports)
+    unmade = {
+        r.index
+        for r in told
+        if plan.position_of(r.index) in plan.fork.positions
+        and r.version <= fork.version
+        and fork not in r.history
+    }
+    return [replace(r, valid=False) if r.index in unmade else r for r in reports]
+
+
 def has_guards(fork: Fork, guards: Collection[LeftGuards]) -> bool:
     """Return whether there is a guard of every end of which a fork takes what guards keep."""
     ends = {place.stage for place in fork.made.positions if any(b.is_exact for b in place.blocks)}

@@ -135,7 +135,8 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    ordered, fork_rules = _in_order(plan, reports), forks.rules_of(plan, fork_rules)
+    ordered = forks.without_unmade(plan, _in_order(plan, reports))
+    fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version, history = goal.version, _history(plan, goal, stores)

@@ -662,6 +662,38 @@ def test_a_fork_that_some_have_made_again_is_not_made_twice() -> None:
     assert (outcome.history, outcome.commit_chain) == ((fork,), "forked")
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_who_missed_a_fork_that_others_made_again_makes_it_and_does_not_keep_its_state(
+    behind: bool,
+) -> None:
+    fork = forked_at_8()
+    plan = again(pipeline(3), fork)
+    noted: dict[str, Any] = {life: {"history": (fork,), "chain": "forked"} for life in "acde"}
+    if behind:
+        noted["b"] = {"version": 7, "mark": "q1-n", "certified_in": "q0-n"}
+
+    outcome = settle(plan, 1, reports(plan, 8, **noted))
+
+    assert outcome.actions == (STAY, MAKE, STAY, STAY, STAY)
+    assert (outcome.fork, outcome.history, outcome.commit_chain) == (fork, (fork,), "forked")
+
+
+def test_a_copy_of_who_missed_a_fork_heals_from_one_that_made_it() -> None:
+    fork = forked_at_8()
+    lives = {0: [f"{x}.1" for x in "abcde"], 1: [f"{x}.1" for x in "fghij"]}
+    since = {f"{x}.1": 1 for x in "abcdefghij"}
+    plan = again(make_plan(lives, quorum=3, since=since, lanes=2), fork)
+    noted = {life: {"history": (fork,), "chain": "forked"} for life in "abcdefhij"}
+
+    outcome = settle(plan, 1, reports(plan, 8, **noted))
+
+    missed = next(m.index for m in plan.members if str(m.incarnation) == "g.1")
+    made = next(m.index for m in plan.members if str(m.incarnation) == "b.1")
+    assert outcome.actions[missed] is HEAL
+    assert outcome.sources[missed] == (made,)
+    assert MAKE not in outcome.actions
+
+
 def test_a_fork_is_due_at_its_version_once_those_before_it_are_made() -> None:
     first = forked_at_8()
     second = replace(first, chain="then")
