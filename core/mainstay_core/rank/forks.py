@@ -139,11 +139,13 @@ def _left_of(
 ) -> Left:
     """Return what is left of lost positions: what guards keep, and parts of the newest checkpoint.
 
-    One of the very version of a fork may be from before or after it, and does not count.
+    One that is older than the policy allows does not count, as the ladder and the prospects say. Nor
+    does one of the very version of a fork, which may be from before or after it.
     """
     left = Left(guards=by_block(rules.outline, guards))
     is_clear = not any(fork.version == durable for fork in history)
-    if not rules.policy.stale_steps or not 0 < durable < version or not is_clear:
+    is_young = 0 < version - durable <= rules.policy.stale_steps
+    if not durable or not is_young or not is_clear:
         return left
     return with_stale(left, rules.outline, lost, durable)
 

@@ -767,6 +767,16 @@ def test_a_lost_stage_loads_its_own_checkpoint_while_the_others_stay(
     assert versions_of(outcome.fork) == made
 
 
+def test_a_checkpoint_that_is_too_old_is_taken_by_no_stage_alone() -> None:
+    """The newer one went from the disk after the coordinator looked: all go back together."""
+    plan = order(pipeline(2, 0), 0)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, 0), 5), 2)
+
+    assert set(outcome.actions) == {LOAD}
+    assert (outcome.version, outcome.fork) == (5, None)
+
+
 @pytest.mark.parametrize("durable", [0, 8])
 def test_without_a_checkpoint_left_all_go_back(durable: int) -> None:
     """It went from the disk after the coordinator looked, or it has the very version."""
