@@ -174,13 +174,17 @@ def lacks_sources(
         history: of the states at the version.
         guards: whose copies of what ends alone have count.
     """
-    repeats = plan.fork is not None and plan.fork.repeats is not None
-    if rules is None or repeats:
-        return False
-    if not rules.policy.stale_steps:
-        return _lacks_guard(plan, rules, positions, guards)
     width = plan.ranks_per_stage
     lost = [divmod(position, width) for position in positions]
+    again = plan.fork.repeats if plan.fork is not None else None
+    if again is not None:
+        return not has_guards(again, guards, lost if again in history else None)
+    if rules is None:
+        return False
+    if _is_made_once_more(history, lost, version):
+        return not has_guards(history[-1], guards, lost)
+    if not rules.policy.stale_steps:
+        return _lacks_guard(plan, rules, positions, guards)
     answer = plan_reinitialisation(
         rules.outline,
         lost,
@@ -291,9 +295,22 @@ def without_unmade(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleRe
     return [replace(r, valid=False) if r.index in unmade else r for r in reports]
 
 
-def has_guards(fork: Fork, guards: Collection[LeftGuards]) -> bool:
-    """Return whether there is a guard of every end of which a fork takes what guards keep."""
-    ends = {place.stage for place in fork.made.positions if any(b.is_exact for b in place.blocks)}
+def has_guards(
+    fork: Fork, guards: Collection[LeftGuards], lost: Collection[Position] | None = None
+) -> bool:
+    """Return whether there is a guard of every end of which a fork takes what guards keep.
+
+    Args:
+        fork: that is made.
+        guards: whose copies count.
+        lost: the positions of it that are made now; None: all of them.
+    """
+    ends = {
+        place.stage
+        for place in fork.made.positions
+        if any(b.is_exact for b in place.blocks)
+        and (lost is None or (place.stage, place.inner) in lost)
+    }
     return ends <= {left.end for left in guards}
 
 
@@ -387,7 +404,7 @@ def plan_fork(
     if isinstance(answer, NoSource):
         raise LocalProtocolError(f"{plan.quorum} orders what is impossible: {answer.reason}")
     _, history, chain = known
-    if history and history[-1].version == version and set(lost) <= _places(history[-1]):
+    if _is_made_once_more(history, lost, version):
         # The last thing that was made, or some of it, once more: of the same sources.
         return Forked(history[-1], history, chain)
     # One at this version that did not come to an end is repeated, not added to.
@@ -401,6 +418,11 @@ def plan_fork(
         boost_steps=rules.boost_steps,
     )
     return Forked(fork, (*history, fork), _extend(chain, fork))
+
+
+def _is_made_once_more(history: History, lost: Collection[Position], version: int) -> bool:
+    """Return whether what is lost was made at this very version, and is made of the same again."""
+    return bool(history) and history[-1].version == version and set(lost) <= _places(history[-1])
 
 
 def _repeated(fork: Fork, known: Forked) -> Forked:
