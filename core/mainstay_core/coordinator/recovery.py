@@ -46,7 +46,7 @@ from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.reinitialisation import Fork
-from mainstay_core.wire.repeated_lineage import read_repeats
+from mainstay_core.wire.repeated_lineage import problem_with_blocks, read_repeats
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
 _REFILLS = {
@@ -58,6 +58,9 @@ _REFILLS = {
 MAX_PROBE_DOUBLINGS = 5
 """Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
 re-formed ever more slowly, up to 32 x probe_s."""
+
+MAX_VAIN_ORDERS = 4
+"""Bound on the orders of a fork that is made again, while no step is committed."""
 
 
 def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -367,11 +370,31 @@ def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) 
             # Who asks has made the fork before it, which others still make.
             return Transition(state=state)
         number = forks.index(opened_fork)
+    problem = problem_with_blocks(forks[number], state.outline)
+    if problem:
+        reason = f"fork {number + 1} of the lineage to repeat is of another model: {problem}"
+        return end_job(state, JobPhase.FAILED, reason)
+    if _came_to_nothing(state, forks[number]):
+        reason = (
+            f"fork {number + 1} of the lineage to repeat was ordered {MAX_VAIN_ORDERS} times at "
+            f"step {forks[number].version} and came to nothing: no guard has what it takes of them"
+        )
+        return end_job(state, JobPhase.FAILED, reason)
     reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
     draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = seating.repeating_plan(state, draft, forks[number])
     opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _came_to_nothing(state: CoordinatorState, fork: Fork) -> bool:
+    """Return whether a fork of another run is asked for again and again, though all have settled.
+
+    What it takes of guards they have no copy of, and get none before another step is computed.
+    """
+    order = state.plan.fork if state.plan is not None else None
+    is_ordered = order is not None and order.repeats == fork
+    return is_ordered and all_settled(state) and state.reforms >= MAX_VAIN_ORDERS
 
 
 def _open_repeat(state: CoordinatorState) -> Fork | None:

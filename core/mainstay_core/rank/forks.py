@@ -139,8 +139,8 @@ def _left_of(
 ) -> Left:
     """Return what is left of lost positions: what guards keep, and parts of the newest checkpoint.
 
-    One that is older than the policy allows does not count, as the ladder and the prospects say. Nor
-    does one of the very version of a fork, which may be from before or after it.
+    A part that is older than the policy allows does not count, as the ladder and the prospects say.
+    Nor does one of the very version of a fork, which may be from before or after it.
     """
     left = Left(guards=by_block(rules.outline, guards))
     is_clear = not any(fork.version == durable for fork in history)

@@ -32,11 +32,14 @@ from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
     BlockOutline,
+    BlockSource,
     Fork,
     History,
+    MadeBlock,
     MadePosition,
     Outline,
     Reinitialisation,
+    SourceKind,
     ToldHistory,
 )
 
@@ -57,7 +60,26 @@ def world(start: Start) -> Any:
 
 
 def fork_at(version: int, *stages: int) -> Fork:
-    places = tuple(MadePosition(stage=stage, blocks=()) for stage in stages)
+    places = tuple(
+        MadePosition(
+            stage=stage,
+            blocks=(
+                MadeBlock(
+                    block=f"layers.{stage}",
+                    sources=tuple(
+                        BlockSource(
+                            kind=SourceKind.NEIGHBOUR,
+                            stage=other % 5,
+                            block=f"layers.{other % 5}",
+                            weight=0.5,
+                        )
+                        for other in (stage - 1, stage + 1)
+                    ),
+                ),
+            ),
+        )
+        for stage in stages
+    )
     reason = "; ".join(f"stage {stage} is made anew from its neighbours" for stage in stages)
     made = Reinitialisation(positions=places, reason=reason)
     return Fork(version=version, chain=f"c{version}", made=made)
@@ -935,6 +957,40 @@ def test_a_first_fork_that_failed_is_ordered_again_before_the_second(start: Star
 
     assert world.plan.quorum != first
     assert world.plan.fork.repeats == fork_at(5, 1)
+
+
+def test_a_fork_that_comes_to_nothing_again_and_again_fails_the_job(repeating: Any) -> None:
+    """All settle without it, as after a restart from its very version, and ask for it again."""
+    for _ in range(4):
+        park_for(repeating, 0)
+        repeating.tick(40.0)
+        assert repeating.state.phase is not JobPhase.FAILED
+        repeating.settle(step=5)
+    park_for(repeating, 0)
+    repeating.tick(400.0)
+
+    assert repeating.state.phase is JobPhase.FAILED
+    assert "was ordered 4 times at step 5 and came to nothing" in repeating.state.outcome
+
+
+def test_a_lineage_of_other_blocks_fails_the_job(start: Start) -> None:
+    world = start(
+        spares=2,
+        replicas=1,
+        lanes=1,
+        stages=5,
+        repeats=(codec.encode(fork_at(5, 1)),),
+        approximate=ALLOWED,
+    )
+    other = (*OUTLINE[:1], (BlockOutline(name="mine", kind="layer"),), *OUTLINE[2:])
+    world.register("teller")
+    world.up("teller", outline=other)
+    for _ in range(5):
+        world.commit()
+    park_for(world, 0)
+
+    assert world.state.phase is JobPhase.FAILED
+    assert "stage 1 has the blocks mine here, the lineage makes layers.1" in world.state.outcome
 
 
 def test_a_job_that_repeats_a_lineage_makes_no_fork_of_its_own(repeating: Any) -> None:
