@@ -8,7 +8,7 @@ takes one nonce.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
@@ -20,6 +20,7 @@ from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
+from mainstay_core.coordinator.repeated_forks import make_again
 from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
@@ -45,8 +46,6 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_core.wire.reinitialisation import Fork
-from mainstay_core.wire.repeated_lineage import problem_with_blocks, read_repeats
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
 _REFILLS = {
@@ -58,9 +57,6 @@ _REFILLS = {
 MAX_PROBE_DOUBLINGS = 5
 """Bound on the doublings of the pause before a re-form: a quorum that fails again and again is
 re-formed ever more slowly, up to 32 x probe_s."""
-
-MAX_VAIN_ORDERS = 4
-"""Bound on the orders of a fork that is made again, while no step is committed."""
 
 
 def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
@@ -299,7 +295,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
     if state.suspicion.repeats is not None and not left:
-        return _make_again(state, state.suspicion.repeats, now_s, nonce)
+        return make_again(state, state.suspicion.repeats, now_s, nonce)
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -355,58 +351,6 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
-
-
-def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) -> Transition:
-    """Order the fork that is due in a job that repeats the lineage of another run."""
-    forks = read_repeats(state.config)
-    if number >= len(forks):
-        reason = f"a trainer asks for fork {number + 1} of {len(forks)}"
-        return end_job(state, JobPhase.FAILED, reason)
-    opened_fork = _open_repeat(state)
-    if opened_fork is not None and opened_fork != forks[number]:
-        assert state.suspicion is not None
-        if _have_settled(state, state.suspicion.reporters):
-            # Who asks has made the fork before it, which others still make.
-            return Transition(state=state)
-        number = forks.index(opened_fork)
-    problem = problem_with_blocks(forks[number], state.outline)
-    if problem:
-        reason = f"fork {number + 1} of the lineage to repeat is of another model: {problem}"
-        return end_job(state, JobPhase.FAILED, reason)
-    if _came_to_nothing(state, forks[number]):
-        reason = (
-            f"fork {number + 1} of the lineage to repeat was ordered {MAX_VAIN_ORDERS} times at "
-            f"step {forks[number].version} and came to nothing: no guard has what it takes of them"
-        )
-        return end_job(state, JobPhase.FAILED, reason)
-    reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
-    draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
-    plan = seating.repeating_plan(state, draft, forks[number])
-    opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
-    return publish(opened, plan, JobPhase.RECOVERING)
-
-
-def _came_to_nothing(state: CoordinatorState, fork: Fork) -> bool:
-    """Return whether a fork of another run is asked for again and again, though all have settled.
-
-    What it takes of guards they have no copy of, and get none before another step is computed.
-    """
-    order = state.plan.fork if state.plan is not None else None
-    is_ordered = order is not None and order.repeats == fork
-    return is_ordered and all_settled(state) and state.reforms >= MAX_VAIN_ORDERS
-
-
-def _open_repeat(state: CoordinatorState) -> Fork | None:
-    """Return the fork of another run that members are still making; None: there is none."""
-    order = state.plan.fork if state.plan is not None else None
-    return None if order is None or all_settled(state) else order.repeats
-
-
-def _have_settled(state: CoordinatorState, slots: Collection[Slot]) -> bool:
-    """Return whether all members in some slots have settled in the plan."""
-    assert state.plan is not None
-    return all(m.index in state.settled_at_s for m in state.plan.members if m.slot in slots)
 
 
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:

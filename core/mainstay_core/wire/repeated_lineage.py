@@ -153,7 +153,8 @@ def problem_with_blocks(fork: Fork, outline: Outline) -> str:
         outline: the blocks of every stage of this job; empty if nobody has told them.
     """
     sources = [s for p in fork.made.positions for b in p.blocks for s in b.sources]
-    if max(place.stage for place in (*fork.made.positions, *sources)) >= len(outline):
+    stages = [place.stage for place in fork.made.positions] + [s.stage for s in sources]
+    if max(stages) >= len(outline):
         return ""  # it is not told as a whole
     for place in fork.made.positions:
         theirs = [block.block for block in place.blocks]

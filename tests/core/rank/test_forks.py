@@ -13,7 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import forks, machine
+from mainstay_core.rank import forks, machine, repeating
 from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered, SendFact
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
@@ -700,13 +700,13 @@ def test_a_fork_is_due_at_its_version_once_those_before_it_are_made() -> None:
     third = replace(first, version=9)
     repeats = (first, second, third)
 
-    assert forks.find_due(repeats, (), 7) is None
-    assert forks.find_due(repeats, (), 8) == 0
-    assert forks.find_due(repeats, (first,), 8) == 1
-    assert forks.find_due(repeats, (first, second), 8) is None
-    assert forks.find_due(repeats, (first, second), 9) == 2
-    assert forks.find_due(repeats, repeats, 9) is None
-    assert forks.find_due(repeats, (second,), 8) is None
+    assert repeating.find_due(repeats, (), 7) is None
+    assert repeating.find_due(repeats, (), 8) == 0
+    assert repeating.find_due(repeats, (first,), 8) == 1
+    assert repeating.find_due(repeats, (first, second), 8) is None
+    assert repeating.find_due(repeats, (first, second), 9) == 2
+    assert repeating.find_due(repeats, repeats, 9) is None
+    assert repeating.find_due(repeats, (second,), 8) is None
 
 
 @pytest.mark.parametrize(("chain", "told"), [("same", Parked), ("another", Failed)])
