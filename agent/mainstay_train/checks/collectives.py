@@ -26,6 +26,8 @@ REPEATED = frozenset(
     }
 )
 """Collectives that write to no operand."""
+SHARED = frozenset({"_c10d_functional.all_gather_into_tensor", "_c10d_functional.all_reduce"})
+"""Those of them of which all ranks get the same."""
 SILENT = frozenset({"_c10d_functional._wrap_tensor_autograd", "_c10d_functional.wait_tensor"})
 """Functions among them that send nothing."""
 GROUP = "group_name"
@@ -47,8 +49,10 @@ class Hears(Protocol):
 
     shard_type: int
 
-    def exchanged(self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor) -> None:
-        """Hear what this rank has given, and what counts of what it has got."""
+    def exchanged(
+        self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor, *, is_shared: bool
+    ) -> None:
+        """Hear what this rank has given, and what counts of what it has got: all the same?"""
 
     def missed(self) -> None:
         """Hear that there was a collective of which nothing can be told."""

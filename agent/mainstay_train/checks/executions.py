@@ -382,7 +382,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if self._seen is not None:
             self._seen.exchange(given, result)
         if self._hears is not None:
-            self._hears.exchanged(at, given, collectives.waited(result))
+            is_shared = name in collectives.SHARED
+            self._hears.exchanged(at, given, collectives.waited(result), is_shared=is_shared)
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result

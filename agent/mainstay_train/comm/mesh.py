@@ -24,7 +24,11 @@ import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_train.comm.group import Group, destroy
+
+MAX_MESSAGE_BYTES = 1 << 26
+"""Bound on what a rank tells the others of its cell: each of them allocates as much per rank."""
 
 GROUP_NAME: Any = "mainstay-inner"
 DIM_NAME = "inner"
@@ -134,9 +138,16 @@ def exchange_all(message: bytes, inner: InnerMesh) -> tuple[bytes, ...]:
     """Return the message of each rank of a cell, by inner rank. All of them call it at once.
 
     Raises:
+        RemoteProtocolError: a rank wants to tell more than :data:`MAX_MESSAGE_BYTES`. All ranks see
+            that, and none of them takes part in what follows.
         RuntimeError: the cell's group has ended.
     """
     lengths = [length for (length,) in tell_all([len(message)], inner)]
+    for rank, length in enumerate(lengths):
+        if not 0 <= length <= MAX_MESSAGE_BYTES:
+            raise RemoteProtocolError(
+                f"inner rank {rank} tells {length} bytes, the most is {MAX_MESSAGE_BYTES}"
+            )
     padded = bytearray(message.ljust(max(1, *lengths), b"\0"))
     mine = torch.frombuffer(padded, dtype=torch.uint8).to(inner.device_type)
     rows = _gathered(mine, inner).view(inner.size, len(padded)).cpu()

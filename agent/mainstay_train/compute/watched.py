@@ -52,6 +52,8 @@ class WatchedType:
     ) -> None:
         self.shard_type, self._types, self._gradient, self._log = shard_type, types, gradient, log
         self._checks, self._num_exchanged = checks, 0
+        self._own = f"made/{inner.index}"
+        """Name of what this rank alone gets: equal parts of two ranks must not look the same."""
         self._is_partial = inner.size > 1 and not checks.shows_kernels
         if inner.size > 1 and checks.shows_kernels:
             checks.hears = self
@@ -68,7 +70,9 @@ class WatchedType:
         if self._log is not None:
             self._log.sent(action, tensor)
 
-    def exchanged(self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor) -> None:
+    def exchanged(
+        self, place: Place, given: Sequence[torch.Tensor], made: torch.Tensor, *, is_shared: bool
+    ) -> None:
         """Digest what this rank gave to a collective of its cell, and what it got."""
         self._num_exchanged += 1
         if self._num_exchanged > MOST_EXCHANGES:
@@ -82,7 +86,7 @@ class WatchedType:
         told = self._exchanged.setdefault((place.micro_batch, in_pass), ([], []))
         parts = (tensor_digest(f"given/{n}", tensor) for n, tensor in enumerate(given))
         told[0].append(sum(parts, Digest.zero()).hex())
-        told[1].append(tensor_digest("made", made).hex())
+        told[1].append(tensor_digest("made" if is_shared else self._own, made).hex())
 
     def missed(self) -> None:
         """Note a collective of which nothing is told: nobody can say then on whom it depends."""

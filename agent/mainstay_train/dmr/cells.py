@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import Name, Sentence
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.dmr.merging import merge_profiles
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
@@ -33,10 +34,13 @@ def agreed(mine: CellProfile, inner: InnerMesh) -> Profile:
         inner: its place in the cell.
 
     Raises:
-        RefusedPlanError: a rank has no profile, or they are not alike.
+        RefusedPlanError: a rank has no profile, or too large a one, or they are not alike.
         RuntimeError: the cell's group has ended.
     """
-    bodies = exchange_all(codec.dumps(mine).encode(), inner)
+    try:
+        bodies = exchange_all(codec.dumps(mine).encode(), inner)
+    except RemoteProtocolError as error:
+        raise RefusedPlanError(str(error)) from error
     told = [codec.loads(CellProfile, body) for body in bodies]
     profiles = []
     for rank, each in enumerate(told):

@@ -41,7 +41,7 @@ from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Flow, Orders, Seen, Spot, Standing, Window
+from mainstay_train.checks.planned import NO_STANDING, Flow, Orders, Seen, Spot, Standing, Window
 from mainstay_train.compute.engine import Engine
 from mainstay_train.dmr.cells import CellProfile, agreed, number_of
 from mainstay_train.dmr.passage import declare_stage
@@ -218,13 +218,25 @@ class RunPlanner:
         return (*progress, bool(self._problem))
 
     def align(self, standings: Sequence[Standing]) -> None:
-        """Begin anew, as all ranks of the cell do, if one of them has not come as far."""
-        if len({standing[:-1] for standing in standings}) > 1:
-            self._orders, self._plan_number, self._problem = None, 0, ""
-            self._is_over, self._is_warm = False, False
-            self._recorded, self._waits = [], {}
+        """Begin anew, as all ranks of the cell do, if one of them has not come as far.
+
+        One that has no planner takes part in nothing that they do for a plan: then there is none.
+        """
+        if NO_STANDING in standings:
+            if not self._is_over:
+                error = RefusedPlanError("another rank of the cell can make or follow no plan")
+                _tell_naive(self._planned.stage, error, self._tell)
+            self._begin_anew()
+            self._is_over = True
+        elif len({standing[:-1] for standing in standings}) > 1:
+            self._begin_anew()
         elif any(standing[-1] for standing in standings) and not self._problem:
             self._problem = "another rank of the cell cannot be described"
+
+    def _begin_anew(self) -> None:
+        self._orders, self._plan_number, self._problem = None, 0, ""
+        self._is_over, self._is_warm, self._starts = False, False, False
+        self._recorded, self._waits = [], {}
 
     def begin_program(self, first: Flow | None) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
@@ -317,6 +329,7 @@ class RunPlanner:
             self._is_over = True
             self._give_up(error)
             return
+        self._starts = False  # what comes later must not fail a job in its middle
         fullest = self._recorded[self._fullest()]
         self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
         self._plan_number = number_of(plan)

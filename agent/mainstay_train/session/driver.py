@@ -185,7 +185,7 @@ class Driver:
         if not isinstance(pending, Compute):
             return None
         with _own_code():
-            self.shell.follow_checks()
+            self.shell.prepare()
         self._watched = self.shell.watch(pending.types)
         return pending
 

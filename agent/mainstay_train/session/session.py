@@ -300,12 +300,16 @@ class Session(GuardingSession):
     @property
     def engine(self) -> Engine:
         """The engine of the adopted plan's stage."""
-        self.prepare()
+        self._build()
         assert self._engine is not None
         return self._engine
 
     def prepare(self) -> None:
-        """Allocate what computes the adopted plan's stage, unless that is there."""
+        """Allocate what computes the adopted plan's stage, and check by its rules: also to heal."""
+        self._build()
+        self._rules.follow(self.plan.checks, self.engine, self.state.step_at_hand)
+
+    def _build(self) -> None:
         state = self.state
         place = (state.member_stage, self.plan.num_stages, state.member_inner)
         if self._engine is None or not self._engine.computes(*place):
@@ -319,10 +323,6 @@ class Session(GuardingSession):
             self._engine, self._checks.planner = None, None
             self._engine = self._training.build_engine(*place, self._begin_computing, self._checks)
             self._rules.plan(self._engine, starts=self.plan.method is Method.START)
-
-    def follow_checks(self) -> None:
-        """Check by the rules of the adopted plan from now on (:class:`RulesOfChecks`)."""
-        self._rules.follow(self.plan.checks, self.engine, self.state.step_at_hand)
 
     def _tell_checks(self, stage: int, told: Told) -> None:
         about = {"plan": told.plan, "shares": told.shares, "evidence": told.reason}
@@ -365,7 +365,6 @@ class Session(GuardingSession):
         early: EarlyReduction[Group] | None,
     ) -> None:
         """Run types through the engine's stage; complete ones are held, whatever happens."""
-        self.follow_checks()
         keeper, state = self._segments, self.state
         log: SentLog | None = None
         if keeper is not None:
@@ -419,7 +418,6 @@ class Session(GuardingSession):
         self, group: Group | None, table: Sequence[Supply], members: Sequence[int]
     ) -> None:
         """Reduce the position's gradient in canonical order."""
-        self.follow_checks()
         engine, state = self.engine, self.state
         engine.reduce(group, table, members, state.index)
         # Asked for here, so that what a collective yields too late still fails the reduction.

@@ -253,7 +253,11 @@ class Checkpointing:
         # One rank of the quorum makes room, for all parts: each of them is about as large.
         parts_bytes = copy.size_bytes * len(plan.positions) if index == 0 else 0
 
+        directory, clean_at = self._directory, action.clean_at
+        assert directory is not None
+
         def job() -> None:
+            directory.clean_at = clean_at
             try:
                 part = Part(
                     stage=rank.stage,

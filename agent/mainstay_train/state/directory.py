@@ -61,10 +61,12 @@ from mainstay_train.state.versions import (
     list_part,
     list_put_aside,
     look_at,
+    put_bad_aside,
     put_void_aside,
     read_manifest,
     reason_of,
     remove,
+    tainted_name,
 )
 
 logger = logging.getLogger(__name__)
@@ -305,8 +307,8 @@ class CheckpointDirectory:
         return True
 
     def _good(self) -> list[Stored]:
-        """The complete versions of this directory that can be read, at first sight."""
-        return list_good(self._entries(self._root), self._keys)
+        """The complete versions of this directory that can be read, and count, at first sight."""
+        return list_good(self._entries(self._root), self._keys, self.voided)
 
     def complete(
         self,
@@ -365,6 +367,7 @@ class CheckpointDirectory:
         attempt.rename(final)
         sync(self._root)
         reached(Op.CHECKPOINT_RENAMED)
+        self.put_void_aside()  # one that could not be when the job went back, perhaps
         self._retain()
 
     def _is_there(self, final: Path, ours: Manifest) -> bool:
@@ -378,14 +381,17 @@ class CheckpointDirectory:
         try:
             theirs = look_at(final, ours.version, self._keys)
         except IntegrityError as error:
-            self._put_aside(final, str(error))
+            put_bad_aside(final, str(error))
             return False
         try:
             self._check_ours(theirs)
         except IntegrityError as error:
             raise OwnershipError(f"{final} stands in the way: {error}") from error
+        if is_void(self.voided, theirs.version, theirs.lineage):
+            final.rename(tainted_name(final))
+            return False
         if (theirs.lineage, theirs.commit_chain) != (ours.lineage, ours.commit_chain):
-            self._put_aside(final, "it has another history of commits")
+            put_bad_aside(final, "it has another history of commits")
             return False
         return True
 
@@ -436,7 +442,7 @@ class CheckpointDirectory:
         path = self._path(version)
         try:
             if path.parent == self._root:
-                self._put_aside(path, why)
+                put_bad_aside(path, why)
             else:
                 self._root.mkdir(parents=True, exist_ok=True)
                 (self._root / f"{path.name}.refused").write_text(why)
@@ -445,13 +451,6 @@ class CheckpointDirectory:
                 logger.warning("%s cannot be put aside: %s", path, error)
                 self._unreadable.add(version)
         return IntegrityError(why)
-
-    def _put_aside(self, path: Path, why: str) -> None:
-        aside = path.with_name(f"{path.name}.bad")
-        logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
-        if aside.exists():  # a rename would not replace it
-            remove(aside)
-        path.rename(aside)
 
     def _entries(self, root: Path) -> list[tuple[Path, tuple[int, str]]]:
         """What lies in a directory and has a name of ours; nothing if it cannot be listed."""

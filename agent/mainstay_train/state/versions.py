@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,8 @@ from mainstay_core.wire.checkpoint_manifest import (
 from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.sealed import Keys
 from mainstay_train.state.part_files import read_description, read_small, walk_tensors
+
+logger = logging.getLogger(__name__)
 
 NOT_DAMAGE = {
     errno.EAGAIN,
@@ -183,18 +186,23 @@ def remove(path: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def list_good(entries: Iterable[tuple[Path, tuple[int, str]]], keys: Keys) -> list[Stored]:
-    """Return the complete versions that can be read, at first sight.
+def list_good(
+    entries: Iterable[tuple[Path, tuple[int, str]]], keys: Keys, voided: Sequence[Voided] = ()
+) -> list[Stored]:
+    """Return the complete versions that can be read and gone on from, at first sight.
 
     Args:
         entries: of a directory: path, version and kind of each.
         keys: of keyed digests.
+        voided: steps that count no more.
     """
     found = []
     for path, (version, kind) in entries:
         if kind == "":
             with contextlib.suppress(IntegrityError):  # neither counted on nor removed
                 manifest = look_at(path, version, keys)
+                if is_void(voided, version, manifest.lineage):
+                    continue  # it could not be put aside
                 found.append(
                     Stored(
                         name=path.name,
@@ -221,6 +229,24 @@ def list_put_aside(entries: Iterable[tuple[Path, tuple[int, str]]]) -> list[Stor
     return found
 
 
+def put_bad_aside(path: Path, why: str) -> None:
+    """Give a damaged version another name.
+
+    Raises:
+        OSError: the storage refuses.
+    """
+    aside = path.with_name(f"{path.name}.bad")
+    logger.warning("checkpoint %s is damaged and becomes %s: %s", path, aside.name, why)
+    if aside.exists():  # a rename would not replace it
+        remove(aside)
+    path.rename(aside)
+
+
+def tainted_name(path: Path) -> Path:
+    """Return under which name a version is put aside whose steps count no more."""
+    return path.with_name(f"{path.name}.tainted-{secrets.token_hex(6)}")
+
+
 def put_void_aside(
     entries: Iterable[tuple[Path, tuple[int, str]]], voided: Sequence[Voided], keys: Keys
 ) -> list[tuple[int, str]]:
@@ -237,8 +263,8 @@ def put_void_aside(
     Returns:
         Each version, and what kept it where it is; empty: nothing did.
     """
-    found = []
-    for path, (version, kind) in entries:
+    found: list[tuple[int, str]] = []
+    for path, (version, kind) in entries if voided else ():
         if kind:
             continue
         try:
@@ -249,7 +275,7 @@ def put_void_aside(
             continue
         problem = ""
         try:
-            path.rename(path.with_name(f"{path.name}.tainted-{secrets.token_hex(6)}"))
+            path.rename(tainted_name(path))
         except OSError as error:
             # Another rank may have been first.
             problem = reason_of(error, path) if path.exists() else ""

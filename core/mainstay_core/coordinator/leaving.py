@@ -39,14 +39,14 @@ def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition
     """Return the state in which a pod leaves, because a device of it computes wrongly each time.
 
     What is fixed to a pod is replaced with it, so all slots of the pod go. That counts whatever
-    has become of the trainer: the device is the same.
+    has become of the trainer: the device is the same. Its steps are tainted also once it is gone.
     """
-    pod = state.pod(fact.named.pod)
+    pod, state = state.pod(fact.named.pod), note_taint(state, fact)
     if pod is None or pod.gone:
         return Transition(state=state, reason=f"{fact.named} was wrong, and is gone")
     name = slot_name(state, fact.named)
     why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
-    return _leaves(note_taint(state, fact), pod, why, now_s, 0.0)
+    return _leaves(state, pod, why, now_s, 0.0)
 
 
 def note_drain(state: CoordinatorState, event: DrainRequested, now_s: float) -> Transition:

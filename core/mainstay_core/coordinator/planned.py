@@ -250,7 +250,7 @@ def _change_checks(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     """Have the same members go on with other checks, all from the same step on."""
     plan, wanted = state.plan, state.wanted_checks
     assert plan is not None
-    if wanted is None or plan.checks == wanted:
+    if wanted == state.checks_in_force:
         return Transition(state=state)
     reason = f"checks change between steps: {wanted.describe()}"
     draft = Draft(method=Method.REFORM, planned=True, reason=reason, now_s=now_s, nonce=nonce)

@@ -298,8 +298,8 @@ class CoordinatorState:
     """Causes for which quorums ended and that are not mended yet, the newest last."""
     recoveries: tuple[OpenRecovery, ...] = ()
     checks_at_start: CheckRules | None = field(default=None, metadata=OMITTED)
-    """What was checked before that changed for the first time. From then on plans say what is
-    checked, as trainers were started before and after. None: it has never changed."""
+    """What was checked before that changed for the first time, for plans of older releases: these
+    did not say what is checked before it changed. None: it has never changed."""
     taints: tuple[Taint, ...] = field(default=(), metadata=OMITTED)
     """Steps of devices that were named as wrong each time, in the order in which they were."""
     finals: tuple[FinalDigests, ...] = ()
@@ -347,9 +347,9 @@ class CoordinatorState:
         return self.shape.replicas if self.scaled_to is None else self.scaled_to
 
     @property
-    def wanted_checks(self) -> CheckRules | None:
-        """What the next plan says of checks; None: trainers know it from their start."""
-        return self.config.checks if self.checks_at_start is not None else None
+    def wanted_checks(self) -> CheckRules:
+        """What the next plan says of checks."""
+        return self.config.checks
 
     @property
     def checks_in_force(self) -> CheckRules:

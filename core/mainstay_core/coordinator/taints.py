@@ -17,7 +17,12 @@ from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
-from mainstay_core.coordinator.state import CoordinatorState, slot_name, with_slots
+from mainstay_core.coordinator.state import (
+    CoordinatorState,
+    has_members,
+    slot_name,
+    with_slots,
+)
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Named
 from mainstay_core.wire.ledger import CleanDevice
@@ -30,21 +35,50 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
 
     A device may be named again until its work is handed over. Its first tainted step counts.
     """
-    slot = fact.named
-    voided = state.plan.voided if state.plan is not None else ()
-    # What is told late was undone with what the device had computed by then.
-    undone = any(fact.quorum and fact.quorum.id < v.quorum for v in voided)
-    known = [t for t in state.taints if t.slot == slot and (t.counts or undone)]
-    if fact.since is None or known or (undone and fact.since >= voided[-1].version):
+    slot, known = fact.named, state.slot(fact.named)
+    clean_from = known.clean_from if known is not None else None
+    # Of a device that is no member any more, trainers do not know it.
+    since = fact.since if fact.since is not None else clean_from
+    if since is None:
         return state
+    quorum, voided = fact.quorum, state.plan.voided if state.plan is not None else ()
+    # What is told late was undone with what the device had computed by then.
+    undone = [v.version for v in voided if quorum is not None and quorum.id < v.quorum]
+    serves = has_members(state, slot.pod)
+    before = [t for t in state.taints if t.slot == slot and (t.counts or (undone and not serves))]
+    if before:
+        return _named_again(state, before[-1], fact, since)
+    if undone:
+        if not serves and since >= min(undone):
+            return state
+        if serves:
+            # The steps are undone, but it computes them again, perhaps from an older version on.
+            again_from = min(undone) if clean_from is None else min(*undone, clean_from)
+            since = min(since, again_from)
+    is_member = state.plan is not None and any(m.slot == slot for m in state.plan.members)
     new = Taint(
         slot=slot,
         trainer=slot_name(state, slot),
-        since=fact.since,
-        named_in=max(fact.since, fact.step or 0),
+        since=since,
+        named_in=max(since, fact.step or 0),
+        until=None if is_member else max(since, state.step),
         is_due=state.config.goes_back,
     )
     return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+
+
+def _named_again(
+    state: CoordinatorState, known: Taint, fact: Named, since: int
+) -> CoordinatorState:
+    """Return the state with what another word says of a device that was named before."""
+    if not known.counts:
+        return state
+    changed = replace(known, since=min(known.since, since))
+    if (fact.step or 0) > known.named_in and state.config.goes_back:
+        # Named in a later step: the job wants to go back by now, and did not perhaps before.
+        changed = replace(changed, is_due=True)
+    taints = tuple(changed if t is known else t for t in state.taints)
+    return replace(state, taints=taints)
 
 
 def note_clean(state: CoordinatorState, devices: Iterable[CleanDevice]) -> CoordinatorState:
@@ -125,11 +159,15 @@ def with_voided(plan: Plan, version: int) -> Plan:
 def undone(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     """Return the state in which a plan has the job go back before all that is due.
 
-    What other devices have tainted since is undone with it.
+    What other devices have tainted since is undone with it. One that goes on taints it again.
     """
-    version = plan.voided[-1].version
+    version, members = plan.voided[-1].version, {m.slot.pod for m in plan.members}
     taints = tuple(
-        replace(t, undone_in=str(plan.quorum)) if t.counts and t.since >= version else t
+        t
+        if not t.counts or t.since < version
+        else replace(t, since=version, named_in=max(version, t.named_in))
+        if t.slot.pod in members
+        else replace(t, undone_in=str(plan.quorum))
         for t in state.taints
     )
     return replace(

@@ -17,7 +17,7 @@ These are pure functions: every rank calls them with the same votes and comes to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -28,6 +28,7 @@ from mainstay_core.dmr.verdicts import Verdict
 
 MIN_CHAINS = 2
 """Chains that it takes to see that a device is wrong. To say which one takes a third device."""
+ALL_AGREE = "all chains agree"
 MAX_TOLD = 24
 """Accounts of chains that are remembered of a type; the oldest go first. Three chains are asked at
 a time."""
@@ -62,6 +63,7 @@ class Exchanged:
     micro_batch: Index
     given: Digests
     made: Digests
+    """Where each rank gets a part of its own, the digest says whose it is: equal parts differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +129,9 @@ def first_difference(one: Telling, other: Telling, width: int = 1) -> Difference
         other: of another chain.
         width: ranks of a stage.
     """
-    for place in _places((one, other), width):
-        if _values(one, place) != _values(other, place):
-            return place
-    return None
+    if one == other:
+        return None
+    return _first_of(_indexed(one), _indexed(other), width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,29 +197,53 @@ def rule(told: Sequence[Told], width: int = 1) -> Ruling:
         width: ranks of a stage.
     """
     ordered = sorted(told, key=lambda t: (*t.asked, t.replica))
+    if all(t.telling == ordered[0].telling for t in ordered):
+        return Ruling(agreed=ordered[-1].telling, reason=ALL_AGREE)
     is_asked_again = len({t.asked for t in ordered}) > 1
-    left = ordered
-    for place in _places([t.telling for t in ordered], width):
-        values = [_values(t.telling, place) for t in left]
+    indexed = [_indexed(t.telling) for t in ordered]
+    left = list(zip(ordered, indexed, strict=True))
+    for place in _places(indexed, width):
+        values = [_values(telling, place) for _, telling in left]
         if len(set(values)) < 2:
             continue
-        voices = _voices(left, values, place)
+        voices = _voices([t for t, _ in left], values, place)
         top = _majority([value for _, value in voices]) if is_asked_again else None
         if top is None:
             return _undecided(ordered, place, voices)
-        left = [t for t, value in zip(left, values, strict=True) if value == top]
-    return _ruling(ordered, left[-1].telling, width)
+        left = [one for one, value in zip(left, values, strict=True) if value == top]
+    return _ruling(ordered, left[-1][0].telling, width)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Indexed:
+    """An account whose collectives are found by pass and micro-batch: there may be thousands."""
+
+    account: Account
+    exchanged: Mapping[tuple[Pass, int], Exchanged]
+
+
+def _indexed(telling: Telling) -> tuple[_Indexed, ...]:
+    return tuple(
+        _Indexed(
+            account=account,
+            # Of several with one name the first counts.
+            exchanged={(e.in_pass, e.micro_batch): e for e in reversed(account.exchanged)},
+        )
+        for account in telling
+    )
+
+
+Read = Sequence[_Indexed]
+"""The accounts of a chain's cells, by position."""
 Values = tuple[tuple[str, ...], ...]
 """What a chain tells at a place, by position; an empty one where it tells nothing."""
 
 
-def _places(tellings: Sequence[Telling], width: int) -> Iterator[Difference]:
+def _places(tellings: Sequence[Read], width: int) -> Iterator[Difference]:
     """Yield the places of a type's computation, each behind those on which it depends."""
     num_positions = len(tellings[0]) if tellings else 0
     cells = [range(first, first + width) for first in range(0, num_positions, width)]
-    accounts = [account for telling in tellings for account in telling]
+    accounts = [each.account for telling in tellings for each in telling]
     flows = [len(a.forward) for a in accounts] + [len(a.backward) for a in accounts]
     flows += [1 + e.micro_batch for a in accounts for e in a.exchanged]
     for micro_batch in range(max(flows, default=0)):
@@ -233,7 +258,7 @@ def _places(tellings: Sequence[Telling], width: int) -> Iterator[Difference]:
 
 
 def _exchanges(
-    tellings: Sequence[Telling], cell: Sequence[int], in_pass: Pass, micro_batch: int
+    tellings: Sequence[Read], cell: Sequence[int], in_pass: Pass, micro_batch: int
 ) -> Iterator[Difference]:
     """Yield the places of a pass's collectives: what each rank gave, then what all of them got."""
     lengths = [
@@ -256,7 +281,7 @@ def _exchanges(
 
 
 def _together(
-    tellings: Sequence[Telling],
+    tellings: Sequence[Read],
     cell: Sequence[int],
     in_pass: Pass,
     micro_batch: int | None,
@@ -279,26 +304,34 @@ def _together(
         )
 
 
-def _is_partial(tellings: Sequence[Telling], cell: Sequence[int]) -> bool:
-    return any(telling[position].is_partial for telling in tellings for position in cell)
+def _is_partial(tellings: Sequence[Read], cell: Sequence[int]) -> bool:
+    return any(telling[position].account.is_partial for telling in tellings for position in cell)
 
 
-def _exchanged(account: Account, in_pass: Pass, micro_batch: int) -> Exchanged:
-    for exchanged in account.exchanged:
-        if (exchanged.in_pass, exchanged.micro_batch) == (in_pass, micro_batch):
-            return exchanged
+def _exchanged(told: _Indexed, in_pass: Pass, micro_batch: int) -> Exchanged:
+    exchanged = told.exchanged.get((in_pass, micro_batch))
+    if exchanged is not None:
+        return exchanged
     return Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=(), made=())
 
 
-def _values(telling: Telling, place: Difference) -> Values:
+def _first_of(one: Read, other: Read, width: int) -> Difference | None:
+    for place in _places((one, other), width):
+        if _values(one, place) != _values(other, place):
+            return place
+    return None
+
+
+def _values(telling: Read, place: Difference) -> Values:
     return tuple(_value(telling[position], place) for position in place.positions)
 
 
-def _value(account: Account, place: Difference) -> tuple[str, ...]:
+def _value(told: _Indexed, place: Difference) -> tuple[str, ...]:
+    account = told.account
     if place.micro_batch is None:
         return account.weights
     if place.exchange is not None:
-        exchanged = _exchanged(account, place.in_pass, place.micro_batch)
+        exchanged = _exchanged(told, place.in_pass, place.micro_batch)
         digests = exchanged.made if place.came_out else exchanged.given
         return digests[place.exchange : place.exchange + 1]
     flows = account.forward if place.in_pass is Pass.FORWARD else account.backward
@@ -365,7 +398,7 @@ def _ruling(told: Sequence[Told], agreed: Telling, width: int) -> Ruling:
     return Ruling(
         agreed=agreed,
         deviations=tuple(deviations),
-        reason=f"computed wrongly: {', '.join(names)}" if names else "all chains agree",
+        reason=f"computed wrongly: {', '.join(names)}" if names else ALL_AGREE,
     )
 
 
@@ -374,12 +407,13 @@ def _suspects(one: Told, agreed: Telling, place: Difference) -> tuple[Slot, ...]
 
     What came out of a collective wrongly on one rank alone, where all should get the same, is laid
     to that rank. A sum of which each rank gets a part of its own says nothing: others have added
-    to it.
+    to it. What such a part is told by says of which rank it is, so parts never look the same.
     """
-    mine, right = _values(one.telling, place), _values(agreed, place)
+    mine, right = _values(_indexed(one.telling), place), _values(_indexed(agreed), place)
     pairs = zip(place.positions, mine, right, strict=True)
     wrong = [position for position, value, other in pairs if value != other]
     is_shared = place.came_out and len(set(right)) == 1
-    if len(wrong) == 1 and is_shared and not _is_partial((one.telling, agreed), place.positions):
+    accounts = [telling[p] for telling in (one.telling, agreed) for p in place.positions]
+    if len(wrong) == 1 and is_shared and not any(account.is_partial for account in accounts):
         return (one.cells[wrong[0]],)
     return tuple(sorted(one.cells[position] for position in place.positions))

@@ -111,5 +111,7 @@ def _begin(state: RankState) -> tuple[RankState, tuple[Action, ...]]:
     tried = replace(state, tried=state.version, told_busy=False)
     if writer_of(state.plan, state.index) != state.index:
         return tried, ()
-    write = WriteCheckpoint(state.version, state.commit, state.commit_chain, state.history)
+    write = WriteCheckpoint(
+        state.version, state.commit, state.commit_chain, state.history, state.all_clean_at
+    )
     return tried, (write,)

@@ -287,6 +287,8 @@ class WriteCheckpoint:
     commit: Commit
     commit_chain: str
     history: History = ()
+    clean_at: int | None = None
+    """As of :class:`RenameCheckpoint`: room is made before a part is written."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
-from mainstay_core.dmr.witness import MAX_TOLD, Ruling, rule
+from mainstay_core.dmr.witness import MAX_TOLD, Ruling, Told, first_difference, rule
 from mainstay_core.rank.adoption import park
 from mainstay_core.rank.doubts import Watched
 from mainstay_core.rank.events import (
@@ -174,7 +174,8 @@ def heard(
     if len(told) < len(compared.replicas) and not state.told:
         return state, verdict, ()
     known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
-    ruling = rule(known, plan.ranks_per_stage)
+    width = plan.ranks_per_stage
+    ruling = rule(known, width)
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
@@ -191,12 +192,25 @@ def heard(
     own = next((d.verdict for d in ruling.deviations if d.slot == state.slot), None)
     if own is not None:
         state = replace(state, named_as=own)
-    elif verdict.commit is not None and any(state.slot in one.cells for one in known):
+    elif verdict.commit is not None and is_agreed_with(state.slot, known, ruling, width):
         state = replace(state, clean_from=state.version + 1)
     if verdict.commit is None:
         # Asked again, the chains are judged by what they have told as well.
         state = replace(state, told=known, told_of=compared.type)
     return state, verdict, named
+
+
+def is_agreed_with(slot: Slot, known: Sequence[Told], ruling: Ruling, width: int) -> bool:
+    """Return whether a chain that a device computed in has told what counts.
+
+    Where a chain was wrong nobody has compared what comes after it: it had wrong inputs.
+    """
+    if ruling.agreed is None:
+        return False
+    return any(
+        slot in one.cells and first_difference(one.telling, ruling.agreed, width) is None
+        for one in known
+    )
 
 
 def _named(

@@ -197,7 +197,7 @@ class RankShell(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Allocate what computes the adopted plan's stage, unless that is there."""
+        """Allocate what computes the adopted plan's stage, and check by the rules of the plan."""
 
     @abstractmethod
     async def compute_types(self, types: Sequence[int], groups: Any, early: Any) -> None:

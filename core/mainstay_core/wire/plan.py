@@ -242,7 +242,8 @@ class Plan(_Derived):
     """Positions to make anew from others, if no member holds them; None: every state is exact, or
     void."""
     checks: CheckRules | None = field(default=None, metadata=OMITTED)
-    """What is checked in this quorum; None: what the job said when its trainers were started."""
+    """What is checked in this quorum. None, in a plan of an older release: what the job said when
+    its trainers were started."""
     voided: Annotated[tuple[Voided, ...], Longest(MAX_VOIDED)] = field(default=(), metadata=OMITTED)
     """Steps that count no more, the newest last. All later plans tell of them."""
 

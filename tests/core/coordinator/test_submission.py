@@ -36,7 +36,7 @@ def test_another_version_may_choose_another_kind_of_log_and_the_job_keeps_its_ow
 def test_checks_change_with_a_planned_plan_of_the_same_members(start: Start) -> None:
     world = start()
     before = world.plan
-    assert before.checks is None, "trainers know it from their start"
+    assert before.checks == CheckRules(), "the first plan tells it as well"
     asked = replace(world.state.config, dmr=Mode.FULL, witness_every_steps=5)
 
     world.send(JobSubmitted(config=asked))
@@ -66,7 +66,7 @@ def test_what_is_in_force_is_what_the_plan_says_while_no_other_can_be_made(start
 
     world.send(JobSubmitted(config=asked))
 
-    assert world.plan.checks is None
+    assert world.plan.checks == CheckRules()
     assert world.state.checks_in_force == CheckRules()
     world.down(world.member(1, 0))
     assert world.plan.checks == CheckRules(mode=Mode.FULL), "any later plan tells it"
@@ -82,6 +82,28 @@ def test_a_store_that_lost_the_job_takes_the_checks_from_the_plan(start: Start) 
     fresh.send(PlanReported(pod=PodUid("pod-0"), plan=plan))
     assert fresh.state.config.dmr is Mode.FULL
     assert fresh.state.wanted_checks == plan.checks
+
+
+def test_what_is_submitted_after_a_store_loss_is_not_taken_for_what_is_in_force(
+    start: Start,
+) -> None:
+    world = start()
+    fresh = PlayedPods(replace(world.state.config, dmr=Mode.FULL, witness_every_steps=1))
+    fresh.register("pod-0")
+    fresh.send(PlanReported(pod=PodUid("pod-0"), plan=world.plan))
+    assert fresh.state.checks_in_force == CheckRules()
+    assert fresh.state.wanted_checks == CheckRules(), "until it is submitted again"
+
+
+def test_a_plan_of_an_older_release_that_says_nothing_of_checks_is_followed(start: Start) -> None:
+    world = start()
+    old = replace(world.plan, checks=None)
+    fresh = PlayedPods(world.state.config)
+    fresh.register("pod-0")
+    fresh.send(PlanReported(pod=PodUid("pod-0"), plan=old))
+    assert fresh.state.plan is not None
+    assert fresh.state.plan.checks is None
+    assert fresh.state.checks_in_force == CheckRules()
 
 
 @pytest.mark.parametrize(

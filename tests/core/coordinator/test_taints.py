@@ -127,6 +127,77 @@ def test_a_device_that_two_members_name_has_the_job_go_back_once(start: Start) -
     assert (world.plan.lineage, world.plan.voided[-1].quorum) == (1, went.id)
 
 
+def test_of_two_devices_the_second_that_is_named_late_goes_too_and_the_job_goes_back_for_it(
+    start: Start,
+) -> None:
+    world = start(replicas=4, stages=1, goes_back=True)
+    train(world, 5)
+    first, second, before = world.member(1, 0), world.member(2, 0), world.plan.quorum
+    late = world.about(FactKind.NAMED, second, since=4, step=5, quorum=before)
+    name(world, first)
+    assert second.slot in {m.slot for m in world.plan.members}
+    world.settle(2)
+    world.commit(2)
+
+    world.tell(late)
+
+    assert second.slot not in {m.slot for m in world.plan.members}
+    assert world.plan.lineage == 2
+    assert [t.since for t in world.state.taints] == [3, 3], "it has computed step 3 again"
+    assert not any(t.counts for t in world.state.taints)
+    world.settle(2)
+    for _ in range(3):  # told again: it has computed nothing since
+        world.tell(late)
+    assert (world.plan.lineage, len(world.state.taints)) == (2, 2)
+
+
+def test_a_device_that_was_reported_and_is_named_anew_has_the_job_go_back(start: Start) -> None:
+    world = start(replicas=1, stages=1)
+    train(world, 5)
+    reported = world.member(0, 0)
+    name(world, reported, since=4)
+    assert not world.state.taints[0].is_due
+    world.send(JobSubmitted(config=replace(world.state.config, goes_back=True)))
+
+    world.tell(world.about(FactKind.NAMED, reported, since=4, step=5))
+    assert not world.state.taints[0].is_due, "the same word, told again"
+    world.tell(world.about(FactKind.NAMED, reported, since=4, step=6))
+    assert world.state.taints[0].is_due, "named anew, as the job goes back by now"
+
+
+def test_a_device_whose_pod_is_gone_by_then_has_tainted_what_it_had(start: Start) -> None:
+    world = start(replicas=3, stages=1, goes_back=True)
+    train(world, 5)
+    wrong, other = world.member(1, 0), world.member(0, 0)
+    told = world.about(FactKind.NAMED, other, since=3, step=5, device=wrong.slot)
+    world.pod_gone(wrong.slot.pod)
+    world.settle(5)
+
+    world.tell(told)
+
+    (taint,) = world.state.taints
+    assert (taint.slot, taint.since, taint.until) == (wrong.slot, 3, 5)
+    assert (world.plan.method, world.plan.lineage) == (Method.RESTART, 1)
+
+
+def test_who_does_not_know_since_when_a_device_is_wrong_is_told_by_the_ledger(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
+    wrong, other = world.member(1, 0), world.member(0, 0)
+    clean = (CleanDevice(slot=wrong.slot, clean_from=2),)
+    for step in range(5):
+        quorum = world.plan.quorum
+        world.send(StepsCommitted(step=step, quorum=quorum, committed_at_s=1.0, clean=clean))
+    world.pod_gone(wrong.slot.pod)
+    world.settle(5)
+
+    world.tell(world.about(FactKind.NAMED, other, since=None, step=5, device=wrong.slot))
+
+    (taint,) = world.state.taints
+    assert (taint.since, taint.until) == (2, 5)
+
+
 def test_without_a_successor_the_job_goes_back_as_soon_as_one_is_there(start: Start) -> None:
     world = start(replicas=1, stages=1, goes_back=True)
     train(world, 5)

@@ -53,6 +53,11 @@ def test_every_positions_lowest_member_writes_when_it_is_due() -> None:
     assert boundary(member(), 10)[1] == [WriteCheckpoint(10, COMMIT, "")]
 
 
+def test_who_writes_a_part_knows_which_version_has_to_stay_when_room_is_made() -> None:
+    state = replace(member(), all_clean_at=7)
+    assert boundary(state, 10)[1] == [WriteCheckpoint(10, COMMIT, "", clean_at=7)]
+
+
 def test_a_version_counts_from_the_newest_complete_one() -> None:
     assert boundary(member(), 14, Saves(durable=5))[1] == []
     assert boundary(member(), 15, Saves(durable=5))[1] != []

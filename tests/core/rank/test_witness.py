@@ -9,6 +9,7 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 from tests.core.rank.test_machine import adopting, computing, follow, report, vote
 
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.dmr.verdicts import Verdict
@@ -29,6 +30,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
 )
 from mainstay_core.rank.machine import RankState
+from mainstay_core.rank.recheck import is_agreed_with
 from mainstay_core.rank.reports import finding_of
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
@@ -209,6 +211,28 @@ def test_since_when_a_device_may_be_wrong_is_since_a_witness_agreed_with_it_last
         since.append(finding.since)
         assert ("its steps from 5 on are tainted" in finding.describe()) == bool(finding.since)
     assert since == [5, None]
+
+
+def test_what_a_chain_computed_from_wrong_inputs_nobody_has_compared() -> None:
+    slots = [Slot(pod=PodUid(pod), index=0) for pod in "ab"]
+
+    def chain(replica: int, attempt: int, *words: str) -> Told:
+        telling = tuple(Account(forward=(word,)) for word in words)
+        cells = (
+            (slots[0], slots[1])
+            if replica == 0
+            else tuple(Slot(pod=PodUid(f"{replica}-{stage}"), index=0) for stage in range(2))
+        )
+        return Told(quorum=1, attempt=attempt, replica=replica, cells=cells, telling=telling)
+
+    wrong = [chain(0, attempt, "bad", "follows") for attempt in (0, 1)]
+    known = [*wrong, chain(1, 0, "x", "y"), chain(1, 1, "x", "y"), chain(2, 1, "x", "y")]
+    ruling = rule(known)
+    assert [d.slot for d in ruling.deviations] == [slots[0]]
+    assert not is_agreed_with(slots[1], known, ruling, 1), "it computed on from wrong inputs"
+    assert is_agreed_with(known[-1].cells[1], known, ruling, 1)
+    later = [*known, chain(0, 2, "x", "y")]
+    assert is_agreed_with(slots[1], later, rule(later), 1)
 
 
 def test_votes_tell_since_when_each_device_is_clean_and_the_ledger_what_is_new() -> None:

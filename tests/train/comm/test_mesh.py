@@ -13,7 +13,7 @@ from tests.train.crew import ADDRESS, make_group
 from torch import nn
 
 from mainstay_core.base.digest import Digest
-from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
@@ -571,3 +571,11 @@ def test_a_scalar_of_the_optimizer_is_counted_once_by_the_mesh():
         assert all(t.copy for t in steps)
         counted = optimizer.Shared.of(steps).counted(comm_mesh.InnerMesh(size=SIZE, index=index))
         assert (counted == Digest.zero()) == (index == 1)
+
+
+def test_a_length_that_no_rank_of_a_cell_can_mean_is_refused(monkeypatch):
+    inner = comm_mesh.InnerMesh(size=2, index=0)
+    for length in (comm_mesh.MAX_MESSAGE_BYTES + 1, -1):
+        monkeypatch.setattr(comm_mesh, "tell_all", lambda *_, length=length: ((3,), (length,)))
+        with pytest.raises(RemoteProtocolError, match=f"inner rank 1 tells {length} bytes"):
+            comm_mesh.exchange_all(b"abc", inner)

@@ -7,11 +7,14 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from tests.train.checks.step import MODELS, Spot, Step
 from tests.train.checks.test_flips import draw, has_effect
+from tests.worlds.pods import make_config
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
@@ -21,13 +24,13 @@ from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
-from mainstay_core.dmr.schedule import Part, plan_here
+from mainstay_core.dmr.schedule import Part, RefusedPlanError, plan_here
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_train.checks.planned import NO_STANDING, Window
 from mainstay_train.checks.planned import Spot as PlannedSpot
-from mainstay_train.checks.planned import Window
-from mainstay_train.dmr.run_planner import RunPlanner, read_plan_file
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, read_plan_file
 
 MUCH, LITTLE = 1 << 30, 9000
 PROFILED = 2
@@ -289,3 +292,53 @@ def test_a_stage_that_cannot_be_described_stays_naive_and_says_why(
     (told,) = step.told
     assert (told.plan, told.shares) == ("Naive", "naive 100 %")
     assert "computes past the dispatcher" in told.reason
+
+
+def make_planner(told: list[str], *, starts: bool) -> RunPlanner:
+    """A planner whose engine is never asked for anything."""
+    engine: Any = SimpleNamespace(reducer=SimpleNamespace(reduced=torch.zeros(1)))
+    stage = PlannedStage(
+        shape=make_config().shape,
+        stage=0,
+        fingerprint="job",
+        profile_steps=PROFILED,
+        memory_bytes=MUCH,
+    )
+    return RunPlanner(
+        stage,
+        engine,
+        ordered=None,
+        clock=lambda: 0.0,
+        tell=lambda said: told.append(said.reason),
+        starts=starts,
+    )
+
+
+def test_a_rank_without_a_planner_leaves_its_whole_cell_without_a_plan() -> None:
+    told: list[str] = []
+    planner = make_planner(told, starts=True)
+    for _ in range(3):
+        planner.align([planner.standing, NO_STANDING])
+        assert planner.begin_program(None) is None
+    assert len(told) == 1, told
+    assert "another rank of the cell" in told[0]
+
+    fresh = make_planner(told, starts=False)
+    standings = [planner.standing, fresh.standing]
+    planner.align(standings)
+    fresh.align(standings)
+    assert planner.standing == fresh.standing, "one that has a planner came: all begin anew"
+
+
+def test_a_plan_of_a_file_fails_no_job_once_its_start_is_over() -> None:
+    told: list[str] = []
+    planner = make_planner(told, starts=True)
+    planner._ordered = object()  # type: ignore[assignment]
+    error = RefusedPlanError("it is of another stage")
+    with pytest.raises(InvalidSpecError, match="the plan of stage 0 is refused"):
+        planner._give_up(error)
+    planner.align([planner.standing, (1, 2, 1, 77, 0)])
+
+    planner._give_up(error)
+
+    assert told == ["no plan is followed: it is of another stage"]

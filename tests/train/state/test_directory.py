@@ -1,5 +1,7 @@
+import errno
 import logging
 import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -548,6 +550,39 @@ def test_versions_of_tainted_steps_count_no_more_and_stay_beside_the_others(tmp_
         directory.complete(version, "n3", [(0, 0)], 1)
     assert newest_complete(directory) == 50
     assert len([n for n in versions_in(tmp_path / "job") if ".tainted-" in n]) == 2
+
+
+def test_a_void_version_that_cannot_be_put_aside_does_not_count_and_is_put_aside_later(
+    tmp_path, monkeypatch
+):
+    states = make_states(1, seed=3)
+    for version in (10, 20, 30):
+        write(open_directory(tmp_path / "job", keep=4), version, states)
+    directory = open_directory(tmp_path / "job", keep=2)
+    directory.voided = (Voided(quorum=5, lineage=1, version=12),)
+
+    def refuse(path, target):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        assert [version for version, _ in sorted(directory.put_void_aside())] == [20, 30]
+    assert [stored.version for stored in directory._good()] == [10]
+
+    write_part(directory, 20, "n3", 0, states[0], "chain-20b")
+    directory.complete(20, "n3", [(0, 0)], 1)
+
+    assert newest_complete(directory) == 20
+    names = [
+        name.rpartition("-")[0] if "tainted" in name else name
+        for name in versions_in(tmp_path / "job")
+    ]
+    assert sorted(names) == [
+        "step-00000010",
+        "step-00000020",
+        "step-00000020.tainted",
+        "step-00000030.tainted",
+    ]
 
 
 def test_a_version_that_no_device_has_tainted_outlives_those_that_are_kept(tmp_path):
