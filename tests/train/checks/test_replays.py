@@ -233,6 +233,8 @@ def test_a_product_that_a_gradient_takes_is_compared_by_its_imprint(kernel: int 
 def test_a_product_waits_that_writes_into_a_gradient(flipped_in: Execution | None) -> None:
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=1 << 20, plan=PlanName.DYNAMIC)
+    checks.begin_program((TYPE, 0))
+    checks.end_program(completed=True)
     scratch = torch.full((2, 16, 16), 7.0)
     if flipped_in in (Execution.PRIMARY, Execution.CHECKER):
         flip = Flip(in_pass=Pass.WEIGHT, operator=0, element=5, bit=29, execution=flipped_in)
