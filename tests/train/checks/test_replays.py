@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mainstay_core.dmr.findings import Finding
@@ -35,12 +36,13 @@ class Kernels:
         *,
         in_pass: Pass = Pass.FORWARD,
         phase: Phase = Phase.FORWARD,
+        plan: PlanName = PlanName.AUTO,
     ) -> None:
         self._pass, self._phase = in_pass, phase
         self.found: list[Finding] = []
-        self.checks = Checks(
-            Mode.FULL, tell=self.found.append, waiting_bytes=budget, plan=PlanName.AUTO
-        )
+        self.checks = Checks(Mode.FULL, tell=self.found.append, waiting_bytes=budget, plan=plan)
+        self.checks.begin_program((TYPE, 0))
+        self.checks.end_program(completed=True)
         self.checks.given = frozenset({key_of(W)})
         last = len(kernels) - 1
         parts = {
@@ -104,6 +106,21 @@ def test_of_a_segment_its_boundary_alone_is_kept() -> None:
     segment.replay()
     assert segment.found == []
     assert torch.equal(output, chain())
+
+
+def test_a_product_of_three_axes_stays_inside() -> None:
+    """Its kernel has two: the rest is views, one of which does not say so."""
+    x = X.view(2, 8, 16)
+
+    def work() -> torch.Tensor:
+        return nn.functional.linear(nn.functional.linear(x, W).mul(2.0), W)
+
+    segment = Kernels(CHAIN)
+    segment.run(work)
+
+    assert segment.kept_bytes == 2 * SIZE
+    segment.replay()
+    assert segment.found == []
 
 
 @pytest.mark.parametrize("kernel", [0, 1, 2])
