@@ -77,7 +77,7 @@ class LoopTraining:
         """Nothing: an own loop has one stage, and none beside it."""
         return ()
 
-    def try_blocks(self, mode: Mode) -> None:
+    def try_blocks(self, mode: Mode, plan: PlanName) -> None:
         """There are none: a loop's works are compared as they come."""
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
