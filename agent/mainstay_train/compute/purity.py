@@ -81,7 +81,9 @@ def check(
             _try_late(run, spec.name, device, plan)
 
 
-def _try_late(run: Callable[..., _Outcome], name: str, device: torch.device, plan: PlanName) -> None:
+def _try_late(
+    run: Callable[..., _Outcome], name: str, device: torch.device, plan: PlanName
+) -> None:
     """Run a block once more with all checks late, and again where one of them differs."""
     rounds = [found for _, found in (run(is_late=True),)]
     if not any(rounds):

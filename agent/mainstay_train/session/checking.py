@@ -59,7 +59,7 @@ class RulesOfChecks:
         if rules is None or rules == self._rules:
             return
         if not _trials_of(rules) <= self._tried:
-            self._training.try_blocks(rules.mode, rules.plan)
+            self._training.try_blocks(rules)
             self._tried |= _trials_of(rules)
         logger.info("from step %d on: %s", step, rules.describe())
         self._rules = rules
