@@ -51,9 +51,7 @@ class Odd(split.SplitModule):
         return x * self.weight + self._besides(x.detach())
 
 
-def check(
-    besides: Callable[[torch.Tensor], torch.Tensor], plan: PlanName = PlanName.NAIVE
-) -> None:
+def check(besides: Callable[[torch.Tensor], torch.Tensor], plan: PlanName = PlanName.NAIVE) -> None:
     purity.check(model(BlockSpec(name="odd", build=lambda: Odd(besides))), CPU, plan=plan)
 
 

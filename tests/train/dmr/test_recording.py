@@ -18,7 +18,7 @@ from mainstay_train.checks.regions import Region
 from mainstay_train.dmr import passage as passages
 from mainstay_train.dmr.passage import StagePasses
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
-from mainstay_train.dmr.recorder import Passage, Recorder
+from mainstay_train.dmr.recorder import Call, Passage, Recorder
 from mainstay_train.dmr.timers import ClockTimer
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload as workloads
@@ -152,6 +152,39 @@ def test_of_a_share_of_the_blocks_the_recompute_is_recorded() -> None:
     assert passage is not None
     again = {call.block for call in passage.calls if call.id in passage.recomputed}
     assert again == {0, 1}, "the first two of four"
+
+
+@pytest.mark.parametrize("beyond", [None, "", "0/forward/0"])
+def test_a_recompute_that_calls_more_than_its_forward_is_compared_with_nothing(
+    beyond: str | None,
+) -> None:
+    calls = [
+        Call(
+            block=0,
+            in_pass=Pass.FORWARD,
+            ordinal=number,
+            name="aten.mm",
+            inputs=("x",),
+            outputs=(f"y{number}",),
+            overwrites=(),
+            shapes=(),
+            timed=number,
+        )
+        for number in range(2)
+    ]
+    names = [call.id for call in calls]
+    passage = Passage(
+        blocks={0: "layers.0"},
+        calls=calls,
+        seconds=[1.0, 1.0],
+        tensors={name: (4, Origin.MADE) for name in ("x", "y0", "y1")},
+        recomputed=set(names),
+        again={0: [*names, *([] if beyond is None else [beyond])]},
+    )
+
+    profile = make_profile([passage], fingerprint="f", stage=0, budget_bytes=0)
+
+    assert len(profile.ac_segments) == (beyond is None)
 
 
 @pytest.mark.parametrize("recompute", [False, True])
