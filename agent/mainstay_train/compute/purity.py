@@ -94,8 +94,9 @@ def _try_late(
         raise InvalidSpecError(
             schedule.FIELD,
             f"is {plan.value}, but {place} gave other bits when it was executed again after block "
-            f"{name!r} had returned, in {times} of {len(rounds)} runs: it depends on what the block "
-            "sets meanwhile; set no flags and no number of threads inside of a block, or use Naive",
+            f"{name!r} had returned, in {times} of {len(rounds)} runs: it depends on what the "
+            "block sets meanwhile; set no flags and no number of threads inside of a block, or "
+            "use Naive",
         )
 
 

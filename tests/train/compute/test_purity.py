@@ -102,8 +102,8 @@ def test_a_kernel_that_depends_on_what_its_block_sets_is_named_where_checks_wait
     check(flagged)
     with pytest.raises(
         InvalidSpecError,
-        match=r"spec\.detection\.dmr\.plan: is Dynamic, but mainstay_purity\.flagged \(#\d\) in the "
-        r"forward pass of odd gave other bits when it was executed again after block 'odd' had "
+        match=r"spec\.detection\.dmr\.plan: is Dynamic, but mainstay_purity\.flagged \(#\d\) in "
+        r"the forward pass of odd gave other bits when it was executed again after block 'odd' had "
         r"returned, in 5 of 5 runs: .* or use Naive",
     ):
         check(flagged, PlanName.DYNAMIC)

@@ -164,7 +164,7 @@ def test_a_recompute_that_calls_more_than_its_forward_is_compared_with_nothing(
             in_pass=Pass.FORWARD,
             ordinal=number,
             name="aten.mm",
-            inputs=("x",),
+            inputs=(),
             outputs=(f"y{number}",),
             overwrites=(),
             shapes=(),
@@ -177,7 +177,7 @@ def test_a_recompute_that_calls_more_than_its_forward_is_compared_with_nothing(
         blocks={0: "layers.0"},
         calls=calls,
         seconds=[1.0, 1.0],
-        tensors={name: (4, Origin.MADE) for name in ("x", "y0", "y1")},
+        tensors=dict.fromkeys(("y0", "y1"), (4, Origin.MADE)),
         recomputed=set(names),
         again={0: [*names, *([] if beyond is None else [beyond])]},
     )

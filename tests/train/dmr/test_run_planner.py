@@ -289,3 +289,26 @@ def test_a_stage_that_cannot_be_described_stays_naive_and_says_why(
     (told,) = step.told
     assert (told.plan, told.shares) == ("Naive", "naive 100 %")
     assert "computes past the dispatcher" in told.reason
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["mainstay_train.dmr.recorder.PassageRecord.see", "mainstay_train.dmr.run_planner.plan_here"],
+)
+def test_a_mistake_of_planning_costs_time_alone(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, profile_steps=1)
+    clean = step.run(Mode.OFF)
+
+    def fail(*_: object) -> None:
+        raise KeyError("0/forward/7")
+
+    monkeypatch.setattr(where, fail)
+    for _ in range(3):
+        assert step.run(Mode.FULL).digests == clean.digests
+
+    (told,) = step.told
+    assert (told.plan, told.shares) == ("Naive", "naive 100 %")
+    assert "it has failed to " in told.reason
+    assert "0/forward/7" in told.reason
