@@ -174,14 +174,7 @@ def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) 
 
 @contextmanager
 def _refused_if_it_fails(what: str) -> Iterator[None]:
-    """Have what planning raises by mistake cost time alone: the stage stays naive.
-
-    Args:
-        what: is done meanwhile, for people: no code of the workload runs.
-
-    Raises:
-        RefusedPlanError: something was raised that is no refusal.
-    """
+    """Have what is raised by mistake meanwhile, where no code of a user runs, cost time alone."""
     try:
         yield
     except (UncoveredError, RefusedPlanError, InvalidSpecError):

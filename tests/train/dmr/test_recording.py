@@ -161,23 +161,25 @@ def test_a_recompute_that_calls_more_than_its_forward_is_compared_with_nothing(
     calls = [
         Call(
             block=0,
-            in_pass=Pass.FORWARD,
-            ordinal=number,
+            in_pass=in_pass,
+            ordinal=ordinal,
             name="aten.mm",
             inputs=(),
-            outputs=(f"y{number}",),
+            outputs=(f"y{timed}",),
             overwrites=(),
             shapes=(),
-            timed=number,
+            timed=timed,
         )
-        for number in range(2)
+        for timed, (in_pass, ordinal) in enumerate(
+            [(Pass.FORWARD, 0), (Pass.FORWARD, 1), (Pass.BACKWARD, 0)]
+        )
     ]
-    names = [call.id for call in calls]
+    names = [call.id for call in calls if call.in_pass is Pass.FORWARD]
     passage = Passage(
         blocks={0: "layers.0"},
         calls=calls,
-        seconds=[1.0, 1.0],
-        tensors=dict.fromkeys(("y0", "y1"), (4, Origin.MADE)),
+        seconds=[1.0] * 3,
+        tensors=dict.fromkeys(("y0", "y1", "y2"), (4, Origin.MADE)),
         recomputed=set(names),
         again={0: [*names, *([] if beyond is None else [beyond])]},
     )
