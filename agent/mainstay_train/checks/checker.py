@@ -97,6 +97,10 @@ class Checks:
         self.replays = Replays(self)
         """Segments of blocks that wait among them."""
         self._plan, self._planned = plan, Orders()
+        self._computes, self._is_warm = False, False
+        """Whether the program at hand computes a step, and whether the stage has completed one.
+        What blocks make once and keep, as tables, is made in the first one: nothing waits there,
+        so that it is right before it is kept."""
         self.planner: Planner | None = None
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
@@ -154,7 +158,7 @@ class Checks:
 
     def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
         """Return until when the check of a call waits; None: it does not."""
-        if not self.waiting.is_used:
+        if not self.waiting.is_used or not self._is_warm:
             return None
         later: Later | None = WHENEVER
         if self._plan in PLANNED:
@@ -191,12 +195,14 @@ class Checks:
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.
         """
+        self._computes = first is not None
         if self.planner is not None:
             self._planned = self.planner.begin_program(first) or Orders()
         self.replays.begin_program(self._planned.parts)
 
     def end_program(self, *, completed: bool) -> None:
         """Say that the stage's program has ended."""
+        self._is_warm = self._is_warm or (completed and self._computes)
         if self.planner is not None:
             self.planner.end_program(completed=completed)
 
@@ -274,6 +280,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
+        self._is_warm = False
         self.planner, self._planned = None, Orders()
         self.replays.begin_program({})
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))

@@ -198,8 +198,10 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         kernel = kernel_of(func)
         if kernel.name in collectives.REPEATED:
             return self._communicate(func, args, kwargs, kernel.name)
-        if self._hears is not None and kernel.communicates and kernel.name not in SILENT:
-            self._hears.missed()
+        if kernel.communicates and kernel.name not in SILENT:
+            if self._hears is not None:
+                self._hears.missed()
+            self._let_write(kernels.tensors_in([*args, *kwargs.values()]))
         if kernel.is_view or kernel.allocates or kernel.communicates:
             result = func(*args, **kwargs)
             if self._seen is not None and kernel.allocates:
@@ -211,6 +213,15 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         result = self._execute(func, args, kwargs, kernel)
         seen.see(func, args, kwargs, result, self._spot)
         return result
+
+    def _let_write(self, given: Sequence[torch.Tensor]) -> None:
+        """Say that a collective may read and write all that it is given.
+
+        Its schema does not say which it writes.
+        """
+        self._checks.replays.read(given)
+        if self._checks.waiting:
+            self._checks.waiting.overwrite(map(key_of, given))
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
         """Run a kernel, and check it."""
@@ -373,6 +384,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         Raises:
             UnreliableDeviceError: three executions had three results here.
         """
+        self._checks.replays.read(kernels.tensors_in([*args, *kwargs.values()]))
         at, number = self._place, self._num_collectives
         self._num_collectives += 1
         flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)

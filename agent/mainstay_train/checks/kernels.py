@@ -27,6 +27,8 @@ ALLOCATING = frozenset(
     }
 )
 """Calls that take memory, or say which memory a tensor has, and write nothing."""
+VIEWS = frozenset({"aten._unsafe_view"})
+"""Views that do not say so in their schema."""
 COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_dtensor", "symm_mem")
 """Namespaces of calls that wait for other ranks."""
 REPLACING = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
@@ -135,7 +137,8 @@ def kernel_of(func: Any) -> Kernel:
         name=name,
         allocates=name in ALLOCATING,
         communicates=func.namespace in COLLECTIVES,
-        is_view=not writes and bool(aliases) and all(alias is not None for alias in aliases),
+        is_view=name in VIEWS
+        or (not writes and bool(aliases) and all(alias is not None for alias in aliases)),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
         tells=name in TELLING,

@@ -107,6 +107,13 @@ class Segment:
         """By key, those that it has made and nobody has overwritten: the number of each. While
         somebody refers to a memory, if only so, no other one has its key."""
         self._num_memories = 0
+        self.made: set[int] = set()
+        """Keys of all memories that it has made, overwritten ones included."""
+        self._hidden: dict[int, list[tuple[_Executed, int]]] = {}
+        """By memory, the kernels that have made something in it that is not compared, and its
+        place."""
+        self.waits_as = ""
+        """Its name among the checks that wait."""
         self._kept: set[int] = set()
         """Keys of the memories that it keeps."""
         self.more: tuple[set[int], int] = (set(), 0)
@@ -149,6 +156,10 @@ class Segment:
         done = _Executed(place, replace(call, args=args, kwargs=kwargs), flips, inside)
         for number in compared:
             done.compared[number] = self._keep(outputs[number])
+        for number, tensor in enumerate(outputs):
+            self.made.add(key_of(tensor))
+            if number not in done.compared:
+                self._hidden.setdefault(inside[number].memory, []).append((done, number))
         for number, tensor in enumerate(written, len(outputs)):
             done.compared[number] = imprint(tensor)
         self.executed.append(done)
@@ -156,11 +167,12 @@ class Segment:
     def leave(self, tensor: torch.Tensor) -> None:
         """Have all that lies in a tensor's memory compared: another kernel reads it."""
         memory, _ = self.memories[key_of(tensor)]
+        hidden = self._hidden.pop(memory, None)
+        if hidden is None:
+            return
         storage = tensor.untyped_storage()
-        for done in self.executed:
-            for number, inside in enumerate(done.outputs):
-                if inside.memory == memory and number not in done.compared:
-                    done.compared[number] = self._keep(inside.laid_out(storage))
+        for done, number in hidden:
+            done.compared[number] = self._keep(done.outputs[number].laid_out(storage))
 
     def copy(self, key: int) -> int | None:
         """Keep a copy of a memory, which is about to be overwritten, in its place.
@@ -252,14 +264,14 @@ class Segment:
     def _compare_alive(self) -> None:
         """Have all compared that is there and may still be read."""
         for memory, weak in self.memories.values():
+            if memory not in self._hidden:
+                continue
             alive = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
             storage = cast("torch.UntypedStorage | None", alive)
             if storage is None:
                 continue
-            for done in self.executed:
-                for number, inside in enumerate(done.outputs):
-                    if inside.memory == memory and number not in done.compared:
-                        done.compared[number] = inside.laid_out(storage)
+            for done, number in self._hidden.pop(memory):
+                done.compared[number] = done.outputs[number].laid_out(storage)
 
     def _compared_at(self, number: int) -> tuple[_Executed, int]:
         flat = [(done, output) for done in self.executed for output in done.compared]
@@ -324,8 +336,8 @@ class Replays:
         self._judged = judged
         self.parts: Mapping[Spot, Part] = {}
         """Of the plan."""
-        self._segments: dict[Name, tuple[Segment, str]] = {}
-        """Those that wait, with their names among the checks that wait."""
+        self._segments: dict[Name, Segment] = {}
+        """Those that wait."""
         self._closed: set[Name] = set()
         """Those of which some was replayed before all was executed: the rest is checked alone."""
         self._inside: dict[int, Segment] = {}
@@ -369,7 +381,7 @@ class Replays:
             return
         own = None
         if part is not None and place is not None:
-            own, _ = self._segments.get(self._name_of(part, place), (None, ""))
+            own = self._segments.get(self._name_of(part, place))
         for tensor in tensors:
             key = key_of(tensor)
             segment = self._inside.get(key)
@@ -398,7 +410,7 @@ class Replays:
         name, waiting = self._name_of(part, place), self._judged.waiting
         if name not in self._segments:
             self._begin(name, part)
-        segment, waits_as = self._segments[name]
+        segment = self._segments[name]
         keys = list(dict.fromkeys(map(key_of, outputs)))
         compared = [n for n, t in enumerate(outputs) if keys.index(key_of(t)) in part.compared]
         if part.helps:  # its own check has had the others
@@ -407,13 +419,13 @@ class Replays:
         for key in keys:
             self._inside[key] = segment
         self._account(segment)
-        if part.is_last and waiting.waits(waits_as):
-            waiting.complete(waits_as)
+        if part.is_last and waiting.waits(segment.waits_as):
+            waiting.complete(segment.waits_as)
 
     def _begin(self, name: Name, part: Part) -> None:
         _, (shard_type, micro_batch) = name
         segment = Segment(self._judged, (shard_type, micro_batch))
-        waits_as = self._judged.waiting.begin(
+        segment.waits_as = self._judged.waiting.begin(
             Waiting(
                 shard_type,
                 frozenset(),
@@ -426,20 +438,21 @@ class Replays:
                 forget=partial(self._forget, name),
             )
         )
-        self._segments[name] = segment, waits_as
+        self._segments[name] = segment
 
     def _account(self, segment: Segment) -> None:
         """Have what a segment keeps more counted."""
         (keys, size_bytes), segment.more = segment.more, (set(), 0)
         if not keys:
             return
-        waits_as = next(w for known, w in self._segments.values() if known is segment)
-        self._judged.waiting.grow(waits_as, keys, size_bytes)
+        self._judged.waiting.grow(segment.waits_as, keys, size_bytes)
 
     def _forget(self, name: Name) -> None:
-        segment, _ = self._segments.pop(name)
+        segment = self._segments.pop(name)
         self._closed.add(name)
-        self._inside = {key: s for key, s in self._inside.items() if s is not segment}
+        for key in segment.made:
+            if self._inside.get(key) is segment:
+                del self._inside[key]
 
     def begin_program(self, parts: Mapping[Spot, Part]) -> None:
         """Say that a program begins, in which nothing of an earlier one waits."""

@@ -3,19 +3,25 @@
 A kernel that gives other bits each time does so on every device. Executed twice in a step it would
 look like a device that computes wrongly. So each kind of block runs here under checks: what differs
 at one place again and again, on a device that computes all else the same, is the block's.
+
+Checks that wait run once the block has returned. Where a plan lets them, each kind runs with all of
+them late, too: a kernel may compute otherwise when what the block has set for it (flags of a
+backend, the number of threads) is as before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.dmr import schedule
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
@@ -31,17 +37,25 @@ NEEDED = 3
 TURNS = 20
 """Steps of the calculation that says whether a device computes all else the same."""
 SIZE = 64
+UNBOUNDED = 1 << 62
+"""Bytes that checks of one run of a block may retain."""
 
 _Outcome = tuple[dict[str, torch.Tensor], list[Finding]]
 
 
-def check(model: Workload, device: torch.device, mode: Mode = Mode.FULL) -> None:
+def check(
+    model: Workload,
+    device: torch.device,
+    mode: Mode = Mode.FULL,
+    plan: PlanName = PlanName.NAIVE,
+) -> None:
     """Run each kind of block some times under checks.
 
     Args:
         model: what is trained.
         device: where it is.
         mode: of the job, for people.
+        plan: of the job: whether checks wait.
 
     Raises:
         InvalidSpecError: a block is no pure function.
@@ -63,12 +77,44 @@ def check(model: Workload, device: torch.device, mode: Mode = Mode.FULL) -> None
             raise _refusal(
                 mode, f"block {spec.name!r} gives other bits of {changed} when it is run again"
             )
+        if mode is Mode.FULL and plan is not PlanName.NAIVE:
+            _try_late(run, spec.name, device, plan)
 
 
-def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> _Outcome:
-    """Return what one run of a block gives, as far as it comes, and what checks find in it."""
+def _try_late(
+    run: Callable[..., _Outcome], name: str, device: torch.device, plan: PlanName
+) -> None:
+    """Run a block once more with all checks late, and again where one of them differs."""
+    rounds = [found for _, found in (run(is_late=True),)]
+    if not any(rounds):
+        return
+    rounds += [found for _, found in (run(is_late=True) for _ in range(ROUNDS - 1))]
+    if (often := _found_often(rounds, device)) is not None:
+        place, times = often
+        raise InvalidSpecError(
+            schedule.FIELD,
+            f"is {plan.value}, but {place} gave other bits when it was executed again after block "
+            f"{name!r} had returned, in {times} of {len(rounds)} runs: it depends on what the "
+            "block sets meanwhile; set no flags and no number of threads inside of a block, or "
+            "use Naive",
+        )
+
+
+def _run(
+    block: Block, x: torch.Tensor, targets: torch.Tensor | None, *, is_late: bool = False
+) -> _Outcome:
+    """Return what one run of a block gives, as far as it comes, and what checks find in it.
+
+    Args:
+        block: is run.
+        x: its input.
+        targets: of the last block; None of others.
+        is_late: whether all checks wait that may, until the block has returned.
+    """
     found: list[Finding] = []
-    checks = Checks(Mode.FULL, tell=found.append)
+    checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=UNBOUNDED if is_late else 0)
+    checks.begin_program((0, 0))
+    checks.end_program(completed=True)
     outputs: dict[str, torch.Tensor] = {}
     try:
         with checks.over(Phase.FORWARD, shard_type=0, micro_batch=0) as scope:
@@ -77,6 +123,7 @@ def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> _Outcom
                 scope.enter(in_pass, 0, block.name)
 
             outputs = trial.run_once(block, x, targets, enter=enter)
+        checks.settle([0])
     except UnreliableDeviceError:
         assert found, "it was told"
     return outputs, found
@@ -84,20 +131,31 @@ def _run(block: Block, x: torch.Tensor, targets: torch.Tensor | None) -> _Outcom
 
 def _judge(rounds: list[list[Finding]], name: str, device: torch.device, mode: Mode) -> None:
     """Say who is to blame for what differed in some rounds; once is nobody's fault."""
+    if (often := _found_often(rounds, device)) is not None:
+        place, times = often
+        raise _refusal(
+            mode,
+            f"{place} gave other bits for the same inputs in {times} of {len(rounds)} runs, so "
+            f"block {name!r} is no pure function",
+        )
+
+
+def _found_often(rounds: list[list[Finding]], device: torch.device) -> tuple[str, int] | None:
+    """Return the kernel that differed most, and in how many rounds; None: in too few of them.
+
+    Raises:
+        UnreliableDeviceError: it is the device that computes other bits each time.
+    """
     places = Counter(place for found in rounds for place in {finding.place for finding in found})
     place, times = places.most_common(1)[0]
     if times < NEEDED:
-        return
+        return None
     if not computes_the_same(device):
         raise UnreliableDeviceError(
             "this device gave other bits for the same inputs again and again, also where no code "
             "of the workload ran"
         )
-    raise _refusal(
-        mode,
-        f"{place} gave other bits for the same inputs in {times} of {len(rounds)} runs, so block "
-        f"{name!r} is no pure function",
-    )
+    return place, times
 
 
 def _refusal(mode: Mode, what: str) -> InvalidSpecError:

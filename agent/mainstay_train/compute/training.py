@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.config import JobConfig
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.snapshots.job_units import JobUnits
@@ -47,8 +47,11 @@ class Training(Protocol):
         """Return the blocks of every stage, from which another could be made anew."""
         ...
 
-    def try_blocks(self, mode: Mode) -> None:
+    def try_blocks(self, rules: CheckRules) -> None:
         """Try whether blocks are pure functions, before checks take them to be.
+
+        Args:
+            rules: by which is checked.
 
         Raises:
             InvalidSpecError: one is not.
@@ -131,11 +134,11 @@ class BlockTraining:
             inner = inner_mesh(self.config, self.device, 0)
             return outline_of(self.workload, self.config.shape.stages, inner, self.config.shape.cut)
 
-    def try_blocks(self, mode: Mode) -> None:
+    def try_blocks(self, rules: CheckRules) -> None:
         """Run each kind of block some times under checks."""
         self.loader.rest()  # a data set is called by one thread
         with user_code("trying the blocks"):
-            purity.check(self.workload, torch.device(self.device), mode)
+            purity.check(self.workload, torch.device(self.device), rules.mode, rules.plan)
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
         """Build the other position's blocks, with an optimizer that keeps nothing."""

@@ -149,11 +149,14 @@ def _find_segments(fullest: Passage, passages: Sequence[Passage]) -> tuple[AcSeg
 
 
 def _repeats(passage: Passage, block: int) -> bool:
-    """Return whether a block's recompute begins with all that its forward has called, in order."""
+    """Return whether a block's recompute calls what its forward has called, in order, and no more.
+
+    A trainer compares them call by call: what is called beyond the forward it has nothing for.
+    """
     forward = [
         call.id for call in passage.calls if (call.block, call.in_pass) == (block, Pass.FORWARD)
     ]
-    return passage.again.get(block, [])[: len(forward)] == forward
+    return passage.again.get(block, []) == forward
 
 
 def _compare(

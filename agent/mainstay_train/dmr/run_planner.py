@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -171,6 +172,18 @@ def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) 
     tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
 
 
+@contextmanager
+def _refused_if_it_fails(what: str) -> Iterator[None]:
+    """Have what is raised by mistake meanwhile, where no code of a user runs, cost time alone."""
+    try:
+        yield
+    except (UncoveredError, RefusedPlanError, InvalidSpecError):
+        raise
+    except Exception as error:
+        logger.exception("it has failed %s", what)
+        raise RefusedPlanError(f"it has failed {what}: {brief(error)}") from error
+
+
 class RunPlanner:
     """Records the first steps of a trainer's stage, and says what its plan is then.
 
@@ -322,9 +335,11 @@ class RunPlanner:
         try:
             profile = self.profile = self._agree()
             self._is_over = True
-            plan, schedule = (
-                plan_here(profile) if self._ordered is None else follow(profile, self._ordered)
-            )
+            if self._ordered is None:
+                with _refused_if_it_fails("to plan"):
+                    plan, schedule = plan_here(profile)
+            else:
+                plan, schedule = follow(profile, self._ordered)
         except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
             self._is_over = True
             self._give_up(error)
@@ -466,9 +481,10 @@ class _Recording:
         if self.problem:
             return
         try:
-            name = self.record.see(func, args, kwargs, result)
-        except InvalidSpecError as error:
-            self.problem = error.message  # the step goes on: it is checked at once
+            with _refused_if_it_fails("to record a kernel"):
+                name = self.record.see(func, args, kwargs, result)
+        except (InvalidSpecError, RefusedPlanError) as error:
+            self.problem = brief(error)  # the step goes on: it is checked at once
             return
         if name is not None and spot is not None:
             self.spots[spot] = name

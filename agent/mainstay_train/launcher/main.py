@@ -124,7 +124,7 @@ def _load_blocks(
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
         if config.dmr is not Mode.OFF:
-            purity.check(loaded, torch.device(device), config.dmr)
+            purity.check(loaded, torch.device(device), config.dmr, config.dmr_plan)
         unskippable = _find_unskippable(config, loaded, torch.device(device))
     hello: dict[str, object] = {
         "slot": settings.slot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mainstay_core.dmr.settings import CheckRules, Mode
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
@@ -27,7 +27,8 @@ class RulesOfChecks:
         self, config: JobConfig, training: Training, tell: Callable[[int, Told], None]
     ) -> None:
         self._config, self._training, self._tell = config, training, tell
-        self._rules, self._is_tried = config.checks, config.dmr is not Mode.OFF
+        self._rules = config.checks
+        self._tried = _trials_of(config.checks)
         self.fingerprint = ""
         """Digest of what this trainer's bits depend on, once it has said hello."""
 
@@ -57,10 +58,18 @@ class RulesOfChecks:
         """
         if rules is None or rules == self._rules:
             return
-        if rules.mode is not Mode.OFF and not self._is_tried:
-            self._training.try_blocks(rules.mode)
-            self._is_tried = True
+        if not _trials_of(rules) <= self._tried:
+            self._training.try_blocks(rules)
+            self._tried |= _trials_of(rules)
         logger.info("from step %d on: %s", step, rules.describe())
         self._rules = rules
         engine.follow(rules)
         self.plan(engine, starts=False)
+
+
+def _trials_of(rules: CheckRules) -> frozenset[PlanName]:
+    """Return what blocks are tried for: checks at once, and those that wait."""
+    if rules.mode is Mode.OFF:
+        return frozenset()
+    waits = rules.mode is Mode.FULL and rules.plan is not PlanName.NAIVE
+    return frozenset({PlanName.NAIVE, PlanName.DYNAMIC} if waits else {PlanName.NAIVE})

@@ -20,7 +20,7 @@ import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.shape import Order
-from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.job import protections
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action, Op
@@ -77,7 +77,7 @@ class LoopTraining:
         """Nothing: an own loop has one stage, and none beside it."""
         return ()
 
-    def try_blocks(self, mode: Mode) -> None:
+    def try_blocks(self, rules: CheckRules) -> None:
         """There are none: a loop's works are compared as they come."""
 
     def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:

@@ -20,6 +20,9 @@ from mainstay_core.dmr.fits import best_fit
 from mainstay_core.dmr.plan import Method
 from mainstay_core.dmr.profiles import WindowKind
 
+SPARED = 8
+"""When the budget is reached, one part of so many of it is freed at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executed:
@@ -222,10 +225,13 @@ def _require_closed(queue: CheckQueue, operator: str) -> None:
 
 
 def _keep_budget(queue: CheckQueue) -> Decision:
-    """Have checks executed at once until the rest is within the budget."""
-    excess = queue.size_bytes - queue.budget_bytes
-    if excess <= 0:
+    """Have checks executed at once, beyond the budget, until the rest is within 7/8 of it.
+
+    Else each further operator would have all that waits sorted again.
+    """
+    if queue.size_bytes <= queue.budget_bytes:
         return Decision(queue=queue, checks=(), reason="it waits")
+    excess = queue.size_bytes - (queue.budget_bytes - queue.budget_bytes // SPARED)
     checks = (*queue.growing, *queue.waiting)
     gone: list[int] = []
     for at in sorted(range(len(checks)), key=lambda at: (_time_per_byte(checks[at]), at)):

@@ -88,6 +88,13 @@ def test_near_the_budget_the_most_bytes_for_their_time_are_freed_at_once() -> No
     assert told == [[], [], [("b", "naive")]]
 
 
+def test_a_full_queue_makes_room_for_several() -> None:
+    told = play(80, *(executed(str(number)) for number in range(102)))
+
+    assert [at for at, checks in enumerate(told) if checks] == [80, 91]
+    assert [name for name, _ in told[80]] == [str(number) for number in range(11)]
+
+
 def test_what_may_not_wait_is_checked_at_once() -> None:
     assert play(5, executed("large", size=6)) == [[("large", "naive")]]
     assert play(5, executed("gathers", gathers=True)) == [[("gathers", "naive")]]

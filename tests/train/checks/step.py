@@ -115,6 +115,7 @@ class Step:
         micro_batches: of a type.
         waiting_bytes: what checks of mode Full that wait may retain.
         profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
+        is_warm: whether the stages count as having completed a step, so that checks may wait.
     """
 
     def __init__(
@@ -126,7 +127,9 @@ class Step:
         micro_batches: int = 2,
         waiting_bytes: int = 0,
         profile_steps: int | None = None,
+        is_warm: bool = True,
     ) -> None:
+        self._is_warm = is_warm
         self._profile_steps = profile_steps
         self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
@@ -171,6 +174,9 @@ class Step:
             )
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
+            if self._is_warm:
+                checks.begin_program((0, 0))
+                checks.end_program(completed=True)
             if mode is Mode.FULL and self._profile_steps is not None:
                 self.attach(engines[-1])
         self._first = [[flat.tensor.clone() for flat in e.state.flats()] for e in engines]

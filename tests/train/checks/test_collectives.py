@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.train.checks.test_replays import CHAIN, TYPE, Kernels, W, X, flip_at
 from torch import distributed
 from torch.distributed import distributed_c10d
 
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
@@ -119,3 +120,45 @@ def test_what_this_inner_rank_computes_wrongly_before_a_sum_is_its_own() -> None
 
     assert void == {2}
     assert (finding.operator, finding.verdict) == ("aten.add", Verdict.PRIMARY_HIT)
+
+
+def written_by_others(given: torch.Tensor) -> torch.Tensor:
+    """A product whose memory others write, as a sum in place over several ranks does."""
+    product = X.mm(W)
+    distributed_c10d._resolve_process_group(NAME)._allgather_base(product, given).wait()
+    return product.mul(2.0).mm(W)
+
+
+@pytest.mark.parametrize("plan", [PlanName.DYNAMIC, PlanName.AUTO])
+def test_what_a_collective_writes_is_checked_before(plan: PlanName) -> None:
+    given = torch.ones(16, 16)
+    segment = Kernels(CHAIN if plan is PlanName.AUTO else [], plan=plan)
+    output = segment.run(lambda: written_by_others(given))
+    assert segment.checks.waiting, "what comes behind it waits"
+    segment.replay()
+
+    assert segment.found == []
+    assert torch.equal(output, given.mul(2.0).mm(W))
+
+
+@pytest.mark.parametrize("kind", ["functional", "in place"])
+@pytest.mark.parametrize("is_flipped", [False, True])
+def test_what_a_collective_reads_is_compared(kind: str, is_flipped: bool) -> None:
+    def work() -> torch.Tensor:
+        product = X.mm(W)
+        hidden = product.mul(0.0).mm(W)
+        if kind == "functional":
+            result = torch.ops._c10d_functional.all_reduce(product, "sum", NAME)
+            total = torch.ops._c10d_functional.wait_tensor(result)
+        else:
+            total = torch.empty_like(product)
+            group = distributed_c10d._resolve_process_group(NAME)
+            group._allgather_base(total, product).wait()
+        return total + hidden
+
+    segment = Kernels(CHAIN)
+    segment.run(work, flip_at(0) if is_flipped else None)
+    segment.replay()
+
+    assert [finding.ordinal for finding in segment.found] == [0] * is_flipped
+    assert segment.checks.void == ({TYPE} if is_flipped else set())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from mainstay_core.dmr.findings import Finding
@@ -35,12 +36,13 @@ class Kernels:
         *,
         in_pass: Pass = Pass.FORWARD,
         phase: Phase = Phase.FORWARD,
+        plan: PlanName = PlanName.AUTO,
     ) -> None:
         self._pass, self._phase = in_pass, phase
         self.found: list[Finding] = []
-        self.checks = Checks(
-            Mode.FULL, tell=self.found.append, waiting_bytes=budget, plan=PlanName.AUTO
-        )
+        self.checks = Checks(Mode.FULL, tell=self.found.append, waiting_bytes=budget, plan=plan)
+        self.checks.begin_program((TYPE, 0))
+        self.checks.end_program(completed=True)
         self.checks.given = frozenset({key_of(W)})
         last = len(kernels) - 1
         parts = {
@@ -104,6 +106,21 @@ def test_of_a_segment_its_boundary_alone_is_kept() -> None:
     segment.replay()
     assert segment.found == []
     assert torch.equal(output, chain())
+
+
+def test_a_product_of_three_axes_stays_inside() -> None:
+    """Its kernel has two: the rest is views, one of which does not say so."""
+    x = X.view(2, 8, 16)
+
+    def work() -> torch.Tensor:
+        return nn.functional.linear(nn.functional.linear(x, W).mul(2.0), W)
+
+    segment = Kernels(CHAIN)
+    segment.run(work)
+
+    assert segment.kept_bytes == 2 * SIZE
+    segment.replay()
+    assert segment.found == []
 
 
 @pytest.mark.parametrize("kernel", [0, 1, 2])
@@ -233,6 +250,8 @@ def test_a_product_that_a_gradient_takes_is_compared_by_its_imprint(kernel: int 
 def test_a_product_waits_that_writes_into_a_gradient(flipped_in: Execution | None) -> None:
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=1 << 20, plan=PlanName.DYNAMIC)
+    checks.begin_program((TYPE, 0))
+    checks.end_program(completed=True)
     scratch = torch.full((2, 16, 16), 7.0)
     if flipped_in in (Execution.PRIMARY, Execution.CHECKER):
         flip = Flip(in_pass=Pass.WEIGHT, operator=0, element=5, bit=29, execution=flipped_in)

@@ -22,6 +22,7 @@ from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.comm.group import Group, Pending
 from mainstay_train.compute import arrivals
+from mainstay_train.models import attention
 
 Setting = tuple[str, bool, int, int]
 """Model, recompute, stages, budget."""
@@ -115,6 +116,32 @@ def test_bits_do_not_depend_on_budget_and_order_and_nothing_is_found(
             assert (waiting.most_bytes > 0) == (budget > 0)
     assert len(digests) == 1
     assert sum(waits) > 0
+
+
+def test_what_blocks_make_once_and_keep_is_right_before_it_is_kept() -> None:
+    def clear() -> None:
+        attention._rotations.cache_clear()
+        attention._causal_mask.cache_clear()
+
+    clear()
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, is_warm=False)
+    spot = next(
+        spot
+        for spot in step.list(Mode.FULL)
+        if (spot.kernel, spot.place.block, spot.place.in_pass) == ("aten._to_copy", 1, Pass.FORWARD)
+    )
+    clean = step.run(Mode.OFF)
+    clear()
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, is_warm=False)
+    flip = spot.flip(element=5, bit=27, execution=Execution.PRIMARY)
+
+    first, second = step.run(Mode.FULL, flip, spot), step.run(Mode.FULL)
+
+    assert [finding.remedy for finding in first.findings] == [Remedy.REPAIR]
+    assert (first.num_refused, first.digests) == (0, clean.digests)
+    assert (second.findings, second.digests) == ([], clean.digests)
+    (engine,) = step._engines[Mode.FULL]
+    assert engine.checks.waiting.most_bytes > 0, "in the second step"
 
 
 def test_what_is_about_to_be_overwritten_is_checked_before() -> None:

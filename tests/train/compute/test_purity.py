@@ -13,7 +13,7 @@ from tests.train.model.test_trial import model
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_train.checks.checker import UnreliableDeviceError
 from mainstay_train.compute import purity
 from mainstay_train.exact import numerics
@@ -23,12 +23,14 @@ from mainstay_train.model.blocks import BlockSpec
 CPU = torch.device("cpu")
 CALLS: dict[str, Iterator[int]] = {}
 LIBRARY = torch.library.Library("mainstay_purity", "DEF")
-for kernel in ("noise", "sometimes", "once"):
+for kernel in ("noise", "sometimes", "once", "flagged"):
     LIBRARY.define(f"{kernel}(Tensor x) -> Tensor")
 # Kernels that look into what is no input of theirs.
 LIBRARY.impl("noise", lambda x: x + next(CALLS["noise"]), "CPU")
 LIBRARY.impl("sometimes", lambda x: x + next(CALLS["sometimes"]) % 2, "CPU")
 LIBRARY.impl("once", lambda x: x + (next(CALLS["once"]) == 1), "CPU")
+FLAGS: list[str] = []
+LIBRARY.impl("flagged", lambda x: x + len(FLAGS), "CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +51,8 @@ class Odd(split.SplitModule):
         return x * self.weight + self._besides(x.detach())
 
 
-def check(besides: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    purity.check(model(BlockSpec(name="odd", build=lambda: Odd(besides))), CPU)
+def check(besides: Callable[[torch.Tensor], torch.Tensor], plan: PlanName = PlanName.NAIVE) -> None:
+    purity.check(model(BlockSpec(name="odd", build=lambda: Odd(besides))), CPU, plan=plan)
 
 
 @pytest.mark.parametrize("kernel", ["noise", "sometimes"])
@@ -87,7 +89,27 @@ def test_a_device_that_is_always_wrong_is_no_fault_of_a_block(
         check(torch.zeros_like)
 
 
+def flagged(x: torch.Tensor) -> torch.Tensor:
+    """A kernel of which the block sets how it computes, as with flags of torch's backends."""
+    FLAGS.append("quick")
+    try:
+        return torch.ops.mainstay_purity.flagged(x)
+    finally:
+        FLAGS.pop()
+
+
+def test_a_kernel_that_depends_on_what_its_block_sets_is_named_where_checks_wait() -> None:
+    check(flagged)
+    with pytest.raises(
+        InvalidSpecError,
+        match=r"spec\.detection\.dmr\.plan: is Dynamic, but mainstay_purity\.flagged \(#\d\) in "
+        r"the forward pass of odd gave other bits when it was executed again after block 'odd' had "
+        r"returned, in 5 of 5 runs: .* or use Naive",
+    ):
+        check(flagged, PlanName.DYNAMIC)
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_the_models_that_come_with_mainstay_are_pure(name: str) -> None:
     entrypoint, config = MODELS[name]
-    purity.check(workload.load(entrypoint, config), CPU)
+    purity.check(workload.load(entrypoint, config), CPU, plan=PlanName.AUTO)

@@ -18,7 +18,7 @@ from mainstay_train.checks.regions import Region
 from mainstay_train.dmr import passage as passages
 from mainstay_train.dmr.passage import StagePasses
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
-from mainstay_train.dmr.recorder import Passage, Recorder
+from mainstay_train.dmr.recorder import Call, Passage, Recorder
 from mainstay_train.dmr.timers import ClockTimer
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload as workloads
@@ -152,6 +152,41 @@ def test_of_a_share_of_the_blocks_the_recompute_is_recorded() -> None:
     assert passage is not None
     again = {call.block for call in passage.calls if call.id in passage.recomputed}
     assert again == {0, 1}, "the first two of four"
+
+
+@pytest.mark.parametrize("beyond", [None, "", "0/forward/0"])
+def test_a_recompute_that_calls_more_than_its_forward_is_compared_with_nothing(
+    beyond: str | None,
+) -> None:
+    calls = [
+        Call(
+            block=0,
+            in_pass=in_pass,
+            ordinal=ordinal,
+            name="aten.mm",
+            inputs=(),
+            outputs=(f"y{timed}",),
+            overwrites=(),
+            shapes=(),
+            timed=timed,
+        )
+        for timed, (in_pass, ordinal) in enumerate(
+            [(Pass.FORWARD, 0), (Pass.FORWARD, 1), (Pass.BACKWARD, 0)]
+        )
+    ]
+    names = [call.id for call in calls if call.in_pass is Pass.FORWARD]
+    passage = Passage(
+        blocks={0: "layers.0"},
+        calls=calls,
+        seconds=[1.0] * 3,
+        tensors=dict.fromkeys(("y0", "y1", "y2"), (4, Origin.MADE)),
+        recomputed=set(names),
+        again={0: [*names, *([] if beyond is None else [beyond])]},
+    )
+
+    profile = make_profile([passage], fingerprint="f", stage=0, budget_bytes=0)
+
+    assert len(profile.ac_segments) == (beyond is None)
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -294,6 +294,7 @@ def test_a_stage_that_cannot_be_described_stays_naive_and_says_why(
     assert "computes past the dispatcher" in told.reason
 
 
+<<<<<<< HEAD
 def make_planner(told: list[str], *, starts: bool) -> RunPlanner:
     """A planner whose engine is never asked for anything."""
     engine: Any = SimpleNamespace(reducer=SimpleNamespace(reduced=torch.zeros(1)))
@@ -342,3 +343,26 @@ def test_a_plan_of_a_file_fails_no_job_once_its_start_is_over() -> None:
     planner._give_up(error)
 
     assert told == ["no plan is followed: it is of another stage"]
+=======
+@pytest.mark.parametrize(
+    "where",
+    ["mainstay_train.dmr.recorder.PassageRecord.see", "mainstay_train.dmr.run_planner.plan_here"],
+)
+def test_a_mistake_of_planning_costs_time_alone(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, profile_steps=1)
+    clean = step.run(Mode.OFF)
+
+    def fail(*_: object) -> None:
+        raise KeyError("0/forward/7")
+
+    monkeypatch.setattr(where, fail)
+    for _ in range(3):
+        assert step.run(Mode.FULL).digests == clean.digests
+
+    (told,) = step.told
+    assert (told.plan, told.shares) == ("Naive", "naive 100 %")
+    assert "it has failed to " in told.reason
+    assert "0/forward/7" in told.reason
+>>>>>>> b-mend14b
