@@ -294,7 +294,6 @@ def test_a_stage_that_cannot_be_described_stays_naive_and_says_why(
     assert "computes past the dispatcher" in told.reason
 
 
-<<<<<<< HEAD
 def make_planner(told: list[str], *, starts: bool) -> RunPlanner:
     """A planner whose engine is never asked for anything."""
     engine: Any = SimpleNamespace(reducer=SimpleNamespace(reduced=torch.zeros(1)))
@@ -343,7 +342,8 @@ def test_a_plan_of_a_file_fails_no_job_once_its_start_is_over() -> None:
     planner._give_up(error)
 
     assert told == ["no plan is followed: it is of another stage"]
-=======
+
+
 @pytest.mark.parametrize(
     "where",
     ["mainstay_train.dmr.recorder.PassageRecord.see", "mainstay_train.dmr.run_planner.plan_here"],
@@ -365,4 +365,3 @@ def test_a_mistake_of_planning_costs_time_alone(
     assert (told.plan, told.shares) == ("Naive", "naive 100 %")
     assert "it has failed to " in told.reason
     assert "0/forward/7" in told.reason
->>>>>>> b-mend14b
