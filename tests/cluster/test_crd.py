@@ -166,6 +166,13 @@ REFUSED = [
         )
     ),
     Refused(
+        "spec.recovery.approximate.staleSteps",
+        "cross",
+        "spec.recovery.approximate",
+        {"staleSteps": 9},
+        "is set, but the job keeps no checkpoint from which a stage could be loaded; set",
+    ),
+    Refused(
         "spec.detection.dmr.plan",
         "cross",
         "spec.detection.dmr",
@@ -346,8 +353,17 @@ REFUSED = [
     Refused("spec.workload", "change", "spec.workload.config.dim", 9, FIXED),
     Refused("spec.workload", "change", "spec.workload.config", {"dim": None, "heads": 8}, FIXED),
     Refused("spec.runtime", "change", "spec.runtime.recompute", True, FIXED),
-    Refused("spec.detection", "change", "spec.detection.hangSeconds", 9, FIXED),
-    Refused("spec.detection", "change", "spec.detection.dmr.mode", "Full", FIXED),
+    Refused("spec.detection.hangSeconds", "change", "spec.detection.hangSeconds", 9, FIXED),
+    Refused(
+        "spec.detection.heartbeatSeconds", "change", "spec.detection.heartbeatSeconds", 2, FIXED
+    ),
+    Refused(
+        "spec.detection.heartbeatTimeoutSeconds",
+        "change",
+        "spec.detection.heartbeatTimeoutSeconds",
+        3000,
+        FIXED,
+    ),
     Refused("spec.snapshots", "change", "spec.snapshots.enabled", True, FIXED),
     Refused("spec.protection", "change", "spec.protection.domains", 3, FIXED),
     Refused("spec.checkpoint", "change", "spec.checkpoint.storage", "/data", FIXED),

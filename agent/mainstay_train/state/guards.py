@@ -58,7 +58,7 @@ class GuardCopies:
         self._engine, self._held = engine, held
         self._copies: dict[int, _Copy] = {}
         """By the end's stage."""
-        self._own: tuple[StageState, Portion] | None = None
+        self._own: tuple[StageState, frozenset[str], Portion] | None = None
         self._lock = threading.Lock()
         """Guards the portion of the own stage."""
 
@@ -69,17 +69,19 @@ class GuardCopies:
             end: its stage.
             own: the state of this trainer's own stage, which may be that.
         """
-        if end in {copy.stage for copy in self._held()}:
-            return self._copies[end].portion
+        copy = self._copies.get(end)
+        if copy is not None and end in {held.stage for held in self._held()}:
+            return copy.portion
         names = guarded_blocks(self._outline, end)
         portion = self._portion(own, names)
         return portion if {flat.name for flat in portion.flats()} == set(names) else None
 
     def _portion(self, own: StageState, names: Collection[str]) -> Portion:
+        wanted = frozenset(names)
         with self._lock:
-            if self._own is None or self._own[0] is not own:
-                self._own = own, Portion(own, names)
-            return self._own[1]
+            if self._own is None or self._own[0] is not own or self._own[1] != wanted:
+                self._own = own, wanted, Portion(own, names)
+            return self._own[2]
 
     def own_digest(self, step: int) -> GuardedDigest | None:
         """Return the digest of what others guard of this trainer's stage; None if that is nothing.

@@ -74,11 +74,4 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
             f"{min(copies)}, "
             "so this run has to keep the same ones; set spec.checkpoint.everySteps"
         )
-    if any(b.is_exact for f in known for p in f.made.positions for b in p.blocks) and (
-        not config.guards
-    ):
-        raise UsageError(
-            f"--repeat-lineage: {path}: an end was made anew of its guards, and this job has none; "
-            "set spec.recovery.approximate.guards"
-        )
     return forks

@@ -15,6 +15,7 @@
 - ``taints``: which steps a wrong device has computed, and when the job goes back before them
 - ``lineage``: which forks the job's states contain, and from what each stage could be made anew
 - ``permission``: whether a person may allow one approximate recovery, and what it would come to
+- ``repeated_forks``: the forks of another run, in a job that repeats its lineage
 - ``repeats``: what follows when the same cause comes back again and again
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``stores``: which stores of segments the pods still have

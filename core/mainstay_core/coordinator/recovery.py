@@ -20,6 +20,7 @@ from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
+from mainstay_core.coordinator.repeated_forks import make_again
 from mainstay_core.coordinator.repeats import Rung
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
@@ -45,7 +46,6 @@ from mainstay_core.coordinator.state import (
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Member, Method, Plan
-from mainstay_core.wire.repeated_lineage import read_repeats
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
 _REFILLS = {
@@ -295,7 +295,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
     if state.suspicion.repeats is not None and not left:
-        return _make_again(state, state.suspicion.repeats, now_s, nonce)
+        return make_again(state, state.suspicion.repeats, now_s, nonce)
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -350,19 +350,6 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
-    return publish(opened, plan, JobPhase.RECOVERING)
-
-
-def _make_again(state: CoordinatorState, number: int, now_s: float, nonce: str) -> Transition:
-    """Order the fork that is due in a job that repeats the lineage of another run."""
-    forks = read_repeats(state.config)
-    if number >= len(forks):
-        reason = f"a trainer asks for fork {number + 1} of {len(forks)}"
-        return end_job(state, JobPhase.FAILED, reason)
-    reason = f"fork {number + 1} of {len(forks)} of the lineage that the job repeats"
-    draft = Draft(method=Method.APPROXIMATE, planned=False, reason=reason, now_s=now_s, nonce=nonce)
-    plan = seating.repeating_plan(state, draft, forks[number])
-    opened = replace(open_suspicion(state, (), plan, reason), reforms=state.reforms + 1)
     return publish(opened, plan, JobPhase.RECOVERING)
 
 

@@ -5,6 +5,7 @@
 - ``step_plan``: who computes what in a step, and whose partials are summed
 - ``guard_copies``: which copies of guards count
 - ``forks``: who makes which lost state anew of others, and what follows from it
+- ``repeating``: when a fork of another run is made again, and whose state is from before it
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``doubts``: what becomes of a type on which chains disagree, when somebody is lost
 - ``witness``: which type a second chain computes in a step, and what its vote means

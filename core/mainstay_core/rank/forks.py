@@ -139,11 +139,13 @@ def _left_of(
 ) -> Left:
     """Return what is left of lost positions: what guards keep, and parts of the newest checkpoint.
 
-    One of the very version of a fork may be from before or after it, and does not count.
+    A part that is older than the policy allows does not count, as the ladder and the prospects say.
+    Nor does one of the very version of a fork, which may be from before or after it.
     """
     left = Left(guards=by_block(rules.outline, guards))
     is_clear = not any(fork.version == durable for fork in history)
-    if not rules.policy.stale_steps or not 0 < durable < version or not is_clear:
+    is_young = 0 < version - durable <= rules.policy.stale_steps
+    if not durable or not is_young or not is_clear:
         return left
     return with_stale(left, rules.outline, lost, durable)
 
@@ -172,13 +174,17 @@ def lacks_sources(
         history: of the states at the version.
         guards: whose copies of what ends alone have count.
     """
-    repeats = plan.fork is not None and plan.fork.repeats is not None
-    if rules is None or repeats:
-        return False
-    if not rules.policy.stale_steps:
-        return _lacks_guard(plan, rules, positions, guards)
     width = plan.ranks_per_stage
     lost = [divmod(position, width) for position in positions]
+    again = plan.fork.repeats if plan.fork is not None else None
+    if again is not None:
+        return not has_guards(again, guards, lost if again in history else None)
+    if rules is None:
+        return False
+    if _is_made_once_more(history, lost, version):
+        return not has_guards(history[-1], guards, lost)
+    if not rules.policy.stale_steps:
+        return _lacks_guard(plan, rules, positions, guards)
     answer = plan_reinitialisation(
         rules.outline,
         lost,
@@ -236,36 +242,22 @@ def positions_to_make(plan: Plan, lost: Collection[int]) -> frozenset[int]:
     return plan.fork.made_with(lost, plan.ranks_per_stage) if plan.fork else frozenset()
 
 
-def find_due(repeats: History, history: History, version: int) -> int | None:
-    """Return the number of the fork that comes next before a step is computed; None: none does.
+def has_guards(
+    fork: Fork, guards: Collection[LeftGuards], lost: Collection[Position] | None = None
+) -> bool:
+    """Return whether there is a guard of every end of which a fork takes what guards keep.
 
     Args:
-        repeats: the forks that the job makes again.
-        history: of the state.
-        version: of the state.
+        fork: that is made.
+        guards: whose copies count.
+        lost: the positions of it that are made now; None: all of them.
     """
-    number = len(history)
-    is_next = number < len(repeats) and history == repeats[:number]
-    return number if is_next and repeats[number].version == version else None
-
-
-def positions_to_repeat(plan: Plan, version: int, history: History) -> frozenset[int]:
-    """Return the positions that are made anew though members hold them: a fork is made again.
-
-    Args:
-        plan: which may order that.
-        version: at which all go on.
-        history: of the states there.
-    """
-    fork = plan.fork.repeats if plan.fork is not None else None
-    if plan.fork is None or fork is None or fork.version != version or fork in history:
-        return frozenset()
-    return frozenset(plan.fork.positions)
-
-
-def has_guards(fork: Fork, guards: Collection[LeftGuards]) -> bool:
-    """Return whether there is a guard of every end of which a fork takes what guards keep."""
-    ends = {place.stage for place in fork.made.positions if any(b.is_exact for b in place.blocks)}
+    ends = {
+        place.stage
+        for place in fork.made.positions
+        if any(b.is_exact for b in place.blocks)
+        and (lost is None or (place.stage, place.inner) in lost)
+    }
     return ends <= {left.end for left in guards}
 
 
@@ -359,7 +351,7 @@ def plan_fork(
     if isinstance(answer, NoSource):
         raise LocalProtocolError(f"{plan.quorum} orders what is impossible: {answer.reason}")
     _, history, chain = known
-    if history and history[-1].version == version and set(lost) <= _places(history[-1]):
+    if _is_made_once_more(history, lost, version):
         # The last thing that was made, or some of it, once more: of the same sources.
         return Forked(history[-1], history, chain)
     # One at this version that did not come to an end is repeated, not added to.
@@ -373,6 +365,11 @@ def plan_fork(
         boost_steps=rules.boost_steps,
     )
     return Forked(fork, (*history, fork), _extend(chain, fork))
+
+
+def _is_made_once_more(history: History, lost: Collection[Position], version: int) -> bool:
+    """Return whether what is lost was made at this very version, and is made of the same again."""
+    return bool(history) and history[-1].version == version and set(lost) <= _places(history[-1])
 
 
 def _repeated(fork: Fork, known: Forked) -> Forked:

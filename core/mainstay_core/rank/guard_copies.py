@@ -7,7 +7,7 @@ owners have, masters and a part of the rest, as they compare the cells of a stag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.reinitialisation.guards import Guard, ends_of, guarded_blocks
@@ -36,7 +36,7 @@ def find_guards(
 
     Of copies that differ the most frequent counts. Without a majority none does: the owners that
     could say which is right may be lost. A member that has yet to apply the last step counts where
-    nobody has the version already.
+    nobody has the version already; such copies are compared as they are before that step.
 
     Args:
         plan: the quorum's plan.
@@ -48,7 +48,7 @@ def find_guards(
     found = []
     for end, twin in twins.items():
         copies: dict[GuardedDigest, list[int]] = defaultdict(list)
-        later = []
+        later: dict[GuardedDigest, list[int]] = defaultdict(list)
         for report in told:
             if plan.members[report.index].rank.stage != twin:
                 continue
@@ -56,17 +56,24 @@ def find_guards(
                 if copy.stage == end and report.index in staying:
                     copies[copy].append(report.index)
                 elif copy.stage == end and report.index in rolling:
-                    later.append(report.index)
-        ranked = sorted(copies.values(), key=len, reverse=True)
-        if ranked and (len(ranked) == 1 or len(ranked[0]) > len(ranked[1])):
-            (counts,) = [copy for copy, members in copies.items() if members is ranked[0]]
-            members, masters = tuple(sorted(ranked[0])), counts.masters
-        elif later and not ranked:
-            members, masters = tuple(sorted(later)), ""
-        else:
-            continue
-        found.append(LeftGuards(end=end, stage=twin, members=members, masters=masters))
+                    later[copy].append(report.index)
+        most = _most_frequent(copies or later)
+        if most is not None:
+            copy, members = most
+            masters = copy.masters if copies else ""
+            found.append(LeftGuards(end=end, stage=twin, members=members, masters=masters))
     return tuple(found)
+
+
+def _most_frequent(
+    copies: Mapping[GuardedDigest, Sequence[int]],
+) -> tuple[GuardedDigest, tuple[int, ...]] | None:
+    """Return the copy that most members have, and these; None if there is no such."""
+    ranked = sorted(copies.items(), key=lambda item: len(item[1]), reverse=True)
+    if not ranked or (len(ranked) > 1 and len(ranked[0][1]) == len(ranked[1][1])):
+        return None
+    copy, members = ranked[0]
+    return copy, tuple(sorted(members))
 
 
 def by_block(

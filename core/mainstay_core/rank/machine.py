@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, recheck, windows
+from mainstay_core.rank import checkpoints, forks, recheck, repeating, windows
 from mainstay_core.rank.adoption import adopt, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
@@ -236,7 +236,7 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin the step at ``version``, go on with it, or finish."""
     assert state.plan is not None
-    due = forks.find_due(state.repeats, state.history, state.version)
+    due = repeating.find_due(state.repeats, state.history, state.version)
     if due is not None and not state.plan.pause:
         return wait_for_fork(state, due, *prefix)
     over = state.version >= state.num_steps or state.plan.pause

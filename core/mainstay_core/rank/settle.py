@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import forks
+from mainstay_core.rank import forks, repeating
 from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
 from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
@@ -135,7 +135,8 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    ordered, fork_rules = _in_order(plan, reports), forks.rules_of(plan, fork_rules)
+    ordered = repeating.without_unmade(plan, _in_order(plan, reports))
+    fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version, history = goal.version, _history(plan, goal, stores)
@@ -189,7 +190,7 @@ def _stores(plan: Plan, reports: Sequence[StoreReport], log: LogKind) -> AnyStor
 
 def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
     """Return a goal at which a fork of another run is made again, if the plan orders it there."""
-    again = forks.positions_to_repeat(plan, goal.version, history)
+    again = repeating.positions_to_repeat(plan, goal.version, history)
     if goal.from_disk or not again:
         return goal
     guards = _guards(plan, goal.counted, goal.version)

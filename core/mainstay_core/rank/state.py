@@ -219,9 +219,11 @@ class RankState:
     def guards(self) -> tuple[Guard, ...]:
         """Return who guards what ends of the pipeline alone have, under the adopted plan."""
         rules = self.fork_rules
-        if rules is None or self.plan is None:
+        plan = self.plan
+        if rules is None or plan is None:
             return ()
-        return plan_guards(self.plan, rules.outline, rules.guards)
+        outline, number = rules.outline, rules.guards
+        return plan.guards_by(outline, number, lambda: plan_guards(plan, outline, number))
 
     @property
     def is_guarded(self) -> bool:

@@ -88,8 +88,8 @@ def choose_cells(
     first: dict[str, Member] = {}
     for member in ordered:
         first.setdefault(domains.get(member.slot.pod) or member.slot.pod, member)
-    apart = list(first.values())
-    return tuple([*apart, *(m for m in ordered if m not in apart)][:number])
+    apart = {member.index for member in first.values()}
+    return tuple([*first.values(), *(m for m in ordered if m.index not in apart)][:number])
 
 
 def plan_guards(plan: Plan, stages: Sequence[StageOutline], number: int) -> tuple[Guard, ...]:

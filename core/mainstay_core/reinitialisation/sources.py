@@ -3,8 +3,8 @@
 Sources are tried best first (:class:`~mainstay_core.wire.reinitialisation.SourceKind`). A guard is
 exact. A stale copy of the very same stage comes next while it is young enough. Then come other
 stages: the twin of a pipeline's end, where flows pass in both orders, and the two neighbours of any
-other stage. An old copy comes last. It is also the only answer where two lost stages lie beside
-each other, for which the paper has none (Blagoev et al., section 6).
+other stage. A young copy is also the only answer where two lost stages lie beside each other, for
+which the paper has none (Blagoev et al., section 6).
 
 A stage with several ranks is made anew position by position, from the same inner rank of the other
 stages.
@@ -76,7 +76,8 @@ class Policy:
     order: Order = Order.IN_ORDER
     weighting: Weighting = Weighting.GRADIENT_NORM
     stale_steps: int = 0
-    """A stale copy that is at most so many steps old goes before other stages."""
+    """A stale copy that is at most so many steps old goes before other stages; an older one does
+    not count."""
 
 
 def policy_of(how: ApproximateConfig, before: Policy | None = None) -> Policy:
@@ -172,14 +173,8 @@ class _Place:
         """
         stale = self.left.stale.get(self.position)
         age = None if stale is None else self.version - stale
-        if age is not None and age <= self.policy.stale_steps:
-            return self._from(self._stale)
-        try:
-            return self._from(self._other_stages)
-        except _NoSourceError:
-            if age is None:
-                raise
-            return self._from(self._stale)
+        is_young = age is not None and age <= self.policy.stale_steps
+        return self._from(self._stale if is_young else self._other_stages)
 
     def _from(
         self, sources_of: Callable[[BlockOutline], _Sources]

@@ -8,9 +8,9 @@ format.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from mainstay_core.base.bounds import (
     MAX_FAULTS,
@@ -159,6 +159,9 @@ def is_void(voided: Iterable[Voided], version: int, lineage: int) -> bool:
     return any(version > one.version and lineage < one.lineage for one in voided)
 
 
+_Guard = TypeVar("_Guard")
+
+
 class _Derived:
     """Holds what follows from a plan's members, once it was asked for.
 
@@ -166,9 +169,29 @@ class _Derived:
     so to look at all members each time would cost the square of a quorum's size.
     """
 
-    __slots__ = ("_positions", "_ranks_per_stage")
+    __slots__ = ("_guards", "_positions", "_ranks_per_stage")
+    _guards: tuple[object, int, tuple[Any, ...]]
+    """What guards were planned for last (blocks, number), and who guards then
+    (:func:`mainstay_core.reinitialisation.guards.plan_guards`)."""
     _positions: tuple[tuple[Member, ...], ...]
     _ranks_per_stage: int
+
+    def guards_by(
+        self, stages: object, number: int, plan_them: Callable[[], tuple[_Guard, ...]]
+    ) -> tuple[_Guard, ...]:
+        """Return who guards under this plan: as it was planned before for the same, or anew.
+
+        Args:
+            stages: the blocks of every stage; the very object counts.
+            number: guards of each end.
+            plan_them: plans who guards.
+        """
+        known = getattr(self, "_guards", None)
+        if known is None or known[0] is not stages or known[1] != number:
+            known = stages, number, plan_them()
+            object.__setattr__(self, "_guards", known)
+        guards: tuple[_Guard, ...] = known[2]
+        return guards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,11 +32,14 @@ from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
     BlockOutline,
+    BlockSource,
     Fork,
     History,
+    MadeBlock,
     MadePosition,
     Outline,
     Reinitialisation,
+    SourceKind,
     ToldHistory,
 )
 
@@ -57,7 +60,26 @@ def world(start: Start) -> Any:
 
 
 def fork_at(version: int, *stages: int) -> Fork:
-    places = tuple(MadePosition(stage=stage, blocks=()) for stage in stages)
+    places = tuple(
+        MadePosition(
+            stage=stage,
+            blocks=(
+                MadeBlock(
+                    block=f"layers.{stage}",
+                    sources=tuple(
+                        BlockSource(
+                            kind=SourceKind.NEIGHBOUR,
+                            stage=other % 5,
+                            block=f"layers.{other % 5}",
+                            weight=0.5,
+                        )
+                        for other in (stage - 1, stage + 1)
+                    ),
+                ),
+            ),
+        )
+        for stage in stages
+    )
     reason = "; ".join(f"stage {stage} is made anew from its neighbours" for stage in stages)
     made = Reinitialisation(positions=places, reason=reason)
     return Fork(version=version, chain=f"c{version}", made=made)
@@ -893,6 +915,82 @@ def test_a_fork_that_is_made_again_is_repeated_until_all_have_settled(repeating:
 
     assert repeating.plan.fork.repeats == fork_at(5, 1)
     assert (repeating.plan.lineage, repeating.plan.fork.since) == (2, 0)
+
+
+def repeating_two(start: Start) -> Any:
+    """A job that makes two forks of another run again, both at version 5."""
+    both = tuple(codec.encode(fork_at(5, stage)) for stage in (1, 3))
+    world = start(spares=2, replicas=1, lanes=1, stages=5, repeats=both, approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    park_for(world, 0)
+    return world
+
+
+def test_the_second_fork_of_a_version_is_ordered_once_all_have_made_the_first(start: Start) -> None:
+    world = repeating_two(start)
+    made = [m for m in world.plan.members if m.rank.stage != 1]
+    first = world.plan.quorum
+    for member in made:
+        world.tell(world.about(FactKind.SETTLED, member, step=5))
+        world.tell(world.about(FactKind.PARKED, member, repeats=1))
+    world.tick(40.0)
+    assert world.plan.quorum == first
+
+    maker = world.member(0, 1)
+    world.tell(world.about(FactKind.SETTLED, maker, step=5))
+    world.tell(world.about(FactKind.PARKED, maker, repeats=1))
+    world.tick(40.0)
+    assert world.plan.fork.repeats == fork_at(5, 3)
+
+
+def test_a_first_fork_that_failed_is_ordered_again_before_the_second(start: Start) -> None:
+    world = repeating_two(start)
+    first = world.plan.quorum
+    asks = world.member(0, 0)
+    world.tell(world.about(FactKind.SETTLED, asks, step=5, history=FORKED))
+    world.tell(world.about(FactKind.PARKED, asks, repeats=1))
+    world.park(world.member(0, 1))
+    world.tick(40.0)
+
+    assert world.plan.quorum != first
+    assert world.plan.fork.repeats == fork_at(5, 1)
+
+
+def test_a_fork_that_comes_to_nothing_again_and_again_fails_the_job(repeating: Any) -> None:
+    """All settle without it, as after a restart from its very version, and ask for it again."""
+    for _ in range(4):
+        park_for(repeating, 0)
+        repeating.tick(40.0)
+        assert repeating.state.phase is not JobPhase.FAILED
+        repeating.settle(step=5)
+    park_for(repeating, 0)
+    repeating.tick(400.0)
+
+    assert repeating.state.phase is JobPhase.FAILED
+    assert "was ordered 4 times at step 5 and came to nothing" in repeating.state.outcome
+
+
+def test_a_lineage_of_other_blocks_fails_the_job(start: Start) -> None:
+    world = start(
+        spares=2,
+        replicas=1,
+        lanes=1,
+        stages=5,
+        repeats=(codec.encode(fork_at(5, 1)),),
+        approximate=ALLOWED,
+    )
+    other = (*OUTLINE[:1], (BlockOutline(name="mine", kind="layer"),), *OUTLINE[2:])
+    world.register("teller")
+    world.up("teller", outline=other)
+    for _ in range(5):
+        world.commit()
+    park_for(world, 0)
+
+    assert world.state.phase is JobPhase.FAILED
+    assert "stage 1 has the blocks mine here, the lineage makes layers.1" in world.state.outcome
 
 
 def test_a_job_that_repeats_a_lineage_makes_no_fork_of_its_own(repeating: Any) -> None:

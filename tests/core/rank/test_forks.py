@@ -13,7 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import forks, machine
+from mainstay_core.rank import forks, machine, repeating
 from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered, SendFact
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
@@ -662,19 +662,51 @@ def test_a_fork_that_some_have_made_again_is_not_made_twice() -> None:
     assert (outcome.history, outcome.commit_chain) == ((fork,), "forked")
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_who_missed_a_fork_that_others_made_again_makes_it_and_does_not_keep_its_state(
+    behind: bool,
+) -> None:
+    fork = forked_at_8()
+    plan = again(pipeline(3), fork)
+    noted: dict[str, Any] = {life: {"history": (fork,), "chain": "forked"} for life in "acde"}
+    if behind:
+        noted["b"] = {"version": 7, "mark": "q1-n", "certified_in": "q0-n"}
+
+    outcome = settle(plan, 1, reports(plan, 8, **noted))
+
+    assert outcome.actions == (STAY, MAKE, STAY, STAY, STAY)
+    assert (outcome.fork, outcome.history, outcome.commit_chain) == (fork, (fork,), "forked")
+
+
+def test_a_copy_of_who_missed_a_fork_heals_from_one_that_made_it() -> None:
+    fork = forked_at_8()
+    lives = {0: [f"{x}.1" for x in "abcde"], 1: [f"{x}.1" for x in "fghij"]}
+    since = {f"{x}.1": 1 for x in "abcdefghij"}
+    plan = again(make_plan(lives, quorum=3, since=since, lanes=2), fork)
+    noted = {life: {"history": (fork,), "chain": "forked"} for life in "abcdefhij"}
+
+    outcome = settle(plan, 1, reports(plan, 8, **noted))
+
+    missed = next(m.index for m in plan.members if str(m.incarnation) == "g.1")
+    made = next(m.index for m in plan.members if str(m.incarnation) == "b.1")
+    assert outcome.actions[missed] is HEAL
+    assert outcome.sources[missed] == (made,)
+    assert MAKE not in outcome.actions
+
+
 def test_a_fork_is_due_at_its_version_once_those_before_it_are_made() -> None:
     first = forked_at_8()
     second = replace(first, chain="then")
     third = replace(first, version=9)
     repeats = (first, second, third)
 
-    assert forks.find_due(repeats, (), 7) is None
-    assert forks.find_due(repeats, (), 8) == 0
-    assert forks.find_due(repeats, (first,), 8) == 1
-    assert forks.find_due(repeats, (first, second), 8) is None
-    assert forks.find_due(repeats, (first, second), 9) == 2
-    assert forks.find_due(repeats, repeats, 9) is None
-    assert forks.find_due(repeats, (second,), 8) is None
+    assert repeating.find_due(repeats, (), 7) is None
+    assert repeating.find_due(repeats, (), 8) == 0
+    assert repeating.find_due(repeats, (first,), 8) == 1
+    assert repeating.find_due(repeats, (first, second), 8) is None
+    assert repeating.find_due(repeats, (first, second), 9) == 2
+    assert repeating.find_due(repeats, repeats, 9) is None
+    assert repeating.find_due(repeats, (second,), 8) is None
 
 
 @pytest.mark.parametrize(("chain", "told"), [("same", Parked), ("another", Failed)])
@@ -733,6 +765,16 @@ def test_a_lost_stage_loads_its_own_checkpoint_while_the_others_stay(
     assert outcome.version == 8
     assert [i for i, action in enumerate(outcome.actions) if action is MAKE] == list(lost)
     assert versions_of(outcome.fork) == made
+
+
+def test_a_checkpoint_that_is_too_old_is_taken_by_no_stage_alone() -> None:
+    """The newer one went from the disk after the coordinator looked: all go back together."""
+    plan = order(pipeline(2, 0), 0)
+
+    outcome = settled_with_copies(plan, with_durable(reports(plan, 8, 0), 5), 2)
+
+    assert set(outcome.actions) == {LOAD}
+    assert (outcome.version, outcome.fork) == (5, None)
 
 
 @pytest.mark.parametrize("durable", [0, 8])

@@ -153,6 +153,32 @@ def test_a_guard_that_rolls_forward_counts_where_nobody_is_there_yet() -> None:
     assert (left.members, left.masters) == ((e,), "later")
 
 
+@pytest.mark.parametrize(
+    ("told", "counting"),
+    [
+        pytest.param(("right", "wrong", "right"), [0, 2], id="most have one"),
+        pytest.param(("right", "wrong"), None, id="no majority"),
+    ],
+)
+def test_guards_that_roll_forward_are_compared_before_the_step(
+    told: tuple[str, ...], counting: list[int] | None
+) -> None:
+    """They apply the same gradient, so copies that differ before it differ after it."""
+    n = len(told)
+    plan = make_plan({r: [f"{chr(97 + 3 * r + s)}.1" for s in range(3)] for r in range(n)}, lanes=n)
+    twins = [m.index for m in plan.positions[1]]
+    copies = [
+        SettleReport(index=i, valid=True, guarded=(copy_of(masters=masters),))
+        for i, masters in zip(twins, told, strict=True)
+    ]
+    found = find_guards(plan, copies, [], twins)
+    if counting is None:
+        assert found == ()
+    else:
+        (left,) = found
+        assert (left.members, left.masters) == (tuple(twins[i] for i in counting), "")
+
+
 def test_a_copy_that_differs_from_what_the_owners_have_is_void() -> None:
     plan = make_plan(LIVES, lanes=2)
     guards = plan_guards(plan, OUTLINE, 2)
@@ -170,6 +196,24 @@ def test_a_copy_that_differs_from_what_the_owners_have_is_void() -> None:
     assert void_copies(plan, guards, cast, b) == ()
     assert void_copies(plan, guards, cast, e) == (0,)
     assert void_copies(plan, guards, votes(**own), b) == (), "it has none to be void"
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_what_was_made_with_guards_is_not_made_once_more_when_they_are_gone(repeats: bool) -> None:
+    """A young checkpoint is no help: the fork that all have noted names the guards."""
+    plan = plan_of("a", "d")
+    rules = replace(RULES, policy=replace(RULES.policy, stale_steps=5), after_lost_steps=0)
+    told = reports(plan, b=(copy_of(),), e=(copy_of(),))
+    first = settle(plan, 1, [replace(r, durable=6) for r in told], fork_rules=rules)
+    assert first.fork is not None
+    if repeats:
+        plan = replace(plan, fork=ForkOrder(positions=(0,), since=0, repeats=first.fork))
+    noted = {"history": first.history, "chain": first.commit_chain}
+    for guards, action in (({}, LOAD), ({"b": (copy_of(),)}, MAKE)):
+        told = [replace(r, durable=6, **noted if r.valid else {}) for r in reports(plan, **guards)]
+        outcome = settle(plan, 1, told, fork_rules=rules)
+        assert action in outcome.actions
+        assert outcome.fork == (first.fork if action is MAKE else None)
 
 
 def test_what_a_guard_had_keeps_its_learning_rate() -> None:

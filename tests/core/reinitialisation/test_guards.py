@@ -10,6 +10,7 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.reinitialisation.guards import (
+    Guard,
     choose_cells,
     ends_of,
     guarded_blocks,
@@ -118,3 +119,21 @@ def test_a_guard_that_stays_a_member_stays_one_unless_a_new_domain_comes() -> No
         if number == 1:
             joiner = replace(gone, since=9)
             assert choose_cells([*left, joiner], domains, number)[:1] == (after or (joiner,))[:1]
+
+
+def test_who_guards_is_planned_once_for_a_plan_and_again_for_other_guards() -> None:
+    plan, cut, planned = plan_of(3), outline(3), []
+
+    def guards_of(number: int, stages: Outline = cut) -> tuple[Guard, ...]:
+        def plan_them() -> tuple[Guard, ...]:
+            planned.append(number)
+            return plan_guards(plan, stages, number)
+
+        return plan.guards_by(stages, number, plan_them)
+
+    assert guards_of(2) == plan_guards(plan, cut, 2)
+    assert guards_of(2) is guards_of(2)
+    assert planned == [2]
+    assert guards_of(1) == plan_guards(plan, cut, 1)
+    assert guards_of(1, ()) == ()
+    assert planned == [2, 1, 1]

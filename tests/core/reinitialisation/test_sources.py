@@ -169,13 +169,14 @@ def test_two_stages_are_each_others_twin() -> None:
     assert "lost together" in refusal(plan(stages, 0, 1, policy=SWAPPED))
 
 
-def test_two_stages_side_by_side_have_no_source_but_their_own_old_copies() -> None:
+def test_two_stages_side_by_side_have_no_source_but_their_own_young_copies() -> None:
     stages = pipeline(1, 1, 1, 1)
 
     assert refusal(plan(stages, 1, 2)) == "stage 1 and its neighbour stage 2 are lost together"
 
     old = Left(stale={(1, 0): 10, (2, 0): 20})
-    answer = plan(stages, 1, 2, left=old)
+    assert "lost together" in refusal(plan(stages, 1, 2, left=old, policy=Policy(stale_steps=89)))
+    answer = plan(stages, 1, 2, left=old, policy=Policy(stale_steps=90))
     assert isinstance(answer, Reinitialisation)
     assert [s.version for p in answer.positions for b in p.blocks for s in b.sources] == [10, 20]
 
@@ -270,8 +271,6 @@ def twin(
             made: dict[str, dict[tuple[int, str], float]] | None = own
         else:
             made = others(stages, stage, lost, norms_sq, left, policy, last)
-            if made is None and stale is not None:
-                made = own
         if made is None:
             return None
         for block in stages[stage]:

@@ -172,3 +172,17 @@ def test_one_bit_of_a_moment_that_differs_is_told_when_its_part_is_due() -> None
     after = [copies.own_digest(step) for step in range(16)]
     changed = [b != a for b, a in zip(before, after, strict=True)]
     assert changed == [False] * 15 + [True]
+
+
+def test_what_is_served_goes_by_the_copies_that_are_there_and_the_blocks_asked_for() -> None:
+    """A thread that serves may come between a copy's end and the word that it counts no more."""
+    numerics.setup("cpu")
+    training = training_of(stages=2)
+    outline, owner = training.outline(), engine_of(training, 0)
+    held = [GuardedDigest(stage=1, masters="", rest="")]
+    copies = GuardCopies(training, outline, lambda: owner, lambda: held)
+
+    assert copies.served(1, owner.state) is None
+    own = copies.served(0, owner.state)
+    assert own is not None
+    assert {flat.name for flat in own.flats()} == {"embedding"}
