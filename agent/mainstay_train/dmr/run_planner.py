@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,12 +30,10 @@ from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import (
     FIELD,
     NEXT_RECV_B,
-    STAGE,
     RefusedPlanError,
     Schedule,
     follow,
     plan_here,
-    read_ordered_plan,
 )
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
@@ -45,6 +42,7 @@ from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import NO_STANDING, Flow, Orders, Seen, Spot, Standing, Window
 from mainstay_train.compute.engine import Engine
 from mainstay_train.dmr.cells import CellProfile, agreed, number_of
+from mainstay_train.dmr.ordered_plans import read_plan_file
 from mainstay_train.dmr.passage import declare_stage
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage, PassageRecord
@@ -52,9 +50,6 @@ from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.model.blocks import Block
 
 logger = logging.getLogger(__name__)
-
-MAX_PLAN_BYTES = 1 << 26
-"""Bound on a plan's file: a thousand times a plan of a block of 100 operators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,32 +89,6 @@ class PlannedStage:
         """
         in_flight = min(self.num_passages, self.shape.stages - self.stage)
         return self.memory_bytes // max(1, in_flight)
-
-
-def read_plan_file(path: str, stage: int, fingerprint: str) -> Plan:
-    """Return the plan that a job names for a stage.
-
-    Args:
-        path: of the file; ``{stage}`` in it stands for the stage's number.
-        stage: the stage.
-        fingerprint: of the job.
-
-    Raises:
-        InvalidSpecError: it is missing, torn, too large, no plan, or of another fingerprint.
-    """
-    place = path.replace(STAGE, str(stage))
-    try:
-        if Path(place).exists() and not Path(place).is_file():
-            raise InvalidSpecError(FIELD, f"{place} is no file")  # a pipe would hold us up
-        with Path(place).open("rb") as file:
-            text = file.read(MAX_PLAN_BYTES + 1)
-    except OSError as error:
-        raise InvalidSpecError(
-            FIELD, f"{place} cannot be read: {error.strerror or error}"
-        ) from error
-    if len(text) > MAX_PLAN_BYTES:
-        raise InvalidSpecError(FIELD, f"{place} has more than {MAX_PLAN_BYTES} bytes; is no plan")
-    return read_ordered_plan(text, place, fingerprint)
 
 
 def plan_stage(

@@ -17,7 +17,8 @@ from mainstay_core.dmr.static import plan_checks
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.profiling import ProfileQuestion
 from mainstay_train.dmr.answer import profile_stage
-from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, read_plan_file
+from mainstay_train.dmr.ordered_plans import read_plan_file
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner
 
 MUCH, STAGES = 1 << 30, 2
 

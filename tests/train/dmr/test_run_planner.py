@@ -30,7 +30,8 @@ from mainstay_core.dmr.static import plan_checks
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.planned import NO_STANDING, Window
 from mainstay_train.checks.planned import Spot as PlannedSpot
-from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, read_plan_file
+from mainstay_train.dmr.ordered_plans import read_plan_file
+from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner
 
 MUCH, LITTLE = 1 << 30, 9000
 PROFILED = 2
