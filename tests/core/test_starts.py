@@ -11,7 +11,7 @@ from tests.core.test_walk import ARCHITECTURE, FOLDERS, ROOT
 
 STARTS = re.compile(
     r"subprocess\.(Popen|run|call|check_call|check_output|getoutput|getstatusoutput)"
-    r"|(torch\.)?multiprocessing\.(?!connection\b|Pipe\b)[\w.]+"
+    r"|(torch\.)?multiprocessing\.(?!connection\b|Pipe\b|reductions\.StorageWeakRef\b)[\w.]+"
     r"|os\.(fork|posix_spawn|spawn|exec|system|popen)\w*|(_posixsubprocess|pty)\.\w+"
     r"|concurrent\.futures\.(process\.)?ProcessPoolExecutor"
     r"|asyncio\.(subprocess\.)?create_subprocess_\w+|.+\.subprocess_(exec|shell)"
