@@ -33,7 +33,9 @@ def planned(world: Any, member: Member, plan: str, shares: str, why: str, stage:
 def test_each_stage_is_told_as_its_trainers_said_last(start: Start) -> None:
     world = start(replicas=2, stages=2)
     config = replace(world.state.config, dmr=Mode.FULL, dmr_plan=PlanName.AUTO)
-    world.state = replace(world.state, config=config)
+    assert world.state.plan is not None
+    plan = replace(world.state.plan, checks=config.checks)
+    world.state = replace(world.state, config=config, plan=plan)
     before = show_page(world.state, (), (), 0.0).dmr_coverage
     assert before == "naive 100 % until the first steps are profiled, then by plan"
 

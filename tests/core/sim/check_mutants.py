@@ -134,7 +134,8 @@ def _refused_keeps_held(state: Any, verdict: Any, *rest: Any) -> Any:
     return replace(done, state=kept, actions=actions)
 
 
-def _believe_the_first(told: Sequence[Told]) -> Ruling:
+def _believe_the_first(told: Sequence[Told], width: int = 1) -> Ruling:
+    del width
     newest = [one for one in told if one.asked == told[-1].asked]
     return Ruling(agreed=newest[0].telling)
 
