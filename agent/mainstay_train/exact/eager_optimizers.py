@@ -12,12 +12,16 @@ from typing import Any
 import torch
 
 
-class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW, which imports no compiler."""
+class _EagerGroups(torch.optim.Optimizer):
+    """An optimizer that adds its groups without importing the compiler."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as torch does."""
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
+
+
+class EagerAdamW(_EagerGroups, torch.optim.AdamW):
+    """torch's AdamW, which imports no compiler."""
 
     def step(self, closure: Any = None) -> Any:
         """Take one step, as torch does; no gradient is recorded."""
@@ -25,12 +29,8 @@ class EagerAdamW(torch.optim.AdamW):
             return inspect.unwrap(torch.optim.AdamW.step)(self, closure)
 
 
-class EagerSGD(torch.optim.SGD):
+class EagerSGD(_EagerGroups, torch.optim.SGD):
     """torch's stochastic gradient descent, which imports no compiler."""
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as torch does."""
-        inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)
 
     def step(self, closure: Any = None) -> Any:
         """Take one step, as torch does; no gradient is recorded."""

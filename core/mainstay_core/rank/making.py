@@ -7,9 +7,7 @@ from dataclasses import replace
 
 from mainstay_core.rank import forks
 from mainstay_core.rank.settle import Settlement, StateAction
-from mainstay_core.rank.state import (
-    RankState,
-)
+from mainstay_core.rank.state import RankState
 from mainstay_core.wire.votes import SettleReport
 
 
