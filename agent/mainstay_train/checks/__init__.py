@@ -14,6 +14,7 @@
 - ``waiting``: checks that wait until their trainer waits for others
 - ``late``: checks kernels after their values were used
 - ``replays``: replays segments of blocks from their boundary tensors
+- ``telling``: how checks are told of executions that differed
 - ``sums``: executes the sums of a reduction twice
 - ``scopes``: what may be asked of a part of the work that is checked
 - ``executions``: executes each kernel a second time, and a third one where two differ

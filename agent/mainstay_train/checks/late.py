@@ -19,28 +19,17 @@ from mainstay_train.checks.collectives import waited
 from mainstay_train.checks.kernels import Effects, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.telling import Telling
 from mainstay_train.checks.twins import Overwritten, Twins
 from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
 
 
-class Judged(Protocol):
+class Judged(Telling, Protocol):
     """Checks of a trainer, as they hear of what was found late."""
 
     void: set[int]
     waiting: WaitingChecks
     given: frozenset[int]
-
-    def tell(
-        self,
-        place: Place,
-        *,
-        ordinal: int,
-        operator: str,
-        output: int,
-        num_elements: int,
-        judgement: Judgement,
-    ) -> None:
-        """Tell what two executions that differed came to."""
 
 
 def compare(

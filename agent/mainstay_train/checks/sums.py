@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
-from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
+from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Place
+from mainstay_train.checks.telling import Telling
 from mainstay_train.checks.twins import Overwritten
 
 SUM = "sum"
@@ -51,22 +52,10 @@ class Repeating(Protocol):
         """
 
 
-class Summing(Protocol):
+class Summing(Telling, Protocol):
     """Checks of a trainer, as they hear of wrong sums."""
 
     wrong_sum: str
-
-    def tell(
-        self,
-        place: Place,
-        *,
-        ordinal: int,
-        operator: str,
-        output: int,
-        num_elements: int,
-        judgement: Judgement,
-    ) -> None:
-        """Tell what two executions that differed came to."""
 
 
 def sum_now(
