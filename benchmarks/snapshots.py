@@ -34,9 +34,9 @@ from support import demo
 from support.segment_stage import SegmentStage, running_stores
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import MAX_AUTO_WINDOW
-from mainstay_core.job.snapshot_sizes import store_bytes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.snapshot_sizes import store_bytes
 from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.exact import digests, numerics

@@ -9,7 +9,7 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.pod_templates import SUPERVISOR
-from mainstay_core.job.size_summary import summarize_sizes
+from mainstay_core.job.sizes.size_summary import summarize_sizes
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.pool.conditions import (
     INVALID_SPEC,

@@ -11,7 +11,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.pod_templates import check_template
 from mainstay_core.job.shared_memory import plan_shared_memory
-from mainstay_core.job.size_summary import summarize_sizes
+from mainstay_core.job.sizes.size_summary import summarize_sizes
 from mainstay_core.job.spec import parse_training_job
 
 

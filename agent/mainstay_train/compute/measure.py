@@ -1,7 +1,7 @@
 """Measures what a workload's blocks take, by one micro-batch through each of them on the CPU.
 
 ``python -m mainstay_train.compute.measure`` reads a question as JSON and prints a measurement
-(:mod:`mainstay_core.job.block_sizes`). One block is in memory at a time.
+(:mod:`mainstay_core.job.sizes.block_sizes`). One block is in memory at a time.
 
 What lies in memory is seen operation by operation, as torch's dispatcher shows it. Buffers inside
 a kernel are not seen. Ranks of a stage do not talk to each other here: their collectives go to a
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
-from mainstay_core.job.block_sizes import BlockSizes, Measurement, MeasureQuestion, ModelSizes
+from mainstay_core.job.sizes.block_sizes import BlockSizes, Measurement, MeasureQuestion, ModelSizes
 from mainstay_train.base.decorator import Loop
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.group import Group

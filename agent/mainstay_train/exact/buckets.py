@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from mainstay_core.job.reduction_sizes import IN_FLIGHT, chunks_in, keeps_own, share_edges
+from mainstay_core.job.sizes.reduction_sizes import IN_FLIGHT, chunks_in, keeps_own, share_edges
 
 
 class Bucket(NamedTuple):

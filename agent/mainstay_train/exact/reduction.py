@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.reduction_sizes import IN_FLIGHT, keeps_own
+from mainstay_core.job.sizes.reduction_sizes import IN_FLIGHT, keeps_own
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.step_plan import Supply
 from mainstay_core.wire.plan import Partial

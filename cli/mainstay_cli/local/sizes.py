@@ -12,11 +12,11 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job import model_sizes
-from mainstay_core.job.block_sizes import Measurement, MeasureQuestion, ModelSizes
-from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.guards import resolve_guards
-from mainstay_core.job.rank_sizes import RankSizes, rank_sizes
-from mainstay_core.job.snapshot_sizes import check_memory, store_bytes
+from mainstay_core.job.sizes.block_sizes import Measurement, MeasureQuestion, ModelSizes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.rank_sizes import RankSizes, rank_sizes
+from mainstay_core.job.sizes.snapshot_sizes import check_memory, store_bytes
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
 

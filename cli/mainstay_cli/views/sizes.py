@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from mainstay_core.base.words import count, show_bytes
-from mainstay_core.job.rank_sizes import RankSizes, largest
+from mainstay_core.job.sizes.rank_sizes import RankSizes, largest
 
 MAX_ROWS = 40
 """Ranks that differ and are shown one by one; with more, the largest of each position is shown."""

@@ -15,20 +15,9 @@
 - ``stages``: the cut of a model into pipeline stages
 - ``object_names``: the names of what a job has in a cluster beside its pods
 - ``pod_templates``: what a cluster asks of a job's pod template
-- ``model_sizes``: the sizes of the built-in models, computed without torch
-- ``block_sizes``: what one block takes on a rank, computed or measured
-- ``llama_tensors``: the shape of the built-in Llama, and the tensors of a layer
-- ``llama_passes``: the memory of each pass through a block of the built-in Llama
-- ``llama_sizes``: what the built-in Llama's blocks take
-- ``moe_passes``: the memory of each pass through a layer with experts
-- ``moe_sizes``: what the blocks of the built-in mixture of experts take
-- ``built_in_sizes``: the formulas of a built-in model, by its entrypoint
-- ``reduction_sizes``: the memory in which a rank reduces gradients
 - ``recompute``: which blocks of a stage run their forward again in the backward
-- ``rank_sizes``: what each rank holds, and what it sends in a step
-- ``snapshot_logs``: from what a lost state is made anew: gradients, or what crosses boundaries
-- ``snapshot_sizes``: the memory of pods for snapshots of the state, and how these are kept
-- ``size_summary``: the same in sentences, as far as the specification tells
+- ``model_sizes``: the sizes of the built-in models, computed without torch
+- ``sizes/``: computes what ranks and pods hold in memory and send
 - ``shared_memory``: the size of a pod's memory-backed volume
 - ``protections``: which protections a job has, and why not the others
 """

@@ -47,8 +47,8 @@ from mainstay_core.job.sections import (
     Training,
     Workload,
 )
-from mainstay_core.job.snapshot_logs import LogChoice
-from mainstay_core.job.snapshot_sizes import choose_log_of, known_models, plan_snapshots
+from mainstay_core.job.sizes.snapshot_logs import LogChoice
+from mainstay_core.job.sizes.snapshot_sizes import choose_log_of, known_models, plan_snapshots
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
 from mainstay_core.job.types import (
     IntOrAuto,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job.rank_sizes import ReplicaShare
+from mainstay_core.job.sizes.rank_sizes import ReplicaShare
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.placement import plan_placement

@@ -19,7 +19,7 @@ def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:
     """Return the pods with a store that a plan names, those without a member among them.
 
     One without a member takes no more copies than other pods have memory for: its own, those of
-    ``peers`` others, and of one more (:func:`mainstay_core.job.snapshot_sizes.store_bytes`).
+    ``peers`` others, and of one more (:func:`mainstay_core.job.sizes.snapshot_sizes.store_bytes`).
     """
     stages: dict[PodUid, set[int]] = {}
     for member in plan.members:

@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple
 
 from mainstay_core.base.bounds import MAX_BLOCKS, MAX_TYPES, Count, Index, Longest, Name
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.job.reduction_sizes import PAD
+from mainstay_core.job.sizes.reduction_sizes import PAD
 
 MAX_UNITS = MAX_TYPES
 """Units of a position."""

@@ -4,7 +4,7 @@ A store keeps the complete window and the one that is being copied, of every aut
 holds, and the logs of all steps since the complete window began. MoEvement reports what its
 experiments took (arXiv 2412.15411, section 5.6, table 6) and calls logs small. That depends on the
 job, so here memory follows from the job's own sizes. What a running job's stores are given is
-planned by the same rules (:mod:`mainstay_core.job.snapshot_sizes`).
+planned by the same rules (:mod:`mainstay_core.job.sizes.snapshot_sizes`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mainstay_core.base.bounds import Count, Sentence
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count, show_bytes
-from mainstay_core.job.snapshot_sizes import max_log_steps
+from mainstay_core.job.sizes.snapshot_sizes import max_log_steps
 from mainstay_core.snapshots.copies import CopyDemand, CopyPlan, StorePod, plan_copies
 from mainstay_core.snapshots.schedule import WindowPlan
 from mainstay_core.snapshots.units import Position

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mainstay_core.job.reduction_sizes import PAD
+from mainstay_core.job.sizes.reduction_sizes import PAD
 from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
 from mainstay_core.snapshots.windows import PrintedWindow, find_window_size
 from mainstay_core.theory.profiles import JobProfile

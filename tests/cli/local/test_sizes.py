@@ -7,7 +7,7 @@ import yaml
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, sizes
-from mainstay_core.job import llama_sizes
+from mainstay_core.job.sizes import llama_sizes
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = yaml.safe_load((ROOT / "examples/quickstart.yaml").read_text())

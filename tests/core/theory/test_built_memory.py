@@ -6,7 +6,7 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
-from mainstay_core.job.snapshot_sizes import max_log_steps
+from mainstay_core.job.sizes.snapshot_sizes import max_log_steps
 from mainstay_core.rank.windows import is_complete
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
 from mainstay_core.snapshots.prices import UnitPrice

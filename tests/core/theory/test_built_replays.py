@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mainstay_core.job.snapshot_sizes import max_log_steps
+from mainstay_core.job.sizes.snapshot_sizes import max_log_steps
 from mainstay_core.theory import paper_jobs
 from mainstay_core.theory.built import plan_built_window
 from mainstay_core.theory.built_memory import plan_built_stores

@@ -10,17 +10,18 @@ import torch
 from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import Cut, Order
-from mainstay_core.job import llama_sizes, llama_tensors, model_sizes, moe_sizes
-from mainstay_core.job.block_sizes import Measurement, MeasureQuestion
-from mainstay_core.job.built_in_sizes import built_in_sizes
-from mainstay_core.job.rank_sizes import (
+from mainstay_core.job import model_sizes
+from mainstay_core.job.sizes import llama_sizes, llama_tensors, moe_sizes
+from mainstay_core.job.sizes.block_sizes import Measurement, MeasureQuestion
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.rank_sizes import (
     RankSizes,
     StageSizes,
     even_shares,
     largest,
     rank_sizes,
 )
-from mainstay_core.job.reduction_sizes import CHUNK, PAD, owned_elements
+from mainstay_core.job.sizes.reduction_sizes import CHUNK, PAD, owned_elements
 from mainstay_core.job.spec import parse_training_job
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.planning.assignment import plan_reordering

@@ -15,7 +15,7 @@ from tests.train.exact.test_reduction import (
     sum_by_rule_3,
 )
 
-from mainstay_core.job.reduction_sizes import share_edges
+from mainstay_core.job.sizes.reduction_sizes import share_edges
 from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction

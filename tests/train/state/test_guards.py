@@ -12,8 +12,8 @@ from tests.train.quorum import make_config
 
 from mainstay_core.base.shape import Order
 from mainstay_core.job import model_sizes
-from mainstay_core.job.built_in_sizes import built_in_sizes
-from mainstay_core.job.rank_sizes import even_shares, rank_sizes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.wire.reinitialisation import (

@@ -12,11 +12,11 @@ from typing import Any
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.recompute import num_recomputed
-from mainstay_core.job.reduction_sizes import owned_elements, reduction_bytes
+from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.llama_sizes import padded
+from mainstay_core.job.sizes.reduction_sizes import owned_elements, reduction_bytes
 from mainstay_core.job.stages import cut_blocks
 
 WIDE_BYTES = 4

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import show_bytes
-from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.config import LogKind
-from mainstay_core.job.llama_sizes import padded
+from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.llama_sizes import padded
 
 PATH = "spec.snapshots.replay"
 WIDE_BYTES = 4

@@ -23,8 +23,6 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
-from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
-from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import (
     DECAY_ONE,
     LAG_STEPS,
@@ -33,9 +31,11 @@ from mainstay_core.job.config import (
     LogKind,
     SnapshotConfig,
 )
-from mainstay_core.job.llama_sizes import padded
 from mainstay_core.job.sections import Protection, Snapshots, Workload
-from mainstay_core.job.snapshot_logs import LogChoice, choose_log, compute_bytes, type_bytes
+from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.llama_sizes import padded
+from mainstay_core.job.sizes.snapshot_logs import LogChoice, choose_log, compute_bytes, type_bytes
 from mainstay_core.job.stages import cut_blocks
 from mainstay_core.job.types import whole_quantity
 

@@ -10,9 +10,9 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
-from mainstay_core.job.built_in_sizes import built_in_sizes
 from mainstay_core.job.config import BUCKET_BYTES
-from mainstay_core.job.rank_sizes import RankSizes, even_shares, rank_sizes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
+from mainstay_core.job.sizes.rank_sizes import RankSizes, even_shares, rank_sizes
 
 MEASURED_BY = "`mainstay local run FILE --dry-run`"
 """The command that computes or measures the sizes of all ranks."""

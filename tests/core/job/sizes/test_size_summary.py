@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job import llama_sizes
 from mainstay_core.job.model_sizes import LLAMA
-from mainstay_core.job.rank_sizes import even_shares, rank_sizes
-from mainstay_core.job.size_summary import SizeSummary, summarize_sizes
+from mainstay_core.job.sizes import llama_sizes
+from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
+from mainstay_core.job.sizes.size_summary import SizeSummary, summarize_sizes
 
 SMALL = {"dim": 16, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 32, "vocab": 300}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mainstay_core.job import llama_sizes, model_sizes, moe_sizes
-from mainstay_core.job.block_sizes import ModelSizes
+from mainstay_core.job import model_sizes
+from mainstay_core.job.sizes import llama_sizes, moe_sizes
+from mainstay_core.job.sizes.block_sizes import ModelSizes
 
 _FORMULAS = {model_sizes.LLAMA: llama_sizes.sizes_of, model_sizes.MOE: moe_sizes.sizes_of}
 

@@ -13,10 +13,11 @@ from mainstay_core.base.bounds import MAX_COPY_BYTES
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.shape import JobShape
-from mainstay_core.job import snapshot_sizes, spec
-from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
-from mainstay_core.job.llama_sizes import padded, sizes_of
+from mainstay_core.job import spec
 from mainstay_core.job.model_sizes import MOE
+from mainstay_core.job.sizes import snapshot_sizes
+from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.llama_sizes import padded, sizes_of
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies

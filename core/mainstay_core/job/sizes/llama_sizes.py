@@ -12,8 +12,8 @@ from typing import Any
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import MAX_QUOTED, quote
 from mainstay_core.job import model_sizes
-from mainstay_core.job.block_sizes import BlockSizes, ModelSizes
-from mainstay_core.job.llama_passes import (
+from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.llama_passes import (
     Embedding,
     Head,
     Kind,
@@ -21,8 +21,8 @@ from mainstay_core.job.llama_passes import (
     ParallelEmbedding,
     ParallelLayer,
 )
-from mainstay_core.job.llama_tensors import LlamaShape, Memory, TensorSizes
-from mainstay_core.job.reduction_sizes import PAD
+from mainstay_core.job.sizes.llama_tensors import LlamaShape, Memory, TensorSizes
+from mainstay_core.job.sizes.reduction_sizes import PAD
 
 PATH = "spec.workload.config"
 EMBEDDING, HEAD = "embedding", "head"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from mainstay_core.job.llama_tensors import (
+from mainstay_core.job.sizes.llama_tensors import (
     LOGITS,
     PICKING,
     WIDENED_ELEMENTS,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.job.llama_passes import Layer, swiglu, swiglu_backward
-from mainstay_core.job.llama_tensors import LlamaShape, Memory
+from mainstay_core.job.sizes.llama_passes import Layer, swiglu, swiglu_backward
+from mainstay_core.job.sizes.llama_tensors import LlamaShape, Memory
 
 INDEX = 8
 """Bytes of an index: int64."""

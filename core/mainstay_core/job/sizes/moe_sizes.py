@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from mainstay_core.job import llama_sizes, model_sizes
-from mainstay_core.job.block_sizes import ModelSizes
-from mainstay_core.job.llama_passes import Embedding, Head, Layer
-from mainstay_core.job.llama_sizes import EMBEDDING, HEAD, require, sizes_of_kind
-from mainstay_core.job.moe_passes import MixtureLayer, MoeShape
+from mainstay_core.job import model_sizes
+from mainstay_core.job.sizes import llama_sizes
+from mainstay_core.job.sizes.block_sizes import ModelSizes
+from mainstay_core.job.sizes.llama_passes import Embedding, Head, Layer
+from mainstay_core.job.sizes.llama_sizes import EMBEDDING, HEAD, require, sizes_of_kind
+from mainstay_core.job.sizes.moe_passes import MixtureLayer, MoeShape
 
 ROUTERS = ("sigmoid", "softmax")
 GATES = ("normalized", "plain")

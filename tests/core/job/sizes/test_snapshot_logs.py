@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.job.test_snapshot_sizes import SMALL, job_of, shape_of
+from tests.core.job.sizes.test_snapshot_sizes import SMALL, job_of, shape_of
 
 from mainstay_core.base.bounds import MAX_MEMBERS
-from mainstay_core.job import snapshot_logs, snapshot_sizes
-from mainstay_core.job.block_sizes import ModelSizes
 from mainstay_core.job.config import LogKind
-from mainstay_core.job.llama_sizes import sizes_of
-from mainstay_core.job.snapshot_logs import PAGE_BYTES, boundary_bytes, choose_log, type_bytes
+from mainstay_core.job.sizes import snapshot_logs, snapshot_sizes
+from mainstay_core.job.sizes.block_sizes import ModelSizes
+from mainstay_core.job.sizes.llama_sizes import sizes_of
+from mainstay_core.job.sizes.snapshot_logs import PAGE_BYTES, boundary_bytes, choose_log, type_bytes
 from mainstay_core.job.stages import stage_blocks
 
 ASKED: dict[str, Any] = {"enabled": True, "replay": "Boundary"}
