@@ -2,7 +2,7 @@
 
     python benchmarks/approximate.py [FOLDER] [--quick] [--parts check,figure2] [--seeds 3]
 
-One process holds all stages (support/staged_model.py). First comes the check that the setting can
+One process holds all stages (support/approximate). First comes the check that the setting can
 tell: the loss on held-out samples with an inner stage's layers left out. Where that hardly matters,
 nothing follows from the comparisons, and the report says so. All methods meet the same losses,
 drawn from a seed. Differences are to an undisturbed twin at the same step, with 95 % intervals.
@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from support.curves import Curves
-from support.experiments import PARTS, Experiment
-from support.staged_setting import BOTH, TASKS, Setting
+from support.approximate.curves import Curves
+from support.approximate.experiment import Experiment
+from support.approximate.parts import PARTS
+from support.approximate.staged_setting import BOTH, TASKS, Setting
 
 RATES = (0.0009, 0.002, 0.004)
 """Of losses, per stage and step: the paper's 5, 10 and 16 % an hour, as in its authors' code."""

@@ -40,15 +40,15 @@ from mainstay_train.base import environment
 environment.prepare()  # before torch is imported
 
 import torch  # noqa: E402
-from benchmarks.support.flip_chains import (  # noqa: E402
+from benchmarks.support.flips.chains import (  # noqa: E402
     Chain,
     ProcessChain,
     StepFailedError,
     ThreadChain,
     run_step,
 )
-from benchmarks.support.flip_loops import LoopChain  # noqa: E402
-from benchmarks.support.flip_rank import (  # noqa: E402
+from benchmarks.support.flips.loops import LoopChain  # noqa: E402
+from benchmarks.support.flips.rank import (  # noqa: E402
     LITTLE,
     MUCH,
     PROFILED,

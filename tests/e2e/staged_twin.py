@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from benchmarks.support.staged_model import StagedModel, Strategy
+from benchmarks.support.approximate.staged_model import StagedModel, Strategy
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job.spec import parse_training_job

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.support.approximate.losses import Draw, Loss, reaches, restarted
+from benchmarks.support.approximate.staged_model import StagedModel, Strategy
+from benchmarks.support.approximate.walks import FIRST_TOKEN, RESET, TURN, Walks
 from benchmarks.support.intervals import Claim, interval_of
-from benchmarks.support.losses import Draw, Loss, reaches, restarted
 from benchmarks.support.played_step import played_s
-from benchmarks.support.staged_model import StagedModel, Strategy
-from benchmarks.support.walks import FIRST_TOKEN, RESET, TURN, Walks
 
 from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_train.exact.draws import Address

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.support.flip_chains import ProcessChain, StepFailedError
-from benchmarks.support.flip_rank import COLLECTIVE, Setting, Spot, Variant
+from benchmarks.support.flips.chains import ProcessChain, StepFailedError
+from benchmarks.support.flips.rank import COLLECTIVE, Setting, Spot, Variant
 from tests.train.crew import Nursery
 
 from mainstay_core.base.ids import PodUid, Slot

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.flips import Tally, spots_of, step_with, try_flips, warm
-from benchmarks.support.flip_chains import ProcessChain, run_step
-from benchmarks.support.flip_rank import COLLECTIVE, MUCH, Setting, Variant
+from benchmarks.support.flips.chains import ProcessChain, run_step
+from benchmarks.support.flips.rank import COLLECTIVE, MUCH, Setting, Variant
 from tests.train.crew import Nursery
 
 CELL = Setting(model="Llama fp32", recompute=1.0, stages=1, inner=2, waiting_bytes=MUCH)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from benchmarks.support.flip_chains import StepFailedError
-from benchmarks.support.flip_rank import RATE, SCALE, Listing, Outcome, Spot, Variant
+from benchmarks.support.flips.chains import StepFailedError
+from benchmarks.support.flips.rank import RATE, SCALE, Listing, Outcome, Spot, Variant
 from tests.train.session.test_work import DATA, TYPES, Loop, plainly
 
 from mainstay_core.dmr.flips import Flip

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.staged_model import StagedModel
-from support.walks import Beside, Walks
+from support.approximate.staged_model import StagedModel
+from support.approximate.walks import Beside, Walks
 
 from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_train.exact import optimizer
@@ -30,7 +30,7 @@ class Setting:
     data: str
     """A folder of text, a file, or "stdlib"."""
     task: str = TEXT
-    """What is learnt: text, walks (support/walks.py), or in each micro-batch half of both."""
+    """What is learnt: text, walks (`walks`), or in each micro-batch half of both."""
     stages: int = 6
     layers: int = 12
     dim: int = 64

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.losses import LOOK_STEPS, Draw, Loss
-from support.staged_model import Snapshot, StagedModel, Strategy
-from support.staged_setting import (
+from support.approximate.losses import LOOK_STEPS, Draw, Loss
+from support.approximate.staged_model import Snapshot, StagedModel, Strategy
+from support.approximate.staged_setting import (
     WALKS,
     Setting,
     dataset_of,
@@ -29,7 +29,7 @@ from support.staged_setting import (
     model_of,
     split_text,
 )
-from support.strategies import OF_ENDS, OF_STATES
+from support.approximate.strategies import OF_ENDS, OF_STATES
 
 from mainstay_core.base.shape import Order
 from mainstay_train.model.data import Dataset

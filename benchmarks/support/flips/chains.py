@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
-from benchmarks.support.flip_rank import (
+from benchmarks.support.flips.rank import (
     Outcome,
     RankTrials,
     Setting,

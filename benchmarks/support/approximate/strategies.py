@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.staged_model import Strategy
+from support.approximate.staged_model import Strategy
 
 from mainstay_core.reinitialisation.weights import Weighting
 

@@ -1,4 +1,4 @@
-"""The paper's experiments about lost stages, each from curves that are kept (CheckFree, section 5).
+"""Compares whole runs by four methods: the tables and figures 3 to 5b (CheckFree, section 5).
 
 A part returns lines of Markdown, and adds its pictures and what it says of the paper's claims.
 Where a curve is missing and may not be computed, a part tells what it can without it.
@@ -9,33 +9,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from support import svg
-from support.curves import LATER_STEPS, UNDISTURBED, Curve, Curves
+from support.approximate.curves import UNDISTURBED, Curve
+from support.approximate.experiment import Experiment
+from support.approximate.losses import Draw, reaches, restarted
+from support.approximate.strategies import CHECKFREE, CHECKFREE_PLUS
 from support.intervals import Claim, shown
-from support.losses import Draw, reaches, restarted
-from support.staged_model import Strategy
-from support.staged_setting import Setting
-from support.strategies import (
-    BY_NORMS,
-    CHECKFREE,
-    CHECKFREE_PLUS,
-    COPIED_END,
-    COPY,
-    OF_ENDS,
-    OF_STATES,
-    RANDOM,
-    STRATEGIES,
-    UNIFORM,
-)
 
-from mainstay_core.base.shape import Order
-
-TELLING_NATS = 0.05
-"""Loss without an inner stage over that of the whole, from which on its loss matters."""
 LEVEL_AT = 2 / 3
 """The share of the steps at which the undisturbed run has the loss that all are to reach."""
 FEW_TIMES_LONGER = 6
@@ -45,205 +27,6 @@ SIMILAR = 1.1
 """The paper's perplexities differ by a tenth at most, and are called similar."""
 SAVED = 0.12
 """The share of the time that the paper saves at the lowest rate."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Experiment:
-    """A setting, what is drawn in it, and what has come of it so far."""
-
-    curves: Curves
-    setting: Setting
-    rates: Sequence[float]
-    """Losses per stage and step, ascending: the paper's 5, 10 and 16 %."""
-    num_seeds: int
-    """Of losses, and of models where nothing is lost."""
-    rounds: int
-    """In which steps are timed."""
-    claims: list[Claim] = field(default_factory=list)
-    pictures: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def swapped(self) -> Setting:
-        """The same with a swapped pipeline."""
-        return dataclasses.replace(self.setting, order=Order.SWAPPED)
-
-    @property
-    def middle(self) -> float:
-        """The middle one of the rates."""
-        return self.rates[len(self.rates) // 2]
-
-    def draws(self, rate: float, *, with_ends: bool = True, first: int = 1) -> list[Draw]:
-        """Return one draw of losses for each seed that has any."""
-        drawn = [
-            Draw(rate=rate, seed=seed, first=first, with_ends=with_ends)
-            for seed in range(self.num_seeds)
-        ]
-        return [draw for draw in drawn if draw.losses(self.setting.stages, self.setting.steps)]
-
-    def runs(self, strategy: Strategy, draws: Sequence[Draw]) -> dict[int, Curve]:
-        """Return the curves of a strategy, by the seed of their losses."""
-        setting = self.swapped if strategy is CHECKFREE_PLUS else self.setting
-        found = ((draw.seed, self.curves.get(setting, strategy, draw)) for draw in draws)
-        return {seed: curve for seed, curve in found if curve is not None}
-
-
-def check(this: Experiment) -> list[str]:
-    """Return what it costs to leave a stage out, and whether the setting can tell."""
-    curve = this.curves.get(this.setting)
-    if curve is None:
-        return ["Not run."]
-    lines = ["| after step | stage left out | loss over whole |", "| --- | --- | --- |"]
-    telling = []
-    for step, losses in sorted(curve.without.items()):
-        over = {stage: loss - curve.held_out[step] for stage, loss in sorted(losses.items())}
-        lines += [f"| {step} | {stage} | {gap:+.4f} |" for stage, gap in over.items()]
-        inner = [*over][1:-1]
-        telling.append({stage for stage in inner if over[stage] >= TELLING_NATS})
-    found = sorted(set.intersection(*telling)) if telling else []
-    if len(found) >= 2:
-        verdict = f"can tell: at both times stages {', '.join(map(str, found))} cost"
-    else:
-        verdict = "CANNOT tell, and nothing follows from its averages: not two inner stages cost"
-    ends = ", ".join(f"{step}: {curve.held_out[step]:.4f}" for step in sorted(curve.without))
-    lines += ["", f"This setting {verdict} {TELLING_NATS} nats or more. Loss of the whole: {ends}."]
-    return lines
-
-
-def jumps(this: Experiment) -> list[str]:
-    """Compare what strategies do to the loss of one undisturbed run, at many steps.
-
-    Each loss is tried on a copy of the run's state and undone, so no loss bears on another one.
-    """
-    lines = []
-    claimed: dict[tuple[Order, str], dict[tuple[int, int], float]] = {}
-    for setting in (this.setting, this.swapped):
-        curve = this.curves.get(setting)
-        if curve is None:
-            continue
-        last = setting.stages - 1
-        lines += [f"Pipeline {setting.order}:", "", "| lost | strategy | jump | losses | weights |"]
-        lines.append("| --- | --- | --- | --- | --- |")
-        for place, ends, strategies in (("inner", False, OF_STATES), ("end", True, OF_ENDS)):
-            for strategy in strategies:
-                tried = [
-                    t
-                    for t in curve.tried
-                    if t["strategy"] == strategy.name and (t["stage"] in (0, last)) == ends
-                ]
-                by_key = {(t["step"], t["stage"]): t["after"] - t["before"] for t in tried}
-                claimed[setting.order, f"{place} {strategy.name}"] = by_key
-                told = shown([*by_key.values()])
-                averages = strategy.how in ("plan", "authors")
-                weights = _median_weights(tried) if averages else "-"
-                lines.append(f"| {place} | {strategy.name} | {told} | {len(tried)} | {weights} |")
-        lines.append("")
-    in_order = Order.IN_ORDER
-    pairs = (
-        ("a copy of the stage before jumps less than random", "4.1", COPY, RANDOM),
-        ("the average by gradient norms jumps less than a copy", "4.1", BY_NORMS, COPY),
-        (
-            "weighed by gradient norms it jumps less than a uniform average",
-            "4.2",
-            BY_NORMS,
-            UNIFORM,
-        ),
-    )
-    for says, section, good, bad in pairs:
-        one, other = (claimed.get((in_order, f"inner {s.name}"), {}) for s in (good, bad))
-        differences = _paired(one, other)
-        this.claims.append(Claim(says=says, section=section, differences=differences))
-    name = f"end {COPIED_END.name}"
-    ordered, swapped = (claimed.get((order, name), {}) for order in (in_order, Order.SWAPPED))
-    this.claims.append(
-        Claim(
-            says="an end that is copied from the stage beside it jumps less in a swapped pipeline",
-            section="4.3",
-            differences=_paired(swapped, ordered),
-        )
-    )
-    return lines or ["Not run."]
-
-
-def _median_weights(tried: Sequence[Mapping[str, Any]]) -> str:
-    """Return the middle and the extremes of the weights of the stage before."""
-    weights = [w for t in tried for s, w in t["weights"].items() if int(s) < t["stage"]]
-    if not weights or {*weights} == {1.0}:
-        return "-"
-    return f"{statistics.median(weights):.3f} ({min(weights):.3f} to {max(weights):.3f})"
-
-
-def figure_2(this: Experiment) -> list[str]:
-    """Compare strategies on the same losses of inner stages."""
-    first = min(max(s.age for s in STRATEGIES), this.setting.steps // 2)
-    strategies = [s for s in STRATEGIES if s.age <= first]
-    draws = this.draws(this.rates[-1], with_ends=False, first=first)
-    twin = this.curves.get(this.setting)
-    if twin is None:
-        return ["Not run."]
-    cells = ("jump", "right after", f"{LATER_STEPS} steps on", "at the end", "losses")
-    head = f"| strategy | {' | '.join(cells)} | weight before |"
-    lines = [head, "| --- | --- | --- | --- | --- | --- | --- |"]
-    later: dict[str, dict[tuple[int, int], float]] = {}
-    shown_curves: dict[str, Mapping[int, float]] = {"undisturbed": twin.held_out}
-    for strategy in strategies:
-        runs = this.runs(strategy, draws)
-        lines.append(f"| {strategy.name} | {_cells(runs.values(), twin)} |")
-        print(lines[-1], flush=True)
-        later[strategy.name] = _later(runs, twin)
-        if 0 in runs:
-            shown_curves[strategy.name] = runs[0].held_out
-    this.pictures["figure-2"] = svg.draw(shown_curves, first)
-    for says, section, good, bad in (
-        ("a copy of the stage before is better than random", "4.1", COPY, RANDOM),
-        ("the average by gradient norms is better than a copy", "4.1", BY_NORMS, COPY),
-        ("weighing by gradient norms is better than a uniform average", "4.2", BY_NORMS, UNIFORM),
-    ):
-        this.claims.append(
-            Claim(
-                says=f"{says} ({LATER_STEPS} steps on)",
-                section=section,
-                differences=_paired(later[good.name], later[bad.name]),
-            )
-        )
-    left_out = [s.name for s in STRATEGIES if s not in strategies]
-    return lines + [f"\nNot run: {name}, as no loss is late enough." for name in left_out]
-
-
-def _cells(runs: Iterable[Curve], twin: Curve) -> str:
-    """Return the cells of a strategy: losses on held-out samples over what they would be.
-
-    The jump is over the loss just before, the others are over an undisturbed twin at that step.
-    """
-    jumps, at_once, later, ends, weights = [], [], [], [], []
-    for curve in runs:
-        last = max(curve.held_out)
-        ends.append(curve.held_out[last] - twin.held_out[last])
-        for lost in curve.after:
-            jumps.append(lost["after"] - lost["before"])
-            at_once.append(lost["after"] - twin.held_out[lost["step"]])
-            then = lost["step"] + LATER_STEPS
-            if then in curve.held_out:
-                later.append(curve.held_out[then] - twin.held_out[then])
-            weights += [w for stage, w in lost["weights"].items() if int(stage) < lost["stage"]]
-    median = f"{statistics.median(weights):.3f}" if weights else "-"
-    return " | ".join((*map(shown, (jumps, at_once, later, ends)), str(len(jumps)), median))
-
-
-def _later(runs: Mapping[int, Curve], twin: Curve) -> dict[tuple[int, int], float]:
-    """Return what a loss costs some steps on, by the seed and the step of the loss."""
-    found = {}
-    for seed, curve in runs.items():
-        for lost in curve.after:
-            then = lost["step"] + LATER_STEPS
-            if then in curve.held_out:
-                found[seed, lost["step"]] = curve.held_out[then] - twin.held_out[then]
-    return found
-
-
-def _paired(
-    one: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int], float]
-) -> list[float]:
-    return [one[key] - other[key] for key in sorted(one) if key in other]
 
 
 def table_2(this: Experiment) -> list[str]:
@@ -511,17 +294,3 @@ def table_3(this: Experiment) -> list[str]:
             )
         )
     return lines
-
-
-PARTS: dict[str, tuple[str, Callable[[Experiment], list[str]]]] = {
-    "check": ("Can this setting tell?", check),
-    "jumps": ("Right after a loss: strategies on the same states", jumps),
-    "figure2": ("Figure 2: strategies for an inner stage", figure_2),
-    "table2": ("Table 2: four methods", table_2),
-    "figure3": ("Figure 3: four methods by steps, and what ends cost", figure_3),
-    "figure4a": ("Figure 4a: CheckFree+ at three rates", figure_4a),
-    "figure4b": ("Figure 4b: how often checkpoints are made", figure_4b),
-    "figure5b": ("Figure 5b: swapped without losses", figure_5b),
-    "table3": ("Table 3: perplexity on three texts", table_3),
-}
-"""The parts by name: title, and what makes it. They run in this order."""
