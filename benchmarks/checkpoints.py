@@ -26,7 +26,7 @@ from support.lone_rank import JOB, QUORUM, lone_plan, lone_shape
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.events import RenameCheckpoint, WriteCheckpoint
-from mainstay_core.rank.step_plan import plan_step
+from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining

@@ -33,7 +33,7 @@ import torch
 from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import JobConfig
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.device import Moment
 from mainstay_train.checks.checker import UNCHECKED, Checks

@@ -51,7 +51,7 @@ from mainstay_agent.gather import GatherServer  # noqa: E402
 from mainstay_core.base import codec  # noqa: E402
 from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
-from mainstay_core.rank.step_plan import Supply  # noqa: E402
+from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.rank.votes import clip  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_core.wire.votes import Vote  # noqa: E402

@@ -29,7 +29,7 @@ from support import by_chunk  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from mainstay_core.base.digest import Digest  # noqa: E402
-from mainstay_core.rank.step_plan import Supply  # noqa: E402
+from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.exact import digests, numerics  # noqa: E402
 from mainstay_train.exact.digests import FlatDigest  # noqa: E402

@@ -34,7 +34,7 @@ from emulated_accelerator import workload as emulated  # noqa: E402
 from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.rank.early import EarlyReduction  # noqa: E402
-from mainstay_core.rank.step_plan import Supply  # noqa: E402
+from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.compute.loader import Loader  # noqa: E402

@@ -20,7 +20,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.rank.settle import settle
-from mainstay_core.rank.step_plan import plan_step
+from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.rank.votes import judge
 from mainstay_core.wire.plan import Chain, Member, Method, Partial, Plan, Rendezvous
 from mainstay_core.wire.votes import Commit, SettleReport, TypeStat, Vote

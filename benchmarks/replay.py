@@ -38,7 +38,7 @@ from support.segment_stage import LINEAGE, SegmentStage, running_stores
 
 from mainstay_core.job.config import MAX_AUTO_WINDOW
 from mainstay_core.rank.events import LoadFailed
-from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.rank.shell import run_blocking
 from mainstay_train.exact import digests, numerics
 

@@ -20,10 +20,10 @@ from support.segment_stage import ADDRESS, LINEAGE, PODS, Stores
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
-from mainstay_core.rank.authors import Authorship
-from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
 from mainstay_core.rank.events import LoadFailed
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.replays.authors import Authorship
+from mainstay_core.rank.replays.boundaries import BoundaryReplay, BoundaryStep, UnitLoad
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window

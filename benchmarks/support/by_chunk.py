@@ -16,7 +16,7 @@ import torch
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.exact import digests
 from mainstay_train.exact.layout import StageLayout

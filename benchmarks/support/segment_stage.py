@@ -24,7 +24,7 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.rank.events import PlacedUnit, Snapshot
 from mainstay_core.rank.shell import run_blocking
-from mainstay_core.rank.step_plan import plan_step
+from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan, Rendezvous

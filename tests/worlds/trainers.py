@@ -63,7 +63,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.machine import Phase
 from mainstay_core.rank.reports import Ballot, last_status, vote_of
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.votes import Commit, SaveStatus, SettleReport, TypeStat, Vote

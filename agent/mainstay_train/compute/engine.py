@@ -17,7 +17,7 @@ from mainstay_core.planning.program import Action, compile_compute, compile_repl
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.step_plan import Supply, types_of
+from mainstay_core.rank.steps.step_plan import Supply, types_of
 from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit

@@ -25,7 +25,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.flip_trials import MAX_SHOWN, ClassResult, FlipAnswer, FlipQuestion
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.decorator import Loop

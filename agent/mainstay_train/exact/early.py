@@ -16,7 +16,7 @@ import torch
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.base.background import Background
 from mainstay_train.comm.group import Group
 from mainstay_train.exact.layout import StageLayout

@@ -28,7 +28,7 @@ import torch
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.sizes.reduction_sizes import IN_FLIGHT, keeps_own
 from mainstay_core.planning.partials import grow
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.group import Exchange, Group
 from mainstay_train.exact.buckets import Bucket, bounds, cut

@@ -31,7 +31,7 @@ from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.shell import Message, MessageT, run_blocking
 from mainstay_core.rank.state import fact_of
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Checks as ChecksFact
 from mainstay_core.wire.facts import Failed, RankFact

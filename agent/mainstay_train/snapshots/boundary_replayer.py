@@ -19,14 +19,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import torch
 
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank.boundaries import (
+from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,
     Relay,
     UnitLoad,
     logged_again,
 )
-from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.comm.chains import ChainGroups

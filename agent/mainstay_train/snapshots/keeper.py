@@ -20,10 +20,10 @@ from mainstay_core.base.errors import MainstayError, brief
 from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.job.config import LogKind, SnapshotConfig
 from mainstay_core.planning.program import Op
-from mainstay_core.rank.authors import authorship
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
-from mainstay_core.rank.replaying import Replay, UnfinishedReplay
+from mainstay_core.rank.replays.authors import authorship
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay, UnfinishedReplay
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.rank.authors import Authorship
+from mainstay_core.rank.replays.authors import Authorship
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan

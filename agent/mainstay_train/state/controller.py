@@ -18,8 +18,8 @@ from pathlib import Path
 from mainstay_core.base.errors import IntegrityError, InvalidSpecError, OwnershipError, brief
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank import events
-from mainstay_core.rank.own_saves import OwnSaves
-from mainstay_core.rank.saves import name_attempt
+from mainstay_core.rank.saving.own_saves import OwnSaves
+from mainstay_core.rank.saving.saves import name_attempt
 from mainstay_core.wire.checkpoint_manifest import FORMAT_1, differences, identity_of
 from mainstay_core.wire.checkpoint_owner import Owner
 from mainstay_core.wire.plan import Plan, Voided

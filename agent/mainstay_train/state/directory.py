@@ -20,8 +20,8 @@ from pathlib import Path
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError, OwnershipError
 from mainstay_core.planning.program import Op
-from mainstay_core.rank.disk_room import Stored, find_clean, find_way_back, plan_room
-from mainstay_core.rank.saves import ends_attempt, find_outdated
+from mainstay_core.rank.saving.disk_room import Stored, find_clean, find_way_back, plan_room
+from mainstay_core.rank.saving.saves import ends_attempt, find_outdated
 from mainstay_core.wire.checkpoint_manifest import (
     MANIFEST,
     PART,
@@ -184,9 +184,9 @@ class CheckpointDirectory:
     ) -> None:
         """Write and sync a part; an abandoned one of the same name is replaced.
 
-        Every other attempt that this one ends (:func:`~mainstay_core.rank.saves.ends_attempt`) is
-        removed first. If this one fails, it is abandoned and removed: without this part it is worth
-        nothing.
+        Every other attempt that this one ends (see
+        :func:`~mainstay_core.rank.saving.saves.ends_attempt`) is removed first. If this one fails,
+        it is abandoned and removed: without this part it is worth nothing.
 
         Args:
             version: which one.
@@ -265,7 +265,7 @@ class CheckpointDirectory:
                     remove(path)
 
     def _make_room(self, needed_bytes: int, attempt: Path) -> None:
-        """Remove what stands in the way of the next attempt (:mod:`mainstay_core.rank.disk_room`).
+        """Remove what stands in the way of the next attempt (``rank/saving/disk_room``).
 
         Only one rank of a quorum may do this, before it writes.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mainstay_core.base.errors import IntegrityError
-from mainstay_core.rank.disk_room import Stored
+from mainstay_core.rank.saving.disk_room import Stored
 from mainstay_core.wire.checkpoint_manifest import (
     FORMAT_1,
     MANIFEST,

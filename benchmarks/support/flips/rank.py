@@ -19,7 +19,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE, Checks

@@ -2,34 +2,27 @@
 
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it
-- ``step_plan``: who computes what in a step, and whose partials are summed
+- ``steps/``: who computes what in a step, and what becomes of types on which chains disagree
 - ``guard_copies``: which copies of guards count
 - ``forks``: who makes which lost state anew of others, and what follows from it
 - ``repeating``: when a fork of another run is made again, and whose state is from before it
 - ``settled_windows``: what reports tell of windows of snapshots
-- ``doubts``: what becomes of a type on which chains disagree, when somebody is lost
-- ``witness``: which type a second chain computes in a step, and what its vote means
 - ``reach``: which versions members can come to
 - ``settle``: where the survivors of a failure go on, from their reports
 - ``early``: whether a reduction begins while the last type is computed
 - ``votes``: what all votes of a step say together
-- ``saves``: what votes say of durable checkpoints
+- ``saving/``: what was written of durable checkpoints, and what makes room for the next
 - ``checkpoints``: when a rank writes a checkpoint, and when a version is durable
 - ``adoption``: when a rank leaves its quorum: for the newest plan, or parked until there is one
 - ``recheck``: what a rank computes again when its results are doubted
 - ``making``: what a rank does to make a stage anew
 - ``machine``: the rank's state machine
-- ``own_saves``: what one rank has written of checkpoints, as its votes say it
-- ``disk_room``: what is removed from the disk so that a checkpoint has room
 - ``reports``: what a rank tells: its status, votes and ledger entries
 - ``serving``: when a rank's state may be copied, and when a copy is good
 - ``copying``: which source a joiner asks for which chunk of a state
 - ``connections``: what a rank is connected to for its plan, and how that ends
 - ``windows``: when which part of a state is copied into memory, and when a snapshot is complete
-- ``authors``: which units a member copies, and which pods hold the copies
-- ``replaying``: which states can be made anew from what pods keep in memory, and how
-- ``boundaries``: how the members of lost stages compute their steps again from boundary logs
-- ``boundary_stores``: which states of lost stages can be computed again from boundary logs
+- ``replays/``: which lost states can be made anew from what pods keep, and how
 - ``keeping``: what a session asks of the writers of checkpoints and segments
 - ``shell``: what a session asks of its shell
 - ``guarding``: how guards get what they need in each step

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mainstay_core.rank.events import Action, RenameCheckpoint, SendFact, WriteCheckpoint
-from mainstay_core.rank.saves import Attempt, Saves, writer_of
+from mainstay_core.rank.saving.saves import Attempt, Saves, writer_of
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import Checkpoint
 

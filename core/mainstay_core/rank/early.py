@@ -13,7 +13,7 @@ from typing import Any, Generic
 from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupT, QuorumConnections
 from mainstay_core.rank.state import RankState
-from mainstay_core.rank.step_plan import StepPlan, Supply
+from mainstay_core.rank.steps.step_plan import StepPlan, Supply
 from mainstay_core.wire.plan import Partial, Plan
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from mainstay_core.dmr.witness import Deviation
 from mainstay_core.gather.client import QuorumAborted
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.forks import Making
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.plan import Partial, Plan

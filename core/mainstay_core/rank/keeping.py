@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.wire.plan import OtherStore, Plan, Voided
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import CommitRecord, SaveStatus, SnapshotStatus

@@ -50,7 +50,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.guard_copies import void_copies
 from mainstay_core.rank.making import forked, making_of
-from mainstay_core.rank.saves import judge_saves
+from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
 from mainstay_core.rank.state import (
     Interrupt,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mainstay_core.rank import forks
-from mainstay_core.rank.boundary_stores import AnyStores
+from mainstay_core.rank.replays.boundary_stores import AnyStores
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import SettleReport
 

@@ -16,7 +16,6 @@ from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
 from mainstay_core.dmr.witness import MAX_TOLD, Ruling, Told, first_difference, rule
 from mainstay_core.rank.adoption import park
-from mainstay_core.rank.doubts import Watched
 from mainstay_core.rank.events import (
     Action,
     Compute,
@@ -28,9 +27,9 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState, Transition, fact_of
-from mainstay_core.rank.step_plan import Compared, StepPlan, plan_step, witnessed
-from mainstay_core.rank.votes import Verdict
-from mainstay_core.rank.witness import (
+from mainstay_core.rank.steps.doubts import Watched
+from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step, witnessed
+from mainstay_core.rank.steps.witness import (
     compared_again,
     compared_in,
     counts,
@@ -38,6 +37,7 @@ from mainstay_core.rank.witness import (
     tellings,
     told_in,
 )
+from mainstay_core.rank.votes import Verdict
 from mainstay_core.wire.facts import Cause, Named, Phase
 from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial

@@ -11,9 +11,9 @@ from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import forks
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import CastVote, TellDeviation, TellVoidGuard
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import Phase, SlotStatus
 from mainstay_core.wire.ledger import LedgerEntry, PartialDigest

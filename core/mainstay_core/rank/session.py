@@ -15,14 +15,13 @@ from typing import Any, Generic, TypeVar
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, forks, machine
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
-from mainstay_core.rank.doubts import unheard
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
 from mainstay_core.rank.guarding import guard, serve_guards, tell_own
 from mainstay_core.rank.keeping import Keeper, Writer
-from mainstay_core.rank.replaying import (
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import (
     Replay,
     bytes_to_tell,
     needs_stores,
@@ -42,8 +41,9 @@ from mainstay_core.rank.serving import HealFailed, Sources, Wanted, copy_from, s
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import fact_of
-from mainstay_core.rank.step_plan import types_of
-from mainstay_core.rank.witness import vote_account
+from mainstay_core.rank.steps.doubts import unheard
+from mainstay_core.rank.steps.step_plan import types_of
+from mainstay_core.rank.steps.witness import vote_account
 from mainstay_core.segments.report_sizes import fit_reports
 from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan

@@ -25,14 +25,14 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import forks, repeating
-from mainstay_core.rank.boundaries import BoundaryReplay, replaying_members
-from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
-from mainstay_core.rank.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.guard_copies import LeftGuards, find_guards
 from mainstay_core.rank.reach import certificates_of, lost_positions, newest, reach
-from mainstay_core.rank.replaying import Replay, Stores
+from mainstay_core.rank.replays.boundaries import BoundaryReplay, replaying_members
+from mainstay_core.rank.replays.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
+from mainstay_core.rank.replays.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
-from mainstay_core.rank.step_plan import StepPlan
+from mainstay_core.rank.steps.doubts import Doubt, find_doubt, plan_settled_step
+from mainstay_core.rank.steps.step_plan import StepPlan
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mainstay_core.rank.boundaries import BoundaryReplay
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport
 from mainstay_core.wire.windows import WindowBasis

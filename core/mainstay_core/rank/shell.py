@@ -16,7 +16,7 @@ from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import Sources, Wanted
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Partial

@@ -17,11 +17,11 @@ from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.doubts import Watched, doubted_of
 from mainstay_core.rank.events import Action, PlacedUnit
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement
-from mainstay_core.rank.step_plan import Compared, StepPlan
+from mainstay_core.rank.steps.doubts import Watched, doubted_of
+from mainstay_core.rank.steps.step_plan import Compared, StepPlan
 from mainstay_core.reinitialisation.guards import Guard, plan_guards
 from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.snapshots.orderings import ONE, Ordering

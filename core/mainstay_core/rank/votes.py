@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
-from mainstay_core.rank.saves import Saves, judge_saves
+from mainstay_core.rank.saving.saves import Saves, judge_saves
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport, Vote

@@ -20,7 +20,7 @@ from mainstay_core.planning.program import Action, Op, compile_compute, compile_
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
 from mainstay_core.rank.reports import Ballot
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Steps
 from mainstay_core.sim.groups import Group

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mainstay_core.rank.disk_room import Stored, find_clean, find_way_back
-from mainstay_core.rank.saves import ends_attempt, find_outdated
+from mainstay_core.rank.saving.disk_room import Stored, find_clean, find_way_back
+from mainstay_core.rank.saving.saves import ends_attempt, find_outdated
 from mainstay_core.sim.engine import Violation
 from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.reinitialisation import History

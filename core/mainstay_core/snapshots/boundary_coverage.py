@@ -1,10 +1,10 @@
 """Says how far stores bring lost stages by boundary logs, from what the stores have told.
 
-The rule is that of a settle (``rank/boundary_stores.py``): neighbouring lost stages are computed
-again together, from a version at which stores hold each of their units, in full or as compute
-weights, through steps whose logs lie on both sides of them (MoEvement, arXiv 2412.15411, section
-3.3). All inner ranks of a stage are computed again as soon as one is lost. Nothing is decided by
-this.
+The rule is that of a settle (``rank/replays/boundary_stores.py``): neighbouring lost stages are
+computed again together, from a version at which stores hold each of their units, in full or as
+compute weights, through steps whose logs lie on both sides of them (MoEvement, arXiv 2412.15411,
+section 3.3). All inner ranks of a stage are computed again as soon as one is lost. Nothing is
+decided by this.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ stretch start at one version, as windows are aligned.
 
 This plan answers what-if questions of the theory: of any stores that are described, of stages of
 several ranks, with the reads divided over stores. A settle decides by
-:class:`mainstay_core.rank.boundary_stores.BoundaryStores` instead. That knows reports of stores, in
-which a state counts only once votes have judged it and a log only by its quorum; and it looks for
-the version to begin at, where here the window is given.
+:class:`mainstay_core.rank.replays.boundary_stores.BoundaryStores` instead. That knows
+reports of stores, in which a state counts only once votes have judged it and a log only by its
+quorum; and it looks for the version to begin at, where here the window is given.
 
 The number of steps is what was committed since the window's first version: W - 1 at least, and
 2 W - 1 at most if windows follow each other and are complete without delay.

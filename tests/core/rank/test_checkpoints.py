@@ -10,7 +10,7 @@ from tests.core.plans import make_plan, slot_of
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.rank import checkpoints
 from mainstay_core.rank.events import RenameCheckpoint, SendFact, WriteCheckpoint
-from mainstay_core.rank.saves import Attempt, Saves, ends_attempt, judge_saves, writer_of
+from mainstay_core.rank.saving.saves import Attempt, Saves, ends_attempt, judge_saves, writer_of
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.votes import Commit, SaveStatus

@@ -11,7 +11,7 @@ from tests.core.rank.test_settle import twin_partials
 
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.early import EarlyStart, early_start
-from mainstay_core.rank.step_plan import StepPlan, plan_step
+from mainstay_core.rank.steps.step_plan import StepPlan, plan_step
 from mainstay_core.wire.plan import Partial, Plan
 
 

@@ -12,13 +12,12 @@ import pytest
 from tests.core.plans import make_plan
 from tests.core.rank import test_machine as machines
 from tests.core.rank import test_session as sessions
+from tests.core.rank.replays.test_replaying import GRADIENT, STATE, Pod, key_of, record_of
 from tests.core.rank.test_machine import applied, computing, follow, report, vote, voting
-from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_of
 from tests.core.rank.test_session import Played, run
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank import machine
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.connections import Ends, GroupEnded
 from mainstay_core.rank.events import (
     Applied,
@@ -37,7 +36,8 @@ from mainstay_core.rank.events import (
     VotesGathered,
 )
 from mainstay_core.rank.machine import Phase, RankState
-from mainstay_core.rank.replaying import Replay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.state import SnapshotRules, report_of
 from mainstay_core.snapshots.windows import Window

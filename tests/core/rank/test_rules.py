@@ -19,11 +19,11 @@ from tests.core.rank.test_machine import report, vote
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.witness import Account, Told, rule
-from mainstay_core.rank.doubts import Doubt, compared_of
 from mainstay_core.rank.settle import Settlement, settle
-from mainstay_core.rank.step_plan import Compared, StepPlan, plan_step
+from mainstay_core.rank.steps.doubts import Doubt, compared_of
+from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step
+from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.rank.votes import judge
-from mainstay_core.rank.witness import compared_in
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
 

@@ -14,7 +14,7 @@ from tests.core.rank.copies import Makers, twin_kept, types_in
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.settle import Settlement, StateAction, settle
-from mainstay_core.rank.step_plan import StepPlan, plan_step
+from mainstay_core.rank.steps.step_plan import StepPlan, plan_step
 from mainstay_core.rank.votes import Verdict, judge_reports
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import Commit, MadeType, SettleReport

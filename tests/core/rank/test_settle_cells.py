@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_boundary_stores import ACTIVATION, COMMITTED, LINEAGE, STATE, Pod
+from tests.core.rank.replays.test_boundary_stores import ACTIVATION, COMMITTED, LINEAGE, STATE, Pod
 from tests.core.rank.test_settle_stores import lost, member
 
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.votes import SettleReport

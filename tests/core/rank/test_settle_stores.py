@@ -9,10 +9,17 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_replaying import GRADIENT, STATE, Pod, key_of, record_of, twin_reach
+from tests.core.rank.replays.test_replaying import (
+    GRADIENT,
+    STATE,
+    Pod,
+    key_of,
+    record_of,
+    twin_reach,
+)
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank import replaying
+from mainstay_core.rank.replays import replaying
 from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.segments import StoreReport

@@ -10,7 +10,7 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import dumps, loads
 from mainstay_core.base.digest import Digest
-from mainstay_core.rank.saves import Attempt
+from mainstay_core.rank.saving.saves import Attempt
 from mainstay_core.rank.votes import (
     CLIP_EPSILON,
     Verdict,

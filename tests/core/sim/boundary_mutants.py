@@ -13,10 +13,11 @@ from typing import Any
 from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base.shape import Order
-from mainstay_core.rank import boundary_stores, settle
-from mainstay_core.rank.boundaries import BoundaryStep
-from mainstay_core.rank.boundary_stores import AnyStores, BoundaryStores
+from mainstay_core.rank import settle
 from mainstay_core.rank.reach import lost_positions
+from mainstay_core.rank.replays import boundary_stores
+from mainstay_core.rank.replays.boundaries import BoundaryStep
+from mainstay_core.rank.replays.boundary_stores import AnyStores, BoundaryStores
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.votes import clip
 from mainstay_core.sim import draw, terms

@@ -11,10 +11,11 @@ from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import Ruling, Told
-from mainstay_core.rank import doubts, recheck, session, settle, step_plan
 from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank import recheck, session, settle
 from mainstay_core.rank.events import DropHeld
-from mainstay_core.rank.step_plan import UNKNOWN, Maker, Makers
+from mainstay_core.rank.steps import doubts, step_plan
+from mainstay_core.rank.steps.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.scenarios.scenario import WITNESSED, Fault, Scenario

@@ -16,7 +16,7 @@ from mainstay_core.base.shape import Order
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import session, settle, windows
 from mainstay_core.rank.events import KeepFrom
-from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState
 from mainstay_core.segments import index

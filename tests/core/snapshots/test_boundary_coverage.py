@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from itertools import combinations
 
 import pytest
-from tests.core.rank.test_boundary_stores import (
+from tests.core.rank.replays.test_boundary_stores import (
     COMMITTED,
     LINEAGE,
     NUM_STAGES,
@@ -20,7 +20,7 @@ from tests.core.rank.test_boundary_stores import (
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.replays.boundary_stores import BoundaryStores
 from mainstay_core.segments.index import runs_of
 from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
 from mainstay_core.wire.segments import SegmentKind

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.replaying import Stores
+from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
 from mainstay_core.wire.segments import Run, StoreReport, UnitHeld, runs_of
 from mainstay_core.wire.stores import SegmentBytes, StoreStatus, UnitsHeld, WindowHeld

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_authors import with_spare, with_stores
+from tests.core.rank.replays.test_authors import with_spare, with_stores
 from tests.core.segments.keys import key_of
 
 from mainstay_core.base.ids import PodUid

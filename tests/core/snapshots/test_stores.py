@@ -6,7 +6,7 @@ import random
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_authors import with_spare, with_stores
+from tests.core.rank.replays.test_authors import with_spare, with_stores
 
 from mainstay_core.snapshots.copies import CopyDemand, plan_copies
 from mainstay_core.snapshots.stores import lacks_holders, store_addresses, store_pods

@@ -17,7 +17,7 @@ from mainstay_core.dmr.flips import Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place

@@ -17,7 +17,7 @@ from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.planning.program import Op
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 
 STAGES = [(0, 1), (0, 3), (1, 3), (2, 3)]
 

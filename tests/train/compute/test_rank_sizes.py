@@ -29,7 +29,7 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.placement import plan_placement
 from mainstay_core.planning.program import compile_compute, schedule_1f1b
 from mainstay_core.planning.shares import first_shares
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh

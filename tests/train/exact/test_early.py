@@ -19,7 +19,7 @@ from mainstay_core.job.sizes.reduction_sizes import share_edges
 from mainstay_core.planning.partials import covers, grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.base.background import Background
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.layout import CHUNK

@@ -10,7 +10,7 @@ from tests.train.operations import Operations
 
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_train.exact.buckets import cut
 from mainstay_train.exact.layout import CHUNK, PAD, BlockLayout, StageLayout

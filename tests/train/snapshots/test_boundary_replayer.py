@@ -21,8 +21,8 @@ from tests.train.snapshots.trained_chain import (
 )
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.replays.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key

@@ -15,7 +15,7 @@ from tests.core.segments.keys import key_of, record_of
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import LoadFailed, StateLoaded
-from mainstay_core.rank.replaying import Replay, UnitReplay
+from mainstay_core.rank.replays.replaying import Replay, UnitReplay
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind
 from mainstay_core.wire.votes import Commit
 from mainstay_train.snapshots.good_copies import GoodCopies

@@ -12,7 +12,7 @@ from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mainstay_core.rank.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms

@@ -11,8 +11,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mainstay_core.planning.program import Action
-from mainstay_core.rank.boundaries import BoundaryReplay, BoundaryStep, UnitLoad, logged_again
-from mainstay_core.rank.step_plan import Supply
+from mainstay_core.rank.replays.boundaries import (
+    BoundaryReplay,
+    BoundaryStep,
+    UnitLoad,
+    logged_again,
+)
+from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import BACKWARD, FORWARD, Compute
 from mainstay_core.sim.engine import Awaited, Steps

@@ -12,10 +12,10 @@ from typing import Protocol
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank.authors import Authorship, authorship
-from mainstay_core.rank.boundaries import BoundaryReplay
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
-from mainstay_core.rank.replaying import Replay, UnfinishedReplay
+from mainstay_core.rank.replays.authors import Authorship, authorship
+from mainstay_core.rank.replays.boundaries import BoundaryReplay
+from mainstay_core.rank.replays.replaying import Replay, UnfinishedReplay
 from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms

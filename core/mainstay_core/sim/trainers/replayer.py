@@ -1,7 +1,7 @@
 """Makes a lost state anew from units' copies and logged gradients, as terms.
 
 As ``mainstay_train.snapshots.replayer``. A replay whose quorum has ended is gone on with, if the
-next one may (:func:`mainstay_core.rank.replaying.can_go_on`).
+next one may (:func:`mainstay_core.rank.replays.replaying.can_go_on`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mainstay_core.rank.replaying import Replay, can_go_on
+from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.sim import terms
 from mainstay_core.sim.trainers.boundary_replayer import DiffersError
 from mainstay_core.wire.segments import Holder, SegmentKey

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mainstay_core.rank import events
-from mainstay_core.rank.own_saves import OwnSaves
+from mainstay_core.rank.saving.own_saves import OwnSaves
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.disk import AbandonedError, DamagedError, Part

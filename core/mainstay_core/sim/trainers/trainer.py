@@ -12,12 +12,12 @@ from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.reports import AppliedStep
-from mainstay_core.rank.saves import name_attempt
+from mainstay_core.rank.saving.saves import name_attempt
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
-from mainstay_core.rank.step_plan import Compared, types_of
+from mainstay_core.rank.steps.step_plan import Compared, types_of
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, Sleep, Steps

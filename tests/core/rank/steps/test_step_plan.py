@@ -11,7 +11,7 @@ from tests.core.plans import make_plan
 from tests.core.rank.copies import Held, twin_kept, types_in
 
 from mainstay_core.planning.partials import grow_all
-from mainstay_core.rank.step_plan import UNKNOWN, Maker, StepPlan, Supply, plan_step
+from mainstay_core.rank.steps.step_plan import UNKNOWN, Maker, StepPlan, Supply, plan_step
 from mainstay_core.wire.plan import Member, Partial, Plan
 
 

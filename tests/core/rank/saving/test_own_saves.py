@@ -8,8 +8,8 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base.ids import QuorumId
-from mainstay_core.rank.own_saves import OwnSaves
 from mainstay_core.rank.reports import KEPT_ENTRIES, EntryLog
+from mainstay_core.rank.saving.own_saves import OwnSaves
 from mainstay_core.rank.serving import (
     MAX_TOGETHER,
     Wanted,

@@ -5,7 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 
-from mainstay_core.rank.disk_room import RoomPlan, Stored, find_clean, find_way_back, plan_room
+from mainstay_core.rank.saving.disk_room import (
+    RoomPlan,
+    Stored,
+    find_clean,
+    find_way_back,
+    plan_room,
+)
 
 
 def good(version: int, size_bytes: int = 10) -> Stored:

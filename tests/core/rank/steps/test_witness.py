@@ -15,7 +15,6 @@ from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Account, Deviation, Difference, Told, rule
 from mainstay_core.rank import machine
-from mainstay_core.rank.doubts import Doubt, cells_of
 from mainstay_core.rank.events import (
     Applied,
     Apply,
@@ -34,8 +33,9 @@ from mainstay_core.rank.recheck import is_agreed_with
 from mainstay_core.rank.reports import finding_of
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
-from mainstay_core.rank.step_plan import Compared, Supply, plan_step
-from mainstay_core.rank.witness import compared_in
+from mainstay_core.rank.steps.doubts import Doubt, cells_of
+from mainstay_core.rank.steps.step_plan import Compared, Supply, plan_step
+from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.wire.facts import Named, Parked
 from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan

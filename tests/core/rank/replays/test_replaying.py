@@ -12,7 +12,7 @@ from tests.core.plans import make_plan
 from mainstay_core.base import codec
 from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.replaying import (
+from mainstay_core.rank.replays.replaying import (
     Stores,
     UnfinishedReplay,
     bytes_to_tell,

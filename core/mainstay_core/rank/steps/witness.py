@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mainstay_core.dmr.witness import Account, Ruling, Telling, Told, turn_of
-from mainstay_core.rank.doubts import account_of, cells_of, read_account
-from mainstay_core.rank.step_plan import Compared
+from mainstay_core.rank.steps.doubts import account_of, cells_of, read_account
+from mainstay_core.rank.steps.step_plan import Compared
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Vote, WitnessAccount
 

@@ -19,14 +19,14 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.boundaries import (
+from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,
     Relay,
     UnitLoad,
     relay_holders,
 )
-from mainstay_core.rank.replaying import StoreContents, Stores
+from mainstay_core.rank.replays.replaying import StoreContents, Stores
 from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretch
 from mainstay_core.snapshots.windows import MAX_LENGTH, Window
 from mainstay_core.wire.plan import Plan

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from mainstay_core.rank.saves import Outdated, find_outdated
+from mainstay_core.rank.saving.saves import Outdated, find_outdated
 
 
 def test_a_torn_version_is_not_one_of_those_that_are_kept() -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.authors import authorship
+from mainstay_core.rank.replays.authors import authorship
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.wire.plan import OtherStore, Plan, Rendezvous
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.witness import MAX_TOLD, Account, Told, rule
-from mainstay_core.rank.step_plan import Compared, Maker, StepPlan, plan_step
+from mainstay_core.rank.steps.step_plan import Compared, Maker, StepPlan, plan_step
 from mainstay_core.wire.plan import Chain, Partial, Plan
 from mainstay_core.wire.votes import DoubtedAccount, SettleReport, WitnessAccount
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_replaying import record_of
+from tests.core.rank.replays.test_replaying import record_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.rank.boundaries import logged_again, relay_holders, replaying_members
-from mainstay_core.rank.boundary_stores import BoundaryStores
+from mainstay_core.rank.replays.boundaries import logged_again, relay_holders, replaying_members
+from mainstay_core.rank.replays.boundary_stores import BoundaryStores
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import (
     BadSegment,
