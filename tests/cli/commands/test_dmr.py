@@ -189,7 +189,6 @@ def test_a_stage_of_a_job_is_profiled_planned_and_explained(
         ("quickstart.yaml", ("parallelism", "stages", 2), "--stage: is 2, must be between 0 and 1"),
         ("own-loop.yaml", None, "is a training loop of its own"),
         ("quickstart.yaml", ("runtime", "compile", "Blocks"), "spec.runtime.compile: is Blocks"),
-        ("inner.yaml", None, "spec.parallelism.ranksPerStage: is 2"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_by_the_field(
