@@ -229,8 +229,7 @@ def _load_plan(path: Path, profile: Profile) -> Plan:
     """Return a plan that keeps the rule of coverage for a profile.
 
     Raises:
-        UsageError: it is no plan, of another job, or refused by the rule.
-        OSError: it cannot be read.
+        UsageError: it cannot be read, is no plan, of another job, or refused by the rule.
     """
     try:
         plan = read_plan(read_text(path, "PLAN"))

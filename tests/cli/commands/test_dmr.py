@@ -99,6 +99,9 @@ def test_what_cannot_be_used_is_refused_by_the_field(tmp_path: Path) -> None:
     foreign.write_text(json.dumps(profile | {"fingerprint": "other"}))
     dmr.plan(EXAMPLE, out=plan)
 
+    missing = tmp_path / "missing.json"
+    assert refusal(missing) == f"PROFILE: {missing} cannot be read: No such file or directory"
+    assert refusal(EXAMPLE, plan=missing).startswith(f"PLAN: {missing} cannot be read")
     assert refusal(torn).startswith(f"{torn}: profile: not JSON")
     assert "plan.kind: is 'mainstay-dmr-profile'" in refusal(EXAMPLE, plan=EXAMPLE)
     assert "profile.kind: is 'mainstay-dmr-plan'" in refusal(plan)
