@@ -217,13 +217,15 @@ class ProcessChain:
         """Return how far each rank has come with its plan."""
         return self._all("standing", variant)
 
-    def take_plan(self, variant: Variant, plan: Plan | None) -> None:
-        """Have all ranks follow a plan that was made offline; None: make one again."""
-        self._all("take_plan", variant, plan)
+    def renew(self, variant: Variant, rank: int, plan: Plan | None = None) -> None:
+        """Have a rank be as one that has just come: it has called no block, and made no plan.
 
-    def renew(self, variant: Variant, rank: int) -> None:
-        """Have a rank be as one that has just come: it has no plan, and has called no block."""
-        self._workers[rank].say(("renew", (variant,)))
+        Args:
+            variant: of its checks.
+            rank: of the chain.
+            plan: one that was made offline, for it to follow; None: it makes one.
+        """
+        self._workers[rank].say(("renew", (variant, plan)))
         self._workers[rank].hear()
 
     def close(self) -> None:

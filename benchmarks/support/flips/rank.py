@@ -252,13 +252,13 @@ class RankTrials:
                 stage, self._engine, ordered=self._ordered, clock=time.perf_counter, tell=self._plan
             )
 
-    def take_plan(self, plan: Plan | None) -> None:
-        """Have the next steps follow a plan that was made offline; None: make one again."""
-        self._ordered = None if plan is None else replace(plan, fingerprint=FINGERPRINT)
-        self._attach()
+    def renew(self, plan: Plan | None = None) -> None:
+        """Be as a rank that has just come: no block was ever called, and no plan was made.
 
-    def renew(self) -> None:
-        """Be as a rank that has just come: without a plan, and no block was ever called."""
+        Args:
+            plan: one that was made offline, to follow; None: one is made.
+        """
+        self._ordered = None if plan is None else replace(plan, fingerprint=FINGERPRINT)
         self._attach()
         for block in self._engine.state.blocks:
             assert isinstance(block, Block)

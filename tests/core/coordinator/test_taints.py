@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.worlds.pods import PlayedPods
 
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.control_plane.transactions import find_news
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -460,3 +462,16 @@ def test_a_store_that_fell_back_takes_no_named_device_for_a_spare(start: Start) 
 
     assert world.state.pod(wrong.slot.pod).leaving
     assert wrong.slot not in {m.slot for m in world.plan.members}
+
+
+def test_a_supervisor_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1)
+    name(world, world.member(1, 0))
+    plan = world.plan
+    late = replace(plan.taints[0], named_in=world.state.shape.steps + 1)
+    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.plan\.taints: step 61 is more"):
+        world.send(
+            PlanReported(pod=plan.members[0].slot.pod, plan=replace(plan, taints=(late,)), step=1)
+        )

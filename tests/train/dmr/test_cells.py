@@ -57,7 +57,8 @@ def test_ranks_of_a_cell_follow_a_plan_that_one_process_has_made_for_all_of_them
     plan = plan_checks(profile_stage(question, time.perf_counter))
     chain.reset(Variant.OFF)
     clean, _ = run_step(chain, Variant.OFF)
-    chain.take_plan(Variant.AUTO, plan)
+    for rank in range(CELL.inner):
+        chain.renew(Variant.AUTO, rank, plan)
 
     warm(chain, Variant.AUTO)
 
@@ -66,7 +67,8 @@ def test_ranks_of_a_cell_follow_a_plan_that_one_process_has_made_for_all_of_them
     assert standings[0][-2] > 0, "the plan is followed"
     chain.reset(Variant.AUTO)
     assert run_step(chain, Variant.AUTO) == (clean, 0)
-    chain.take_plan(Variant.AUTO, None)
+    for rank in range(CELL.inner):
+        chain.renew(Variant.AUTO, rank)
 
 
 @pytest.mark.chaos
