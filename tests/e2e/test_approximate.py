@@ -107,6 +107,22 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
 
 
 @pytest.mark.chaos
+def test_averaged_moments_have_the_bits_of_the_experiments_process_and_are_repeated(
+    tmp_path: Path, corpus: Path
+) -> None:
+    averaged = ALLOWED | {"approximate": {"optimizerState": "Average"}}
+    first = run(tmp_path, corpus, [kill(2)], **averaged)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+    again = run(tmp_path / "again", corpus, [], options=options)
+
+    check_forked(first)
+    assert first["digests"]["steps"] == twin(tmp_path, (LOST_AT, 2))
+    (place,) = first["lineage"]["forks"][0]["made"]["positions"]
+    assert place["optimizer_state"] == "Average"
+    assert compare_reports(first, again) == []
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
     tmp_path: Path, corpus: Path, stage: int

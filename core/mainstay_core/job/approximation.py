@@ -20,6 +20,7 @@ def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
         boost_steps=how.boost_steps,
         stale_steps=how.stale_steps,
         wait_s=float(how.wait_seconds),
+        optimizer_state=how.optimizer_state,
     )
 
 

@@ -106,6 +106,9 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+OPTIMIZER_STATES = ("Zero", "Average")
+"""How the optimizer's state begins of what is made of other stages
+(:class:`mainstay_core.wire.reinitialisation.OptimizerState`)."""
 MAX_FORKS = 1024
 """Re-initialisations of one job."""
 MAX_GUARDS = 16
@@ -133,6 +136,7 @@ class ApproximateConfig:
     other stages are looked at; None: no stage goes back alone."""
     wait_s: Seconds = field(default=0.0, metadata=OMITTED)
     """How long a holder that was only cut off is waited for before a stage is made anew."""
+    optimizer_state: Name = field(default=OPTIMIZER_STATES[0], metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

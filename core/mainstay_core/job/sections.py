@@ -394,8 +394,11 @@ class ApproximateRecovery(Section):
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
     stays exact. Pods that surely ended are not waited for. 0: it does not wait."""
-    optimizer_state: Literal["Zero"] = "Zero"
-    """The optimizer's state of what was made anew. Zero: it begins from nothing."""
+    optimizer_state: Literal["Zero", "Average"] = "Zero"
+    """The optimizer's state of what is made of other stages. Zero: it begins from nothing. Average:
+    it is the average of theirs, by the same weights; what counts a parameter's steps is the smallest
+    of theirs. The copy of a neighbour has then all of its state, several times the bytes of its
+    parameters."""
 
 
 class RecoveryPolicy(Section):

@@ -34,6 +34,7 @@ from mainstay_core.wire.reinitialisation import (
     Fork,
     History,
     MadePosition,
+    OptimizerState,
     Outline,
     SourceKind,
     ToldHistory,
@@ -70,10 +71,13 @@ class Beside:
     """Digest of its masters; "" if no report names one, or if they name several."""
     guarded: int | None = None
     """The end whose blocks they guard, with the optimizer's state, if these are copied instead."""
+    whole: bool = False
+    """Whether the optimizer's state is copied, too."""
 
     def wanted(self, quorum: str, version: int) -> Wanted:
         """Return what its members are asked for in a quorum."""
-        return Wanted(quorum, self.position, version, self.guarded is None, self.guarded)
+        masters_only = self.guarded is None and not self.whole
+        return Wanted(quorum, self.position, version, masters_only, self.guarded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +117,17 @@ def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
         rules: with which this rank was started.
 
     Raises:
-        LocalProtocolError: the order names a way of weighing that there is not.
+        LocalProtocolError: the order names a way of weighing, or for the optimizer's state to
+            begin, that there is not.
     """
     how = plan.fork.how if plan.fork is not None else None
     if rules is None or how is None:
         return rules
     if how.weights not in set(Weighting):
         raise LocalProtocolError(f"{plan.quorum} orders a fork by weights {how.weights!r}")
+    if how.optimizer_state not in set(OptimizerState):
+        state = how.optimizer_state
+        raise LocalProtocolError(f"{plan.quorum} orders a fork with optimizer state {state!r}")
     return replace(
         rules,
         policy=policy_of(how, rules.policy),
@@ -426,6 +434,7 @@ def plan_making(
                 position=other,
                 members=members[start:] + members[:start],
                 expected=told.pop() if len(told) == 1 else "",
+                whole=made.optimizer_state is OptimizerState.AVERAGE,
             )
         )
     for left in guards:

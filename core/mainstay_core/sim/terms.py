@@ -21,6 +21,7 @@ from mainstay_core.wire.reinitialisation import (
     BlockSource,
     History,
     MadePosition,
+    OptimizerState,
     Outline,
     SourceKind,
 )
@@ -153,7 +154,8 @@ def made(place: MadePosition, states: Mapping[tuple[int, int], str], guarded: st
         )
         for block in place.blocks
     )
-    state = term("made", blocks)
+    averages = place.optimizer_state is OptimizerState.AVERAGE
+    state = term("made with moments" if averages else "made", blocks)
     if guarded:
         _PART_OF[state] = guarded
     return state

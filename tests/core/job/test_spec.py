@@ -353,7 +353,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.recovery.approximate", {"waitSeconds": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
         ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
-        ("spec.recovery.approximate", {"optimizerState": "Average"}, "moments begin from zero"),
+        ("spec.recovery.approximate", {"optimizerState": "Copy"}, "must be 'Zero' or 'Average'"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
         (

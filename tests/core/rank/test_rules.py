@@ -27,8 +27,9 @@ from mainstay_core.rank.votes import judge
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
 
-DECISIONS = {1: "5eac0bc64fff589d5b48106507e209f8"}
-"""Digest of the decisions below, by the number of the rules."""
+DECISIONS = {2: "5eac0bc64fff589d5b48106507e209f8"}
+"""Digest of the decisions below, by the number of the rules. From 1 to 2 it is the same: only what
+forks come to is another thing, which is not drawn here."""
 SHARDS = 2
 NAMES = "abcdefgh"
 
