@@ -64,10 +64,10 @@ def judge_permission(
         now_s: wall clock.
     """
     lost = lost_stages(state)
-    why = _why_now(state, lost) or why_never(state) or _why_these(lost, stages)
+    rules = permitted_rules(state.config)
+    why = _why_now(state, lost) or why_never(state, rules) or _why_these(lost, stages)
     if why:
         return Verdict(applies=False, reason=why, stages=lost)
-    rules = permitted_rules(state.config.approximate)
     situation = find_situation(state, len(lost_members(state)), now_s, rules)
     # A trainer for each place may still come: that is what the job waits for.
     situation = replace(situation, free_slots=len(situation.stages))

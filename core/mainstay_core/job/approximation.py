@@ -10,8 +10,19 @@ from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
 
 def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
     """Return the rules by which stages may be made anew; None: they may not."""
-    if not recovery.allow_approximate:
-        return None
+    return _rules_of(recovery) if recovery.allow_approximate else None
+
+
+def permitted_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+    """Return the rules of a recovery that a person allows where the policy does not.
+
+    None: they are the defaults, or the policy allows all recoveries.
+    """
+    rules = _rules_of(recovery)
+    return None if recovery.allow_approximate or rules == ApproximateConfig() else rules
+
+
+def _rules_of(recovery: RecoveryPolicy) -> ApproximateConfig:
     how = recovery.approximate
     return ApproximateConfig(
         after_lost_steps=recovery.approximate_after_lost_steps,

@@ -226,7 +226,9 @@ class JobConfig:
     snapshots: SnapshotConfig | None = None
     """None in a job without snapshots in memory."""
     approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
-    """None in a job whose every recovery is exact."""
+    """None in a job whose every recovery is exact, unless a person allows one that is not."""
+    permitted: ApproximateConfig | None = field(default=None, metadata=OMITTED)
+    """The rules of such a recovery while ``approximate`` is None; None: the defaults."""
     repeats: Annotated[tuple[Document, ...], Longest(MAX_FORKS)] = field(
         default=(), metadata=OMITTED
     )
@@ -263,6 +265,11 @@ class JobConfig:
             dmr_memory_bytes=rules.memory_bytes,
             witness_every_steps=rules.witness_every_steps,
         )
+
+    @property
+    def approximate_rules(self) -> ApproximateConfig:
+        """The rules by which stages are made anew, by the job's policy or a person's permission."""
+        return self.approximate or self.permitted or ApproximateConfig()
 
     @property
     def recomputed(self) -> float:
