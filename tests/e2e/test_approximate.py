@@ -221,6 +221,30 @@ def test_replicas_make_the_same_stage_and_agree(tmp_path: Path, corpus: Path) ->
     assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
 
 
+@pytest.mark.chaos
+@pytest.mark.parametrize("replay", ["Gradients", "Boundary"])
+def test_what_pods_keep_comes_first_before_a_fork_and_after_it(
+    tmp_path: Path, corpus: Path, replay: str
+) -> None:
+    """A pod goes with the only copy of its stage; later a trainer of it goes, and the copy stays.
+
+    So the job has one fork, and the replay applies its steps as fast as the made stage learns.
+    """
+    layout = Layout(stages=4, lanes=1, shards_per_lane=2, spares=2)
+    gone = kill(1, 5) | {"action": "kill-pod"}
+    snapshots = {"enabled": True, "peers": 0, "window": 2, "replay": replay, "memory": "64Mi"}
+    allowed = ALLOWED | {"approximateAfterLostSteps": 1}
+    job = make_job(layout, NUM_STEPS, corpus, recovery=allowed, snapshots=snapshots)
+    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+    with local_job(tmp_path, job, [gone, kill(1, 10)]) as running:
+        report = running.report()
+
+    methods = [r["method"] for r in report["recoveries"]]
+    assert methods[-2:] == ["approximate", "replay"], report["recoveries"]
+    assert (report["approximate_since"], report["steps"]["lost"]) == (5, 0)
+    assert report["digests"]["steps"] == twin(tmp_path, (5, 1))
+
+
 def answer(running: LocalJob, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*MAINSTAY, *arguments], capture_output=True, text=True, env=running.environment

@@ -80,7 +80,7 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
     allowed, how = config.approximate is not None, config.approximate_rules
     shape = config.shape
     is_apart = shape.stages < MIN_STAGES[shape.order] and how.stale_steps is None
-    if not allowed and (is_apart or config.snapshots is not None):
+    if not allowed and is_apart:
         return None
     return ForkRules(
         outline=training.outline(),

@@ -147,11 +147,6 @@ def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
     loads_alone = rules.stale_steps is not None
     if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER and not loads_alone:
         return "with two stages none has two neighbours to make it anew from"
-    if state.config.snapshots is not None:
-        return (
-            "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "
-            "both in this version"
-        )
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"
     return ""

@@ -163,7 +163,10 @@ def find_situation(
     """
     assert state.plan is not None
     stages, order = [], Policy(order=state.shape.order)
-    replayable, again = keeps_segments(state), made_again(state)
+    again = made_again(state)
+    # What they keep is of the lineage before, until all have settled with a fork.
+    is_open = state.plan.fork is not None and not all_settled(state)
+    replayable = keeps_segments(state) and not (state.unreached or is_open)
     for number, position in enumerate(state.plan.positions):
         members = [m for m in position if is_living(state, m)]
         stages.append(
@@ -173,6 +176,7 @@ def find_situation(
                 holders=0 if number in again else sum(holds_state(state, m) for m in members),
                 living=len(members),
                 replayable=replayable,
+                unreached=state.unreached,
             )
         )
     return ladder.Situation(

@@ -41,7 +41,6 @@ def check_approximate(
     *,
     stages: int,
     in_order: bool,
-    has_snapshots: bool,
 ) -> None:
     """Refuse rules that could never be used.
 
@@ -50,7 +49,6 @@ def check_approximate(
         checkpoint: of the job.
         stages: of its pipeline.
         in_order: whether all micro-batches pass them in order.
-        has_snapshots: whether it keeps snapshots in memory.
 
     Raises:
         InvalidSpecError: they could not.
@@ -79,10 +77,4 @@ def check_approximate(
                 if stages == 2
                 else ""
             ),
-        )
-    if has_snapshots:
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            "is true, but not in this version together with snapshots in memory, from which a lost "
-            "stage is made anew exactly; use false, or snapshots.enabled false",
         )

@@ -408,8 +408,8 @@ class RecoveryPolicy(Section):
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
-    Swapped, or a checkpoint of their own (approximate.staleSteps). Not together with snapshots in
-    this version. It holds from the next loss on; where it is off, a person may allow one recovery
+    Swapped, or a checkpoint of their own (approximate.staleSteps). With snapshots in memory, these
+    are tried first: what they bring back is exact. It holds from the next loss on; where it is off, a person may allow one recovery
     of a job that waits (kubectl mainstay approximate), by the rules of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than

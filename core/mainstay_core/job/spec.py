@@ -424,7 +424,6 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         spec.checkpoint,
         stages=spec.parallelism.stages,
         in_order=spec.pipeline.resolved_order is Order.IN_ORDER,
-        has_snapshots=spec.snapshots.enabled,
     )
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(

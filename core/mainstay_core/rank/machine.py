@@ -17,7 +17,7 @@ from typing import Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, recheck, repeating, windows
-from mainstay_core.rank.adoption import adopt, park, wait_for_fork
+from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -129,6 +129,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
     loads = StateAction.LOAD in outcome.actions
+    if loads and state.plan.asks_first:
+        return ask_first(state, outcome.reason)
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
     tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))

@@ -142,6 +142,7 @@ def settle(
     version, history = goal.version, _history(plan, goal, stores)
     goal = _repeating(plan, goal, history.forks)
     actions, replays = _ways(plan, ordered, goal, stores)
+    replays = {p: replace(replay, history=history.forks) for p, replay in replays.items()}
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one, and what was told of
     # it says nothing of it.
@@ -398,7 +399,7 @@ def _replays(
     the version was reached without it, and one that stayed, if its stage has lost another position.
     """
     found: dict[int, Replay | BoundaryReplay] = {}
-    version, lost = goal.version, lost_positions(plan, goal.counted)
+    version, lost = goal.version, lost_positions(plan, goal.counted) - goal.made
     lost_stages = {position // plan.ranks_per_stage for position in lost}
     for position, members in enumerate(plan.positions):
         in_stretch = position // plan.ranks_per_stage in lost_stages

@@ -203,12 +203,14 @@ def computed_with(copy: UnitTerm) -> UnitTerm:
     return unit, _STATE_OF.get(whole, whole)
 
 
-def unit_applied(state: UnitTerm, gradient: UnitTerm, scale: float) -> UnitTerm:
+def unit_applied(
+    state: UnitTerm, gradient: UnitTerm, scale: float, boosts: Boosts = ()
+) -> UnitTerm:
     """A unit's state after one more step, by its part of the gradient."""
     unit, params = state
     if gradient[0] != unit:
         return unit, term("misapplied", state, gradient)
-    return unit, applied(params, gradient[1], scale)
+    return unit, applied(params, gradient[1], scale, boosts)
 
 
 def whole_of(units: Sequence[UnitTerm]) -> str:

@@ -21,7 +21,7 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited
 from mainstay_core.sim.invariants.lineages import fork_rules
 from mainstay_core.sim.scenarios.points import COMMIT_POINTS, FORK_POINTS
-from mainstay_core.sim.scenarios.scenario import FORKING, Fault, Scenario
+from mainstay_core.sim.scenarios.scenario import FORKING, IN_MEMORY, Fault, Scenario
 from mainstay_core.sim.trainers import trainer
 from mainstay_core.sim.trainers.guarding import TAG, GuardingTrainer
 from mainstay_core.sim.trainers.trainer import Trainer
@@ -128,6 +128,25 @@ def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
     )
     config = replace(scenario.config, shape=shape, guards=rng.choice((1, 2)), spares=3)
     return replace(scenario, config=config)
+
+
+def draw_forks_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a job with snapshots in memory, which are complete now and then."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"beside {seed}")
+    snapshots = draw(seed, IN_MEMORY).config.snapshots
+    assert snapshots is not None
+    in_order = scenario.config.shape.order is Order.IN_ORDER
+    boundary = in_order and rng.random() < 0.4
+    snapshots = replace(snapshots, peers=rng.choice((0, 1)), boundary=boundary)
+    lost = [
+        Fault(kind=rng.choice(("kill-pod", "kill-inner")), point="applied", times=times)
+        for times in (4, 9)
+    ]
+    faults = tuple(f for pair in zip(scenario.faults, lost, strict=False) for f in pair)
+    faults += scenario.faults[len(lost) :]
+    spares = rng.choice((1, 3))
+    config = replace(scenario.config, snapshots=snapshots, spares=spares, guards=0)
+    return replace(scenario, config=config, units=rng.choice((1, 2)), faults=faults)
 
 
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:

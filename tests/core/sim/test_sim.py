@@ -24,6 +24,7 @@ from tests.core.sim.fork_mutants import (
     draw_ends,
     draw_forbidden,
     draw_forks,
+    draw_forks_beside_snapshots,
     draw_inner_ranks,
     draw_stale,
     ends_of,
@@ -213,6 +214,16 @@ def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_aft
 def test_an_inner_rank_that_is_lost_again_at_once_is_made_as_before() -> None:
     outcome = simulate(draw_inner_ranks(35, FORKING))
     assert not outcome.violation, outcome.violation
+
+
+def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(16):
+        outcome = simulate(draw_forks_beside_snapshots(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork"]
+    assert seen["replayed after a fork"]
 
 
 def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:

@@ -55,7 +55,7 @@ class Checks:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
             self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self.truth, self.boundaries)
+        self.kept = Kept(num_units, self._truths, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -298,12 +298,13 @@ class Checks:
                 not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count"
             )
 
-    def replayed(self, trainer: Life, version: int, params: str) -> None:
-        """A rank has made the state of its position anew."""
+    def replayed(self, trainer: Life, version: int, params: str, history: History) -> None:
+        """A rank has made the state of its position anew, of a history of forks."""
         position = trainer.state.member_position
         self.seen["replayed"] += 1
+        self.seen["replayed after a fork"] += bool(history)
         _hold(
-            params == self.truth(version)[position],
+            params == self.truth(version, history)[position],
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
         )
@@ -469,6 +470,10 @@ class Checks:
     def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
         """States of all positions in a run without failures but for its forks."""
         return self._course(version, history).states
+
+    def _truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
+        """States of all positions in runs of the histories that a lineage's states have."""
+        return [self.truth(version, each) for each in self._lineages.histories(lineage, version)]
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape

@@ -184,7 +184,7 @@ def _with_inner_stages(
     forking = tuple(k for k in kinds if k in FORKING)
     rng = random.Random(f"forks {scenario.seed}")
     always = len(forking) == len(kinds) or approximate is not None
-    may = bool(forking) and scenario.config.snapshots is None
+    may = bool(forking) and (scenario.config.snapshots is None or approximate is not None)
     if not may or (not always and rng.random() > SHARE_WITH_INNER_STAGES):
         return scenario
     permission = rng.random() < SHARE_WITH_PERMISSION if approximate is None else approximate
