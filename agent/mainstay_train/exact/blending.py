@@ -64,15 +64,17 @@ def make_anew(
         state: of the position that is made; what it held is lost.
         made: its blocks and their sources.
         beside: what the sources hold.
-        guarded: what guards hold, by block.
+        guarded: what guards hold, by block; None: blocks that guards have stay as they are.
     """
+    exact = {block.block for block in made.blocks if block.is_exact}
     for flat in state.flats():
-        flat.tensor.zero_()
+        if guarded is not None or flat.name not in exact:
+            flat.tensor.zero_()
     blocks = {block.name: block for block in state.blocks}
     for one in made.blocks:
         if one.is_exact:
-            assert guarded is not None, f"no guard of {one.block} was copied"
-            _take_back(state, one.block, guarded[one.block])
+            if guarded is not None:
+                _take_back(state, one.block, guarded[one.block])
             continue
         _make_block(blocks[one.block], one, beside)
         if made.optimizer_state is OptimizerState.AVERAGE:

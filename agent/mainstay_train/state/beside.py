@@ -48,8 +48,14 @@ class BesideStates:
         state = self._states[place]
         return client.copy(state, sources=sources, wanted=wanted, expected=expected)
 
-    def make(self, state: StageState, made: MadePosition) -> str:
-        """Write a state of what was copied, which goes; return its masters' digest."""
-        make_anew(state, made, self._states, self._guarded)
+    def make(self, state: StageState, made: MadePosition, *, keeps_own: bool) -> str:
+        """Write a state of what was copied, which goes; return its masters' digest.
+
+        Args:
+            state: of this trainer's stage.
+            made: its blocks, and of what they are made.
+            keeps_own: whether blocks that guards would give stay as they are.
+        """
+        make_anew(state, made, self._states, None if keeps_own else self._guarded)
         self._states, self._guarded = {}, {}
         return masters_digest(state)

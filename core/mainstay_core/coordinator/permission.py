@@ -74,8 +74,8 @@ def judge_permission(
     is_kept = ladder.decide(situation).row is ladder.Row.REPLAY
     if is_kept:
         # That comes first. The permission is for the case that what is kept is not complete.
-        stages = tuple(replace(s, replayable=False, unreached=True) for s in situation.stages)
-        situation = replace(situation, stages=stages)
+        found = tuple(replace(s, replayable=False, unreached=True) for s in situation.stages)
+        situation = replace(situation, stages=found)
     answer = ladder.decide(situation)
     if answer.row is not ladder.Row.APPROXIMATE:
         _, sentence = ladder.judge_approximate(situation)

@@ -91,6 +91,8 @@ class Making:
     """The version of its own that it loads; None: it is made of others."""
     stale_history: History = ()
     """Forks that this version contains."""
+    keeps_own: bool = False
+    """Whether what guards would give is as it has it itself: nobody was lost, and nobody guards."""
 
 
 class Forked(NamedTuple):
@@ -260,13 +262,20 @@ def has_guards(
         guards: whose copies count.
         lost: the positions of it that are made now; None: all of them.
     """
-    ends = {
+    return not ends_without_guards(fork, guards, lost)
+
+
+def ends_without_guards(
+    fork: Fork, guards: Collection[LeftGuards], lost: Collection[Position] | None = None
+) -> frozenset[int]:
+    """Return the ends that lack such a guard; arguments likewise."""
+    ends = frozenset(
         place.stage
         for place in fork.made.positions
         if any(b.is_exact for b in place.blocks)
         and (lost is None or (place.stage, place.inner) in lost)
-    }
-    return ends <= {left.end for left in guards}
+    )
+    return ends - {left.end for left in guards}
 
 
 def goes_back(plan: Plan, rules: ForkRules | None, version: int, durable: int) -> bool:
@@ -437,8 +446,9 @@ def plan_making(
                 whole=made.optimizer_state is OptimizerState.AVERAGE,
             )
         )
+    has_exact = any(block.is_exact for block in made.blocks)
     for left in guards:
-        if left.end == made.stage and any(block.is_exact for block in made.blocks):
+        if left.end == made.stage and has_exact:
             start = turn % len(left.members)
             members = left.members[start:] + left.members[:start]
             beside.append(
@@ -454,6 +464,7 @@ def plan_making(
         beside=tuple(beside),
         stale=stale,
         stale_history=() if stale is None else history_at(history, stale),
+        keeps_own=has_exact and all(left.end != made.stage for left in guards),
     )
 
 

@@ -197,8 +197,16 @@ def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
     guards = _guards(plan, goal.counted, goal.version)
     assert plan.fork is not None
     assert plan.fork.repeats is not None
-    if not forks.has_guards(plan.fork.repeats, guards):
-        return goal  # nobody has what is to be taken from them
+    for end in forks.ends_without_guards(plan.fork.repeats, guards):
+        # A guard that is new copies in a step. The owners have the same bits, if none was lost.
+        owners = [m.index for m in plan.members if m.rank.stage == end]
+        there = {
+            r.index
+            for r in goal.counted
+            if r.valid and r.lineage == plan.lineage and r.version == goal.version
+        }
+        if not there.issuperset(owners):
+            return goal  # they come to the version first
     return replace(goal, made=goal.made | again, guards=guards)
 
 

@@ -216,6 +216,32 @@ def test_what_was_made_with_guards_is_not_made_once_more_when_they_are_gone(repe
         assert outcome.fork == (first.fork if action is MAKE else None)
 
 
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_fork_that_is_made_again_takes_what_its_owners_have_if_nobody_guards(
+    behind: bool,
+) -> None:
+    """Nobody was lost. A new guard would copy in a step, and the fork is due before that."""
+    first = settled(plan_of("a", "d"), b=(copy_of(),), e=(copy_of(),)).fork
+    assert first is not None
+    plan = plan_of()
+    order = ForkOrder(positions=(0,), since=0, repeats=first)
+    plan = replace(plan, fork=order)
+    told = reports(plan)
+    if behind:
+        late = index_of(plan, "d")
+        told = [replace(r, version=7, mark="q1-n") if r.index == late else r for r in told]
+    outcome = settle(plan, 1, told, fork_rules=RULES)
+
+    assert (outcome.fork is None) == behind
+    assert outcome.actions.count(MAKE) == (0 if behind else 2)
+    if not behind:
+        owner = index_of(plan, "a")
+        twins = {1: [index_of(plan, life) for life in "be"]}
+        making = forks.plan_making(plan, first, owner, twins, told, outcome.guards)
+        assert making.keeps_own
+        assert [beside.guarded for beside in making.beside] == [None]
+
+
 def test_what_a_guard_had_keeps_its_learning_rate() -> None:
     outcome = settled(plan_of("a", "d"), b=(copy_of(),), e=(copy_of(),))
     assert forks.boosts_of(outcome.history, 9, 0) == {"layers.0": 1.1}

@@ -210,12 +210,12 @@ def _of_all_inner_ranks(history: History, step: int, inner: int) -> dict[str, fl
 _MAKE_ANEW = vars(Trainer)["make_anew"]
 
 
-async def _make_of_turns(own: Trainer, made: MadePosition) -> Any:
+async def _make_of_turns(own: Trainer, made: MadePosition, **how: Any) -> Any:
     """Each cell adds its sources in the order in which it copied them."""
     if own.state.index % 2:
         blocks = tuple(replace(b, sources=tuple(reversed(b.sources))) for b in made.blocks)
         made = replace(made, blocks=blocks)
-    return await _MAKE_ANEW(own, made)
+    return await _MAKE_ANEW(own, made, **how)
 
 
 _PLAN_FORK = forks.plan_fork

@@ -242,6 +242,21 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
     assert seen["plan restart"]
 
 
+def test_a_run_makes_the_forks_of_another_one_whose_ends_guards_had() -> None:
+    """Also where the guards are new when a fork is due, as they were lost just before."""
+    seen: Counter[str] = Counter()
+    for seed in (9, 15, 16):
+        first = World(draw_ends(seed, FORKING))
+        assert not first.run().violation
+        for kinds in ((), ("kill-trainer", "kill-stage")):
+            again = World(repeating(first, kinds))
+            outcome = again.run()
+            assert not outcome.violation, f"seed {seed} {kinds}: {outcome.violation}"
+            assert {final.history for final in again.store.last.finals} == ends_of(first)
+            seen.update(outcome.seen)
+    assert seen["fork with guards"]
+
+
 def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
     loaded: set[int] = set()
     for seed in (6, 12, 13, 24, 28):

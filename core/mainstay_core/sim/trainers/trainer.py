@@ -300,9 +300,10 @@ class Trainer(Process, GuardingTrainer):
         await self.point("copied-beside")
         return copied
 
-    async def make_anew(self, made: MadePosition) -> str:
+    async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         cell = self.made_cell()
-        cell.params = terms.made(made, self._beside, self._taken_back)
+        exact = terms.part(cell.params) if keeps_own else self._taken_back
+        cell.params = terms.made(made, self._beside, exact)
         self._beside, self._taken_back = {}, ""
         await self.point("made-anew")
         return cell.params
