@@ -25,9 +25,8 @@ def main() -> None:
     config = job.to_job_config(JobUid("twin"))
     model = StagedModel(llama.workload(config.workload), config.shape)
     how = config.approximate or ApproximateConfig()
-    strategy = Strategy(
-        name="the product's", boost=how.lr_boost, optimizer_state=OptimizerState(how.optimizer_state)
-    )
+    moments = OptimizerState(how.optimizer_state)
+    strategy = Strategy(name="the product's", boost=how.lr_boost, optimizer_state=moments)
     digests = []
     for step in range(config.shape.steps):
         for _, stage in (loss for loss in losses if loss[0] == step):

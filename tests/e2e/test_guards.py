@@ -46,9 +46,7 @@ def run(
     layout = Layout(stages=stages, lanes=lanes, shards_per_lane=2, spares=spares)
     recovery = {**ALLOWED, "approximate": approximate}
     saves = checkpoint or {}
-    job = make_job(
-        layout, NUM_STEPS, corpus, recovery=recovery, pipeline=SWAPPED, checkpoint=saves
-    )
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, pipeline=SWAPPED, checkpoint=saves)
     job["spec"]["workload"]["config"] = TINY_MODEL | {
         "layers": stages,
         "data": {"path": str(corpus)},

@@ -113,7 +113,7 @@ def _average(flat: StateTensor, target: StatePart, made: MadeBlock, beside: Besi
         local = name.removeprefix(f"{target.name}.")
         with torch.no_grad():
             sources = _sources_of(made, local)
-            had = [_kept(source, flat.kind, beside)[f"{source.block}.{local}"] for source in sources]
+            had = [_kept(s, flat.kind, beside)[f"{s.block}.{local}"] for s in sources]
             view.copy_(_blend(sources, had) if is_shaped else torch.stack(had).amin(0))
 
 

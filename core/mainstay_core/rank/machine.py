@@ -10,7 +10,7 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
     WaitForPlan,
 )
-from mainstay_core.rank.guard_copies import void_copies
+from mainstay_core.rank.guard_copies import undecided_members, void_copies
 from mainstay_core.rank.making import forked, making_of
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
@@ -355,12 +355,28 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     record = windows.record_of(state, commit, event.votes)
     void = void_copies(plan, state.guards, event.votes, state.index)
     guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
-    told = tuple(TellVoidGuard(commit.step, end) for end in void)
+    told = _void_guards(state, event, void)
     applying = replace(
         state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
+
+
+def _void_guards(
+    state: RankState, event: VotesGathered, void: Collection[int]
+) -> tuple[TellVoidGuard, ...]:
+    """Return what is told of copies of guards that are void, here or elsewhere."""
+    plan = state.plan
+    assert plan is not None
+    told = []
+    own = {guard.end for guard in state.guards} & {plan.members[state.index].rank.stage}
+    for end in sorted({*void, *own}):
+        unsure = undecided_members(plan, state.guards, event.votes, end)
+        if end in void or state.index in unsure:
+            rivals = tuple(plan.members[i].slot for i in sorted(unsure) if i != state.index)
+            told.append(TellVoidGuard(state.version, end, rivals))
+    return tuple(told)
 
 
 def _refused(

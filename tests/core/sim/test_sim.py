@@ -27,6 +27,7 @@ from tests.core.sim.fork_mutants import (
     draw_forks_beside_snapshots,
     draw_inner_ranks,
     draw_stale,
+    draw_wrong_guards,
     ends_of,
     repeating,
 )
@@ -39,6 +40,7 @@ from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenarios.scenario import (
     FORKING,
+    GUARDED,
     IN_MEMORY,
     KINDS,
     LASTING,
@@ -203,6 +205,16 @@ def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -
         seen.update(outcome.seen)
     assert seen["fork with guards"]
     assert seen["ended approximate"]
+
+
+def test_a_wrong_copy_of_a_guard_is_void_with_the_next_vote_though_the_policy_is_off() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = simulate(draw_wrong_guards(seed, GUARDED))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["corrupt guard"]
+    assert not seen["plan with a fork"]
 
 
 def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_after_it() -> None:

@@ -152,7 +152,9 @@ def test_an_optimizer_without_counts_has_its_momentum_averaged():
         spec = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(17, 9)) for name in names]
         state = optimizer.StageState([blocks.Block(s, dtype=torch.float32) for s in spec], factory)
         state.initialize(1)
-        state.apply([torch.full((b.layout.size,), 1.0 + int(names[0][-1])) for b in state.blocks], 1.0, 0.01)
+        state.apply(
+            [torch.full((b.layout.size,), 1.0 + int(names[0][-1])) for b in state.blocks], 1.0, 0.01
+        )
         return state
 
     before, after = moved("layers.0", "layers.1"), moved("layers.4", "layers.5")

@@ -13,6 +13,7 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
+from mainstay_core.rank.forks import history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
@@ -26,7 +27,7 @@ from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
@@ -397,6 +398,23 @@ class Checks:
             for p in history
             if p.quorum.id >= first
         )
+
+    def guarded(
+        self,
+        trainer: Life,
+        commit: Commit,
+        copies: Sequence[GuardedDigest],
+        corrupted: int | None,
+    ) -> None:
+        """A rank has applied a step to what it guards; of an end it was just made wrong."""
+        history = history_at(trainer.state.history, commit.step)
+        right = self.truth(commit.step + 1, history) if copies else ()
+        for copy in copies:
+            _hold(
+                copy.stage == corrupted or copy.masters == terms.part(right[copy.stage]),
+                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
+                f"found wrong, or which it got too late, after step {commit.step}",
+            )
 
     def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""

@@ -124,7 +124,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return _with_witness(scenario, kinds)
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return with_order(_with_what_is_checked(scenario, kinds))
+    return with_order(_with_what_is_checked(scenario, kinds), kinds)
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:

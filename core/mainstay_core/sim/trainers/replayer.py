@@ -13,8 +13,8 @@ from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.sim import terms
 from mainstay_core.sim.trainers.boundary_replayer import DiffersError
-from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.reinitialisation import BlockOutline
+from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 
 

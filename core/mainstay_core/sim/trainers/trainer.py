@@ -118,6 +118,8 @@ class Trainer(Process, GuardingTrainer):
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
         self.was_tampered = False
+        self.guards_wrong: int | None = None
+        """The end whose copy has just been corrupted on purpose."""
         self.sticks = False
         """Whether its device is wrong in each forward of a type that others compute, too."""
         self.wrong: set[tuple[int, int]] = set()
@@ -418,7 +420,10 @@ class Trainer(Process, GuardingTrainer):
             self._segments.forget_unfinished()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply(commit.scale, boosts_of(self.state.history, commit.step, cell.inner))
+        self.world.faults.corrupt_guard(self)
         guarded = self.apply_guarded(commit)
+        self.world.checks.guarded(self, commit, guarded, self.guards_wrong)
+        self.guards_wrong = None
         self.world.faults.corrupt_state(self, cell)
         self.world.checks.applied(self, commit, cell.params)
         return AppliedStep(digest=cell.params, masters=cell.params, guarded=guarded)
