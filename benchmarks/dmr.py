@@ -1,6 +1,7 @@
 """Measures what checks by re-execution add to a step, in time and in memory.
 
-    python benchmarks/dmr.py [--only alone,waits,phases,experts,witness,memory] [--clock processor]
+    python benchmarks/dmr.py [--only prices,alone,waits,phases,experts,witness,memory]
+        [--clock processor] [--shares 0.55] [--rounds 7] [--quick]
 
 Each part is a table of its own and takes some minutes; ``--quick`` takes a small model, to see that
 all of it runs. In a part variants take turns within each round, ratios are medians over the rounds,
@@ -12,6 +13,9 @@ and each row names what is aimed at.
 - *Naive*: each kernel is executed twice, at once (mode Full, plan Naive)
 - *Dynamic*: the same, but checks wait for waits
 - *Auto*: as the static planner plans it from the stage's first steps
+
+``prices`` is what a kernel that multiplies two tensors costs with its checks, and what the planner
+takes for that (``core/mainstay_core/dmr/schedule.py``).
 
 ``alone`` is one stage without neighbours: what it computes, reduces alone and applies. In ``waits``
 the stage is the first of two, and its neighbour is played: each gradient comes a fixed time after
@@ -39,6 +43,7 @@ import sys  # noqa: E402
 from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from functools import partial  # noqa: E402
 
+import torch  # noqa: E402
 from support.checked_stage import (  # noqa: E402
     AUTO,
     DYNAMIC,
@@ -54,8 +59,15 @@ from support.checked_stage import (  # noqa: E402
     clock_of,
 )
 
+from mainstay_core.dmr import schedule  # noqa: E402
+from mainstay_core.dmr.operators import Pass  # noqa: E402
+from mainstay_core.dmr.settings import Mode  # noqa: E402
 from mainstay_core.dmr.static import plan_checks  # noqa: E402
 from mainstay_train.base import heap  # noqa: E402
+from mainstay_train.checks import bits, imprints  # noqa: E402
+from mainstay_train.checks.checker import Checks  # noqa: E402
+from mainstay_train.checks.places import Phase  # noqa: E402
+from mainstay_train.checks.recomputes import ForwardRecord  # noqa: E402
 from mainstay_train.exact import digests, numerics  # noqa: E402
 
 Config = dict[str, object]
@@ -67,7 +79,7 @@ SMALL: Config = {
 }  # fmt: skip
 MOE = "mainstay_train.models.moe:workload"
 EXPERTS: Config = {"denseLayers": 0, "experts": 8, "activeExperts": 2, "sharedExperts": 1}
-PARTS = ("alone", "waits", "phases", "experts", "witness", "memory")
+PARTS = ("prices", "alone", "waits", "phases", "experts", "witness", "memory")
 NUM_TYPES = 8
 """Of a step with waits. The last one's gradients are checked behind all waits."""
 EVERY, TYPES_OF_LANE = (1, 2, 5), (2, 4)
@@ -155,6 +167,46 @@ def line(*cells: object) -> None:
 def findings(stages: Mapping[str, Stage]) -> int:
     """Return how many differences were found: there must be none."""
     return sum(stage.num_findings for stage in stages.values())
+
+
+def measure_prices(bench: Bench) -> None:
+    """One kernel, by the bytes that it makes."""
+    table("KiB", "us alone", "twice at once", "with an imprint", "an imprint", "planned", "a comparison",
+          "planned")  # fmt: skip
+    for kib in (1, 16, 64, 1024, 4096):
+        first, second = (torch.randn(256 * kib) for _ in range(2))
+        multiply = partial(torch.mul, first, second)
+        copy, number = first.clone(), max(5, min(500, 50_000 // kib))
+        us = partial(_microseconds, bench.clock, number=number)
+        alone = us(multiply)
+        full, piggyback = Checks(Mode.FULL), Checks(Mode.PIGGYBACK)
+        piggyback.is_cheap = lambda *_: False  # type: ignore[method-assign]
+        with torch.no_grad(), full.over(Phase.FORWARD, 0, 0, 0) as scope:
+            scope.enter(Pass.FORWARD, 0, "block")
+            twice = us(multiply)
+        with torch.no_grad(), piggyback.over(Phase.FORWARD, 0, 0, 0) as scope:
+            scope.enter(Pass.FORWARD, 0, "block")
+            with scope.note(ForwardRecord("block")):
+                noted = us(multiply)
+        imprint, compared = us(partial(imprints.imprint, first)), us(
+            partial(bits.are_equal, first, copy)
+        )
+        planned = schedule.IMPRINT_S + 1024 * kib * schedule.IMPRINT_S_PER_BYTE
+        told = (alone, twice, noted, imprint, planned * 1e6, compared)
+        compares = 1024 * kib * schedule.COMPARE_S_PER_BYTE * 1e6
+        line(kib, *(f"{each:.1f}" for each in (*told, compares)))
+
+
+def _microseconds(clock: Clock, do: Callable[[], object], number: int) -> float:
+    """Return the median of several means of a call."""
+    do()
+    means = []
+    for _ in range(7):
+        began_s = clock.now_s()
+        for _ in range(number):
+            do()
+        means.append((clock.now_s() - began_s) / number * 1e6)
+    return statistics.median(means)
 
 
 def measure_alone(bench: Bench) -> None:
@@ -346,6 +398,7 @@ def main() -> None:
     print(f"load of the machine: {load:.1f} on {os.cpu_count()} cores", file=sys.stderr)
     bench = Bench(args)
     measures: dict[str, Callable[[], None]] = {
+        "prices": partial(measure_prices, bench),
         "alone": partial(measure_alone, bench),
         "waits": partial(measure_waits, bench),
         "phases": partial(measure_phases, bench),
