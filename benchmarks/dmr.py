@@ -96,7 +96,7 @@ Rows = list[dict[str, float]]
 
 
 class Bench:
-    """What all parts measure with.
+    """The clock, the model and the number of rounds with which all parts measure.
 
     Args:
         args: of the command line.
@@ -131,9 +131,7 @@ class Bench:
             profiled(stages[AUTO])
         return link, stages
 
-    def _waiting_stage(
-        self, name: str, link: PlayedLink, config: Config, entrypoint: str
-    ) -> Stage:
+    def _waiting_stage(self, name: str, link: PlayedLink, config: Config, entrypoint: str) -> Stage:
         of = {"link": link, "num_types": NUM_TYPES, "entrypoint": entrypoint}
         return Stage(config, name, self.clock, **of)  # type: ignore[arg-type]
 
@@ -171,8 +169,10 @@ def findings(stages: Mapping[str, Stage]) -> int:
 
 def measure_prices(bench: Bench) -> None:
     """One kernel, by the bytes that it makes."""
-    table("KiB", "us alone", "twice at once", "with an imprint", "an imprint", "planned", "a comparison",
-          "planned")  # fmt: skip
+    table(
+        "KiB", "us alone", "twice at once", "with an imprint", "an imprint", "planned",
+        "a comparison", "planned",
+    )  # fmt: skip
     for kib in (1, 16, 64, 1024, 4096):
         first, second = (torch.randn(256 * kib) for _ in range(2))
         multiply = partial(torch.mul, first, second)
@@ -188,9 +188,8 @@ def measure_prices(bench: Bench) -> None:
             scope.enter(Pass.FORWARD, 0, "block")
             with scope.note(ForwardRecord("block")):
                 noted = us(multiply)
-        imprint, compared = us(partial(imprints.imprint, first)), us(
-            partial(bits.are_equal, first, copy)
-        )
+        imprint = us(partial(imprints.imprint, first))
+        compared = us(partial(bits.are_equal, first, copy))
         planned = schedule.IMPRINT_S + 1024 * kib * schedule.IMPRINT_S_PER_BYTE
         told = (alone, twice, noted, imprint, planned * 1e6, compared)
         compares = 1024 * kib * schedule.COMPARE_S_PER_BYTE * 1e6
@@ -301,8 +300,10 @@ def measure_experts(bench: Bench) -> None:
 
 def measure_witness(bench: Bench) -> None:
     """A step of a replica that computes a type of another one as well."""
-    table("c types of a replica", "step ms", "step of the witness ms", "witnessed ms", "n",
-          "mean step over step without", "aim: 1 + 1/(c n) + 0.02")  # fmt: skip
+    table(
+        "c types of a replica", "step ms", "step of the witness ms", "witnessed ms", "n",
+        "mean step over step without", "aim: 1 + 1/(c n) + 0.02",
+    )  # fmt: skip
     for count in TYPES_OF_LANE:
         config = {**bench.config, "dtype": "float32"}
         stage = Stage(config, OFF, bench.clock, num_types=count, lanes=2)
