@@ -400,7 +400,7 @@ class _Recording:
         """Why the passage cannot be described; empty: it can."""
         self.has_passed = False
         """Whether some micro-batch's passage is over."""
-        self._first_block, self._num_received = first_block, 0
+        self._first_block = first_block
 
     def finish(self) -> None:
         """Take the passage for complete."""
@@ -440,10 +440,7 @@ class _Recording:
 
     def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """See what inner ranks have computed together, and what this one has given for it."""
-        for tensor in given:
-            self.record.add_result(tensor)
-        self._num_received += 1
-        self.record.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
+        self.record.exchange(given, result)
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
         """See a call that has been made."""

@@ -38,6 +38,7 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
+    place_name,
     pod_name,
     slot_name,
     still_joining,
@@ -374,8 +375,13 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
     places = [m.rank for m in plan.members if m.slot in suspicion.doubted and is_living(state, m)]
     if not places:
         return None
-    names = ", ".join(slot_name(state, slot) for slot in suspicion.doubted)
+    names = ", ".join(place_name(state, slot) for slot in suspicion.doubted)
     said = f"{names} have computed a type of stage {places[0].stage} differently"
+    living = {m.slot for m in plan.members if is_living(state, m)}
+    gone = [slot_name(state, slot) for slot in suspicion.doubted if slot not in living]
+    if gone:
+        # It was hit once perhaps, or the other one is wrong each time: the words are the same.
+        said += f", and {', '.join(gone)} cannot be asked again"
     draft = Draft(
         method=Method.REFORM,
         planned=False,
@@ -394,7 +400,10 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         opened = open_suspicion(state, (), made, draft.reason)
         opened = replace(opened, reforms=state.reforms + 1)
         return publish(opened, made, JobPhase.RECOVERING)
-    reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
+    reason = (
+        f"{said}: needs another trainer of that stage to say which of them is wrong; one more pod "
+        "is enough (spec.spares.replicas)"
+    )
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))
     answer = ladder.Decision(row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack)
