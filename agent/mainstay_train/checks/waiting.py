@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr import dynamic
 from mainstay_core.dmr.dynamic import CheckQueue
 from mainstay_core.dmr.profiles import WindowKind
-from mainstay_core.dmr.schedule import NEXT_RECV_B
-from mainstay_core.planning.program import Op
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.planned import Flow, Window
 
@@ -52,10 +50,9 @@ class Waiting:
             passed: micro-batches whose passage is over.
         """
         flow = self.shard_type, self.micro_batch
-        if window.op is Op.RECV_B and self.window == "RECV_B":
-            return window.flow == flow
-        behind = NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F"
-        return self.window == behind and flow in passed
+        if window.flow == flow:
+            return self.window == window.name
+        return flow in passed and self.window in window.behind
 
 
 class WaitingChecks:

@@ -25,6 +25,7 @@ from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import FIELD
 from mainstay_train.model import trial
 from mainstay_train.model.blocks import Block
@@ -113,7 +114,7 @@ def _run(
     """
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=UNBOUNDED if is_late else 0)
-    checks.begin_program((0, 0))
+    checks.begin_program({WHOLE: (0, 0)})
     checks.end_program(completed=True)
     outputs: dict[str, torch.Tensor] = {}
     try:
