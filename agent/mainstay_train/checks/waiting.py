@@ -187,6 +187,7 @@ class WaitingChecks:
         is_open: Callable[[], bool],
         window: Window | None = None,
         goes_on: Callable[[], bool] = lambda: True,
+        kind: WindowKind = WindowKind.INTER,
     ) -> None:
         """Execute what a plan says of a window; then one after the other, in order, while it lasts.
 
@@ -194,6 +195,7 @@ class WaitingChecks:
             is_open: whether it lasts.
             window: None: no plan says anything of it.
             goes_on: whether the program goes on behind it, so that what is due is executed.
+            kind: whether it waits for another stage or cell, or for a rank of its own cell.
         """
         due = [
             name
@@ -207,7 +209,7 @@ class WaitingChecks:
         if not self._waiting or not is_open():
             return
         try:
-            self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
+            self._take(dynamic.WindowOpened(kind=kind, length_s=None))
             while self._waiting and is_open():
                 self._take(dynamic.CheckDone())
         finally:

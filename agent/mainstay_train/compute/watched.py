@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -109,8 +110,8 @@ class WatchedType:
             for (micro_batch, visit, in_pass), told in self._exchanged.items():
                 told.sort(key=lambda one: one[0])
                 _, given, made = zip(*told, strict=True)
-                about = {"in_pass": in_pass, "micro_batch": micro_batch, "visit": visit}
-                exchanged.append(Exchanged(given=given, made=made, **about))
+                one = Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=given, made=made)
+                exchanged.append(replace(one, visit=visit))
             self._account = Account.of(
                 self._sent,
                 exchanged,

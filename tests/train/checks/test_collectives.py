@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,8 +18,11 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.meanwhile import wait_beside
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.waiting import Waiting
 
 NAME = "checks-of-collectives"
 ALL_REDUCE = "_c10d_functional.all_reduce"
@@ -162,3 +167,59 @@ def test_what_a_collective_reads_is_compared(kind: str, is_flipped: bool) -> Non
 
     assert [finding.ordinal for finding in segment.found] == [0] * is_flipped
     assert segment.checks.void == ({TYPE} if is_flipped else set())
+
+
+def connect(store: distributed.Store, rank: int) -> tuple[str, distributed.ProcessGroup]:
+    """Connect a rank of a cell of two; return its group, and the name that it has for that."""
+    name, kind = f"{NAME}-{rank}", distributed.ProcessGroup.BackendType.GLOO
+    group = distributed.ProcessGroup(store, rank, 2)
+    group._set_default_backend(kind)
+    gloo = distributed.ProcessGroupGloo(store, rank, 2)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    group._set_group_name(name)
+    distributed_c10d._register_process_group(name, group)
+    return name, group
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_while_another_inner_rank_is_waited_for_checks_are_executed(records: bool) -> None:
+    """The other one gives nothing before the check of this one has been executed."""
+    store, executed, late = distributed.HashStore(), threading.Event(), list[bool]()
+    with ThreadPoolExecutor(2) as ranks:
+        groups = [*ranks.map(lambda rank: connect(store, rank), range(2))]
+
+        def share(rank: int) -> tuple[list[float], list[Finding]]:
+            found: list[Finding] = []
+            budget = 0 if rank else 1 << 20
+            checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=budget)
+            checks.begin_program({WHOLE: (0, 0)})
+            if rank:
+                late.append(not executed.wait(60.0))
+            else:
+                checks.waiting.add(Waiting(0, frozenset(), 1, executed.set))
+            with torch.no_grad(), checks.over(Phase.FORWARD, 0, 0, 0) as scope:
+                scope.enter(Pass.FORWARD, 0, "layers.0")
+                with scope.note(ForwardRecord("layers.0")) if records else scope.twice():
+                    x = torch.full((3,), rank + 1.0)
+                    result = torch.ops._c10d_functional.all_reduce(x, "sum", groups[rank][0])
+                    total = torch.ops._c10d_functional.wait_tensor(result)
+            assert not checks.waiting
+            return total.tolist(), found
+
+        outcomes = [*ranks.map(share, range(2))]
+    for name, _ in groups:
+        distributed_c10d._unregister_process_group(name)
+    assert outcomes == [([3.0] * 3, [])] * 2
+    assert late == [False]
+
+
+def test_an_inner_rank_that_is_gone_ends_the_wait_in_which_checks_are_executed() -> None:
+    """What the wait for a collective raises is raised where it is waited for."""
+    checks = Checks(Mode.FULL, waiting_bytes=1 << 20)
+    checks.waiting.add(Waiting(0, frozenset(), 1, lambda: None))
+
+    def gone() -> None:
+        raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        wait_beside(gone, checks.waiting)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from benchmarks.flips import Tally, spots_of, step_with, try_flips, warm
+from benchmarks.flips import Tally, spots_of, step_with, take_clean_steps, try_flips, warm
 from benchmarks.support.flips.chains import ProcessChain, run_step
 from benchmarks.support.flips.rank import COLLECTIVE, MUCH, Setting, Variant
 from tests.train.crew import Nursery
+
+from mainstay_core.base.shape import Order
 
 CELL = Setting(model="Llama fp32", recompute=1.0, stages=1, inner=2, waiting_bytes=MUCH)
 
@@ -43,12 +46,29 @@ def test_ranks_of_a_cell_make_one_plan_and_flips_of_their_sums_are_found(
 
 
 @pytest.mark.chaos
-def test_flips_of_all_classes_are_found_where_ranks_of_a_cell_follow_a_plan(
-    chain: ProcessChain,
+@pytest.mark.parametrize("variant", [Variant.AUTO, Variant.DYNAMIC])
+def test_flips_of_all_classes_are_found_where_checks_of_a_cell_wait(
+    chain: ProcessChain, variant: Variant
 ) -> None:
     tally = Tally()
-    try_flips(chain, Variant.AUTO, 60, random.Random(5), tally, str(CELL))
+    try_flips(chain, variant, 60, random.Random(5), tally, str(CELL))
     assert not tally.broken
+
+
+@pytest.mark.parametrize(
+    "order", [pytest.param(Order.IN_ORDER, marks=[pytest.mark.chaos]), Order.SWAPPED]
+)
+def test_bits_are_the_same_whatever_checks_of_a_cell_wait_for(
+    nursery: Nursery, order: Order
+) -> None:
+    """How many are executed while a sum is under way depends on the other rank."""
+    chosen = replace(CELL, stages=2, micro_batches=2, order=order)
+    with closing(ProcessChain(chosen, nursery)) as chain:
+        tally = Tally()
+        take_clean_steps(chain, Variant.DYNAMIC, 2, tally, str(chosen))
+        try_flips(chain, Variant.DYNAMIC, 4, random.Random(3), tally, str(chosen))
+    assert not tally.broken
+    assert sum(tally.counts.values()) > 4
 
 
 @pytest.mark.parametrize("variant", [Variant.AUTO, Variant.PIGGYBACK])
