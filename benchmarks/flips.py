@@ -4,9 +4,10 @@
 
 A flip is put into one step of a chain: Llama and mixture of experts, fp32 and bf16, one stage and
 two, one rank to a stage and two, in order and swapped, recompute of none, half and all of the
-blocks, and a training loop of one's own. The step is computed with checks, and without any: a flip that changes a digest there,
-or that ends the step, is *effective*. Flips of a second execution are put into the first one for
-that. Stages are threads of one process; where a stage has several ranks, each is a process.
+blocks, and a training loop of one's own. The step is computed with checks, and without any: a flip
+that changes a digest there, or that ends the step, is *effective*. Flips of a second execution are
+put into the first one for that. Stages are threads of one process; where a stage has several ranks,
+each is a process.
 
 The table says of each class of operators how many flips were drawn, effective, found, and with how
 many the checked step came to the digests of an undisturbed one. Then steps without a flip follow,
