@@ -12,7 +12,6 @@
 - ``recomputes``: compares the recompute of a block with its forward
 - ``planned``: which checks wait as a plan says, and who records what a plan is made from
 - ``waiting``: checks that wait until their trainer waits for others
-- ``meanwhile``: waits in a thread of its own, while checks are executed
 - ``late``: checks kernels after their values were used
 - ``replays``: replays segments of blocks from their boundary tensors
 - ``telling``: how checks are told of executions that differed

@@ -44,8 +44,8 @@ class Tell(Protocol):
         """
 
 
-Wait = Callable[[torch.Tensor], torch.Tensor]
-"""Returns the result of a collective once it is there."""
+Wait = Callable[[torch.Tensor, str], torch.Tensor]
+"""Returns the result of a group's newest collective once it is there."""
 
 
 class Hears(Protocol):
@@ -76,7 +76,7 @@ class Call:
         """Execute it once; wait for it only where flips are put in."""
         result: torch.Tensor = self.func(*self.args, **self.kwargs)
         if flips:
-            _put(flips, Execution.PRIMARY, self.wait(result))
+            _put(flips, Execution.PRIMARY, self.waited(result))
         return result
 
     def check(self, flips: Sequence[Flip], tell: Tell) -> torch.Tensor:
@@ -99,8 +99,12 @@ class Call:
         tell(output=0, num_elements=num_elements, judgement=judgement)
         return checker if judgement.remedy is Remedy.REPAIR else primary
 
+    def waited(self, result: torch.Tensor) -> torch.Tensor:
+        """Return the result of its group's newest collective once it is there."""
+        return self.wait(result, self._group)
+
     def _execute(self, flips: Sequence[Flip], execution: Execution) -> torch.Tensor:
-        result = self.wait(self.func(*self.args, **self.kwargs))
+        result = self.waited(self.func(*self.args, **self.kwargs))
         _put(flips, execution, result)
         return result
 
@@ -108,7 +112,7 @@ class Call:
         """Return whether the results differ on some rank of the group."""
         flag = torch.tensor([int(differs)], device=device)
         largest = torch.ops._c10d_functional.all_reduce(flag, "max", self._group)
-        return bool(self.wait(largest).item())
+        return bool(self.waited(largest).item())
 
     @property
     def _group(self) -> Any:

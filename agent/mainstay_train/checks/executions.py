@@ -34,7 +34,6 @@ from mainstay_train.checks.calls import (
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
-from mainstay_train.checks.meanwhile import wait_beside
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
@@ -42,6 +41,7 @@ from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.comm.interruptible import newest_of
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -394,7 +394,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
         if self._notes is not None or self._noted is not None:
-            result = self._waited(result)
+            result = call.waited(result)
         given = kernels.tensors_in(tuple(args))
         if self._seen is not None:
             self._seen.exchange(given, result)
@@ -405,16 +405,17 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result
 
-    def _waited(self, result: torch.Tensor) -> torch.Tensor:
+    def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
         """Return the result of a collective once it is there; checks are executed meanwhile.
 
         Only such as are of this rank alone wait. So the others need not know which, and when.
         """
         waiting = self._checks.waiting
         if waiting and self._place.block is not None:  # in the thread that uses them
-            with _disable_current_modes():
-                wait = partial(collectives.waited, result)
-                wait_beside(wait, waiting, kind=WindowKind.INTRA)
+            work = newest_of(group)
+            if work is not None:
+                with _disable_current_modes():
+                    waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
         return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:

@@ -1,18 +1,19 @@
 """Waits for messages of the pipeline and of a reduction, and has checks executed meanwhile.
 
 gloo does not say that a message has come before somebody waits for it. So where checks wait, a
-thread of its own waits for the message (:mod:`mainstay_train.checks.meanwhile`). Of a reduction's
-exchanges gloo does say that they are over, so nobody else waits for them.
+thread of its own waits for the message, which takes no processor, and the main thread executes one
+check after the other until it has come. Nothing else runs at the same time. Whoever ends the group
+ends the thread's wait, and with it this one. Of a reduction's exchanges gloo does say that they are
+over, so nobody else waits for them.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.meanwhile import wait_beside
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.comm.group import Exchange, Group, Pending
@@ -38,7 +39,22 @@ def finish(
     if not waiting:
         group.finish(pending)
         return
-    wait_beside(partial(group.finish, pending), waiting, window)
+    has_come = threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            group.finish(pending)
+        except BaseException as error:
+            errors.append(error)  # raised where the message is waited for
+        finally:
+            has_come.set()
+
+    threading.Thread(target=wait, name="arrival", daemon=True).start()
+    waiting.use(lambda: not has_come.is_set(), window, lambda: not errors)
+    has_come.wait()
+    if errors:
+        raise errors[0]
 
 
 class ReductionWaits:

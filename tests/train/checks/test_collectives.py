@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +20,11 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.meanwhile import wait_beside
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.waiting import Waiting
+from mainstay_train.comm.interruptible import InterruptibleGroup, InterruptibleWork
 
 NAME = "checks-of-collectives"
 ALL_REDUCE = "_c10d_functional.all_reduce"
@@ -176,6 +178,9 @@ def connect(store: distributed.Store, rank: int) -> tuple[str, distributed.Proce
     group._set_default_backend(kind)
     gloo = distributed.ProcessGroupGloo(store, rank, 2)
     group._register_backend(torch.device("cpu"), kind, gloo)
+    of: Any = SimpleNamespace(rank=rank, size=2, ended=None)
+    of.finish_collective = lambda work: work.wait()
+    group = InterruptibleGroup(group, of)
     group._set_group_name(name)
     distributed_c10d._register_process_group(name, group)
     return name, group
@@ -213,13 +218,12 @@ def test_while_another_inner_rank_is_waited_for_checks_are_executed(records: boo
     assert late == [False]
 
 
-def test_an_inner_rank_that_is_gone_ends_the_wait_in_which_checks_are_executed() -> None:
-    """What the wait for a collective raises is raised where it is waited for."""
-    checks = Checks(Mode.FULL, waiting_bytes=1 << 20)
-    checks.waiting.add(Waiting(0, frozenset(), 1, lambda: None))
-
-    def gone() -> None:
-        raise RuntimeError("connection closed by peer")
-
-    with pytest.raises(RuntimeError, match="closed by peer"):
-        wait_beside(gone, checks.waiting)
+@pytest.mark.parametrize(("is_completed", "ended"), [(True, None), (False, "a peer is gone")])
+def test_a_collective_that_is_over_or_whose_group_has_ended_is_no_window(
+    is_completed: bool, ended: str | None
+) -> None:
+    work: Any = SimpleNamespace(is_completed=lambda: is_completed)
+    group: Any = SimpleNamespace(ended=ended)
+    assert InterruptibleWork(work, group).is_over
+    group.ended = None
+    assert InterruptibleWork(work, group).is_over == is_completed

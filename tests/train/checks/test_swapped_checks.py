@@ -35,10 +35,8 @@ PROFILED = 2
 Setting = tuple[str, float, int, str]
 """Model, recompute, stages, how it is checked."""
 QUICK: list[Setting] = [
-    ("llama", 0.0, 2, "Naive"),
-    ("llama three", 1.0, 3, "Dynamic"),
+    ("llama three", 0.0, 3, "Dynamic"),
     ("llama", 1.0, 2, "Auto"),
-    ("llama three", 0.0, 3, "Auto"),
     ("llama", 1.0, 2, "Piggyback"),
 ]
 ALL: list[Setting] = [
@@ -135,7 +133,7 @@ PRIMARY = {"execution": Execution.PRIMARY}
 
 @pytest.mark.parametrize("setting", QUICK, ids=str)
 def test_a_flip_is_found_on_either_visit(setting: Setting, flipped: list[bool]) -> None:
-    assert sum(check_flips(setting, 6, flipped).values()) > 0
+    assert sum(check_flips(setting, 4, flipped).values()) > 0
 
 
 @pytest.mark.chaos
@@ -149,7 +147,7 @@ def test_of_many_flips_each_effective_one_is_found(setting: Setting, flipped: li
 
 def test_waits_of_either_visit_are_windows(waits: list[tuple[Window, int]]) -> None:
     digests = set()
-    for budget in (0, LITTLE, MUCH):
+    for budget in (LITTLE, MUCH):
         step = Step(
             "llama",
             recompute=budget == LITTLE,
@@ -162,7 +160,7 @@ def test_waits_of_either_visit_are_windows(waits: list[tuple[Window, int]]) -> N
         assert ended.num_refused == 0
         for engine in step._engines[Mode.FULL]:
             assert not engine.checks.waiting
-            assert (engine.checks.waiting.most_bytes > 0) == (budget > 0)
+            assert 0 < engine.checks.waiting.most_bytes <= budget
     assert len(digests) == 1
     used = {window.name for window, executed in waits if executed}
     assert {"RECV_F.layers", "RECV_B", "RECV_B.layers", "RECV_B.embedding"} <= used

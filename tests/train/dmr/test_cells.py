@@ -55,9 +55,8 @@ def test_flips_of_all_classes_are_found_where_checks_of_a_cell_wait(
     assert not tally.broken
 
 
-@pytest.mark.parametrize(
-    "order", [pytest.param(Order.IN_ORDER, marks=[pytest.mark.chaos]), Order.SWAPPED]
-)
+@pytest.mark.chaos
+@pytest.mark.parametrize("order", [*Order])
 def test_bits_are_the_same_whatever_checks_of_a_cell_wait_for(
     nursery: Nursery, order: Order
 ) -> None:
