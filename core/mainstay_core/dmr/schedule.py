@@ -107,8 +107,8 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
             continue
         if piece.method is Method.INTRA:
             raise RefusedPlanError(
-                f"{piece.name} waits for {piece.window}, a wait for inner ranks, in which trainers "
-                "execute nothing"
+                f"{piece.name} waits for {piece.window}, a wait for inner ranks, of which "
+                "trainers execute no plan"
             )
         if len(piece.operators) > 1:
             parts |= _parts_of(profile, piece, parts)
