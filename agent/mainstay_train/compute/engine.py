@@ -211,7 +211,8 @@ class Engine:
 
     def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
         """Return a log that digests what leaves this cell for a type, before another log."""
-        return WatchedType(shard_type, self.types, self._gradient, log, self.checks, self.inner)
+        about = self.types, self._gradient, log, self.checks, self.inner
+        return WatchedType(shard_type, *about, self.order)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""

@@ -17,6 +17,7 @@ from tests.core.sim.check_mutants import (
     CHECK_MUTANTS,
     INTERRUPTIONS,
     draw_broken_chains,
+    draw_tainted_guards,
     draw_wrong_types,
 )
 from tests.core.sim.fork_mutants import (
@@ -373,6 +374,15 @@ def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdi
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen[f"named {verdict}"]
+
+
+def test_guards_of_tainted_steps_copy_anew_in_a_swapped_pipeline_that_goes_back() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_tainted_guards(seed, ("reset", "kill-meeting")))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert min(seen["went back"], seen["guards connected"], seen["named deterministic"]) > 0
 
 
 def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:
