@@ -27,6 +27,7 @@ from mainstay_train.checks.budget import check_budget
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import FIELD
 from mainstay_train.model import trial
 from mainstay_train.model.blocks import Block
@@ -119,7 +120,7 @@ def _run(
     """
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=UNBOUNDED if is_late else 0)
-    checks.begin_program((0, 0))
+    checks.begin_program({WHOLE: (0, 0)})
     checks.end_program(completed=True)
     outputs: dict[str, torch.Tensor] = {}
     try:

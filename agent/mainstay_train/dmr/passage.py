@@ -155,14 +155,26 @@ class StagePasses:
         return drawn.to(self._workload.dtype).to(self._device)
 
 
-def declare_stage(record: PassageRecord, blocks: Sequence[Block], store: PartialStore) -> None:
-    """Name what is there before a passage: parameters, and memory for gradients."""
+def declare_stage(
+    record: PassageRecord, blocks: Sequence[Block], store: PartialStore, *, adds: bool = False
+) -> None:
+    """Name what is there before a passage: parameters, and memory for gradients.
+
+    Args:
+        record: of the passage.
+        blocks: of the stage.
+        store: has the memory for gradients.
+        adds: whether sums of the type's earlier micro-batches lie there, to which it adds.
+    """
     for block in blocks:
         masters = block.layout.views(block.masters)
         for name, view in block.layout.views(block.compute).items():
             value = masters[name] if name in block.committed else view
             record.declare(value, name, Origin.ADDRESSED)
     record.allocate(store.scratch)
+    if adds:
+        for name, view in store.scratch_views.items():
+            record.declare(view, f"sum of {name}", Origin.RECEIVED)
 
 
 class _Boundary:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
@@ -97,9 +97,12 @@ class Setting:
     """Ranks of a stage."""
     micro_batches: int = 1
     waiting_bytes: int = MUCH
+    order: Order = Order.IN_ORDER
+    """In which micro-batches pass the stages."""
 
     def __str__(self) -> str:
         inner = f", {self.inner} inner ranks" if self.inner > 1 else ""
+        inner += "" if self.order is Order.IN_ORDER else ", swapped"
         stages = f"{self.stages} stage" + ("s" if self.stages > 1 else "")
         return f"{self.model}, recompute {self.recompute:g}, {stages}{inner}"
 
@@ -180,6 +183,9 @@ def job_of(setting: Setting) -> JobConfig:
     entrypoint, config = MODELS[setting.model]
     if setting.inner > 1:
         config = config | {"kvHeads": setting.inner}  # they are split among the ranks
+    is_swapped = setting.order is not Order.IN_ORDER
+    if is_swapped:
+        config = config | {"layers": setting.stages}  # twins have equal numbers of them
     shape = JobShape(
         lanes=2,
         shards_per_lane=2,
@@ -191,6 +197,8 @@ def job_of(setting: Setting) -> JobConfig:
         steps=1_000_000,
         seed=SEED,
         micro_batches=setting.micro_batches,
+        order=setting.order,
+        cut=Cut.EQUAL if is_swapped else Cut.BALANCED,
     )
     return JobConfig(
         job=JobUid("flips"),

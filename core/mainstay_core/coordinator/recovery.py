@@ -147,7 +147,10 @@ def _decide_finishing(state: CoordinatorState) -> Transition:
 def _recover(
     state: CoordinatorState, lost: tuple[Member, ...], now_s: float, nonce: str
 ) -> Transition:
-    """Enter the ladder with everything that is known to be lost."""
+    """Enter the ladder with everything that is known to be lost.
+
+    Nothing more than before may be: members ask what to do where no store brings a stage back.
+    """
     rules = rules_of(state)
     answer = ladder.decide(find_situation(state, len(lost), now_s, rules))
     takers = usable_slots(state, now_s)
@@ -179,7 +182,8 @@ def _recover(
     if plan is None:
         return _wait(state, answer, now_s)
     allowed_by = allowed_by_whom(state, plan)
-    recovered = open_loss(state, lost, plan, answer.reason, allowed_by)
+    opened = open_loss if lost else open_suspicion
+    recovered = opened(state, lost, plan, answer.reason, allowed_by)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
     return publish(recovered, plan, JobPhase.RECOVERING)
@@ -297,6 +301,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         return Transition(state=state)
     if state.suspicion.repeats is not None and not left:
         return make_again(state, state.suspicion.repeats, now_s, nonce)
+    if state.suspicion.unreached and not left:
+        return _recover(state, (), now_s, nonce)
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN

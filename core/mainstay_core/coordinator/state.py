@@ -290,6 +290,9 @@ class CoordinatorState:
     step_seconds: tuple[float, ...] = ()
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None
+    unreached: bool = field(default=False, metadata=OMITTED)
+    """Whether members have told, since the last commit, that no store of segments brings back what
+    is lost."""
     suspected_before: tuple[Slot, ...] = ()
     """Suspects of the re-forms since the last commit."""
     reforms: int = 0

@@ -247,6 +247,9 @@ class Plan(_Derived):
     its trainers were started."""
     voided: Annotated[tuple[Voided, ...], Longest(MAX_VOIDED)] = field(default=(), metadata=OMITTED)
     """Steps that count no more, the newest last. All later plans tell of them."""
+    asks_first: bool = field(default=False, metadata=OMITTED)
+    """Whether members of which a stage is lost ask before they all load a checkpoint, or the seed:
+    what pods keep in memory did not bring the stage back, and it may be made anew of others."""
     taints: Annotated[tuple[Taint, ...], Longest(MAX_TAINTS)] = field(default=(), metadata=OMITTED)
     """Steps that devices may have computed wrongly, as of when the plan was made: for a store that
     lost the job."""

@@ -17,6 +17,7 @@ from tests.core.sim.check_mutants import (
     CHECK_MUTANTS,
     INTERRUPTIONS,
     draw_broken_chains,
+    draw_tainted_guards,
     draw_wrong_types,
 )
 from tests.core.sim.fork_mutants import (
@@ -24,8 +25,10 @@ from tests.core.sim.fork_mutants import (
     draw_ends,
     draw_forbidden,
     draw_forks,
+    draw_forks_beside_snapshots,
     draw_inner_ranks,
     draw_stale,
+    draw_wrong_guards,
     ends_of,
     repeating,
 )
@@ -39,6 +42,7 @@ from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenarios.scenario import (
     FORKING,
+    GUARDED,
     IN_MEMORY,
     KINDS,
     LASTING,
@@ -206,6 +210,16 @@ def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -
     assert seen["ended approximate"]
 
 
+def test_a_wrong_copy_of_a_guard_is_void_with_the_next_vote_though_the_policy_is_off() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = simulate(draw_wrong_guards(seed, GUARDED))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["corrupt guard"]
+    assert not seen["plan with a fork"]
+
+
 def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_after_it() -> None:
     for seed in (24, 40):
         outcome = simulate(draw_inner_ranks(seed, FORKING))
@@ -215,6 +229,16 @@ def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_aft
 def test_an_inner_rank_that_is_lost_again_at_once_is_made_as_before() -> None:
     outcome = simulate(draw_inner_ranks(35, FORKING))
     assert not outcome.violation, outcome.violation
+
+
+def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(16):
+        outcome = simulate(draw_forks_beside_snapshots(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork"]
+    assert seen["replayed after a fork"]
 
 
 def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
@@ -231,6 +255,21 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
             seen.update(outcome.seen)
     assert seen["made anew"]
     assert seen["plan restart"]
+
+
+def test_a_run_makes_the_forks_of_another_one_whose_ends_guards_had() -> None:
+    """Also where the guards are new when a fork is due, as they were lost just before."""
+    seen: Counter[str] = Counter()
+    for seed in (9, 15, 16):
+        first = World(draw_ends(seed, FORKING))
+        assert not first.run().violation
+        for kinds in ((), ("kill-trainer", "kill-stage")):
+            again = World(repeating(first, kinds))
+            outcome = again.run()
+            assert not outcome.violation, f"seed {seed} {kinds}: {outcome.violation}"
+            assert {final.history for final in again.store.last.finals} == ends_of(first)
+            seen.update(outcome.seen)
+    assert seen["fork with guards"]
 
 
 def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
@@ -335,6 +374,15 @@ def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdi
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen[f"named {verdict}"]
+
+
+def test_guards_of_tainted_steps_copy_anew_in_a_swapped_pipeline_that_goes_back() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_tainted_guards(seed, ("reset", "kill-meeting")))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert min(seen["went back"], seen["guards connected"], seen["named deterministic"]) > 0
 
 
 def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
-from benchmarks.flips import Tally, spots_of, step_with, try_flips, warm
+from benchmarks.flips import Tally, spots_of, step_with, take_clean_steps, try_flips, warm
 from benchmarks.support.flips.chains import ProcessChain, run_step
 from benchmarks.support.flips.rank import COLLECTIVE, MUCH, Setting, Variant, job_of
 from tests.train.crew import Nursery
 
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.wire.profiling import ProfileQuestion
 from mainstay_train.dmr.answer import profile_stage
@@ -72,12 +74,28 @@ def test_ranks_of_a_cell_follow_a_plan_that_one_process_has_made_for_all_of_them
 
 
 @pytest.mark.chaos
-def test_flips_of_all_classes_are_found_where_ranks_of_a_cell_follow_a_plan(
-    chain: ProcessChain,
+@pytest.mark.parametrize("variant", [Variant.AUTO, Variant.DYNAMIC])
+def test_flips_of_all_classes_are_found_where_checks_of_a_cell_wait(
+    chain: ProcessChain, variant: Variant
 ) -> None:
     tally = Tally()
-    try_flips(chain, Variant.AUTO, 60, random.Random(5), tally, str(CELL))
+    try_flips(chain, variant, 60, random.Random(5), tally, str(CELL))
     assert not tally.broken
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("order", [*Order])
+def test_bits_are_the_same_whatever_checks_of_a_cell_wait_for(
+    nursery: Nursery, order: Order
+) -> None:
+    """How many are executed while a sum is under way depends on the other rank."""
+    chosen = replace(CELL, stages=2, micro_batches=2, order=order)
+    with closing(ProcessChain(chosen, nursery)) as chain:
+        tally = Tally()
+        take_clean_steps(chain, Variant.DYNAMIC, 2, tally, str(chosen))
+        try_flips(chain, Variant.DYNAMIC, 4, random.Random(3), tally, str(chosen))
+    assert not tally.broken
+    assert sum(tally.counts.values()) > 4
 
 
 @pytest.mark.parametrize("variant", [Variant.AUTO, Variant.PIGGYBACK])

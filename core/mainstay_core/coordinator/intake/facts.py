@@ -297,9 +297,11 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         doubted=old.doubted or fact.doubted,
         differing=old.differing or fact.differing,
         repeats=fact.repeats if old.repeats is None else old.repeats,
+        unreached=old.unreached or fact.unreached,
     )
     name = slot_name(state, member.slot)
-    return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
+    state = replace(state, suspicion=new, unreached=state.unreached or fact.unreached)
+    return Transition(state=state, reason=f"{name} parked: {fact.evidence}")
 
 
 def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:

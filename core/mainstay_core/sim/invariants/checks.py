@@ -13,6 +13,7 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
+from mainstay_core.rank.forks import history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
@@ -26,7 +27,7 @@ from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
@@ -57,7 +58,7 @@ class Checks:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
             self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self.truth, self.boundaries)
+        self.kept = Kept(num_units, self._truths, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -302,12 +303,13 @@ class Checks:
                 not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count"
             )
 
-    def replayed(self, trainer: Life, version: int, params: str) -> None:
-        """A rank has made the state of its position anew."""
+    def replayed(self, trainer: Life, version: int, params: str, history: History) -> None:
+        """A rank has made the state of its position anew, of a history of forks."""
         position = trainer.state.member_position
         self.seen["replayed"] += 1
+        self.seen["replayed after a fork"] += bool(history)
         _hold(
-            params == self.truth(version)[position],
+            params == self.truth(version, history)[position],
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
         )
@@ -403,6 +405,23 @@ class Checks:
             if p.quorum.id >= first
         )
 
+    def guarded(
+        self,
+        trainer: Life,
+        commit: Commit,
+        copies: Sequence[GuardedDigest],
+        corrupted: int | None,
+    ) -> None:
+        """A rank has applied a step to what it guards; of an end it was just made wrong."""
+        history = history_at(trainer.state.history, commit.step)
+        right = self.truth(commit.step + 1, history) if copies else ()
+        for copy in copies:
+            _hold(
+                copy.stage == corrupted or copy.masters == terms.part(right[copy.stage]),
+                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
+                f"found wrong, or which it got too late, after step {commit.step}",
+            )
+
     def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
@@ -489,6 +508,10 @@ class Checks:
     def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
         """States of all positions in a run without failures but for its forks."""
         return self._course(version, history).states
+
+    def _truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
+        """States of all positions in runs of the histories that a lineage's states have."""
+        return [self.truth(version, each) for each in self._lineages.histories(lineage, version)]
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape
