@@ -9,9 +9,12 @@ the request will not help; its answer says what will. What is said when is decid
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import json
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -68,6 +71,7 @@ class ApiClient(SupervisorApi):
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
+            verify=_certificates(),
             # Whose token it is: one that was mixed up is refused, on every route.
             headers={"Mainstay-Pod": settings.pod},
         )
@@ -195,6 +199,22 @@ class ApiClient(SupervisorApi):
             # A replica that wants to be asked less is there; another one would only be asked more.
             self._turn += isinstance(failure, ApiUnavailable) and not failure.is_busy
             raise failure
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Return what certificates are checked by; to read those that are trusted takes milliseconds."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def warm_up() -> None:
+    """Import, and read, what a client and its first request need: for a process that forks.
+
+    It takes 50 ms. The pod that takes a lost one's place starts just when the job recovers.
+    """
+    httpx.AsyncClient(trust_env=False, verify=_certificates())  # has httpx import its transport
+    for name in ("anyio._backends._asyncio", "httpcore._backends.anyio"):
+        importlib.import_module(name)  # chosen by name at the first request
 
 
 async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:

@@ -47,7 +47,7 @@ from mainstay_core.wire.api import (
     HeldJob,
     Registration,
 )
-from mainstay_core.wire.facts import Fact, Heartbeat, Leaving, PodRegistration
+from mainstay_core.wire.facts import Adopted, Fact, Heartbeat, Leaving, PodRegistration
 from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
@@ -120,6 +120,9 @@ class PodPort(Protocol):
 
     def offer(self) -> None:
         """Offer the newest plan to other supervisors: the api does not answer."""
+
+    def stream_ended(self) -> None:
+        """Take note that the api's stream has broken off: it may have brought others nothing."""
 
 
 class Conversation:
@@ -205,10 +208,20 @@ class Conversation:
     # Facts and ledger entries --------------------------------------------------
 
     def tell(self, fact: Fact) -> None:
-        """Tell a fact until it is acknowledged."""
+        """Tell a fact until it is acknowledged: at once, or with the next one if none waits for it.
+
+        That a member has adopted a plan is for people. As a rule its next fact, that it goes on,
+        follows within milliseconds. All of a quorum tell both, each with a request of its own, just
+        when the job needs the processors.
+        """
         self._facts = self._facts.put(fact)
         self._facts_told.clear()
-        self._facts_changed.set()
+        if not isinstance(fact, Adopted):
+            self._facts_changed.set()
+
+    def _ring_facts(self) -> None:
+        if self._facts.waiting:
+            self._facts_changed.set()
 
     def record(self, entry: LedgerEntry, *, post: bool) -> None:
         """Hold a ledger entry; with ``post`` mirror it to the api."""
@@ -244,6 +257,7 @@ class Conversation:
 
     async def wait_told(self) -> None:
         """Wait until every fact and finding was heard and every entry mirrored."""
+        self._ring_facts()
         await self._facts_told.wait()
         await self._ledger_told.wait()
         if not self._findings_told.is_set():
@@ -343,6 +357,7 @@ class Conversation:
         due_s = self._port.now_s()
         while True:
             wait_s = interval_s
+            self._ring_facts()
             try:
                 await self._beat(self._pod.heartbeat())
             except ApiUnavailable as error:
@@ -386,7 +401,9 @@ class Conversation:
             except (ApiUnavailable, ApiRefused) as error:
                 self._port.say("info", f"{error}; opening the stream again")
                 wait_s = error.retry_after_s
-            self.stands = False
+            if self.stands:
+                self.stands = False
+                self._pod.stream_ended()
             backoff = await self._wait(backoff, wait_s)
 
     def _take(self, entry: str, event: Event | None) -> None:

@@ -38,6 +38,7 @@ from mainstay_core.supervisor.state import (
     SupervisorState,
 )
 from mainstay_core.wire.facts import (
+    Adopted,
     Failed,
     Finished,
     Parked,
@@ -161,6 +162,8 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
         slot = replace(slot, parked=fact)
     elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
+    if isinstance(fact, Adopted):
+        state = replace(state, met=fact.quorum)
     slot = replace(slot, alive_at_s=now_s)
     return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
     Failed,
@@ -121,6 +121,9 @@ class SupervisorState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
+    met: QuorumId | None = None
+    """The newest quorum in which a trainer of this pod has met all members: all their supervisors
+    have its plan."""
     leaving: Leaving | None = None
     """Why the pod was told to end. It serves until its work is handed over."""
     leave_by_s: float = 0.0
