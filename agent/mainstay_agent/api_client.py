@@ -78,6 +78,8 @@ class ApiClient(SupervisorApi):
         self._token = Token(settings)
         self._urls = settings.api_urls
         self._turn = 0
+        self._newest: tuple[Plan, str] | None = None
+        """The newest plan that the stream has brought, and its JSON."""
         self.held: QuorumId | None = None
         """Quorum of the newest plan held here; every request names it (protocol section 9)."""
         self.on_fault: Callable[[str, str], None] = lambda _name, _data: None
@@ -107,7 +109,9 @@ class ApiClient(SupervisorApi):
     def _read(self, event: StreamEvent) -> Event | None:
         try:
             if event.name == "plan":
-                return PlanReceived(codec.loads(Plan, event.data))
+                plan = codec.loads(Plan, event.data)
+                self._newest = (plan, event.data)
+                return PlanReceived(plan)
             if event.name == "stop":
                 return Ended(f"the job is over: {event.data}")
             if event.name in FAULT_EVENTS:
@@ -115,6 +119,11 @@ class ApiClient(SupervisorApi):
         except (RemoteProtocolError, KeyError, ValueError) as error:
             logger.error("an event of the stream cannot be used: %r", error)
         return None
+
+    def json_of(self, plan: Plan) -> str:
+        """Return a plan as JSON: as it came, if the stream has brought it."""
+        newest = self._newest
+        return newest[1] if newest is not None and newest[0] is plan else codec.dumps(plan)
 
     async def stream(self, cursor: str) -> AsyncIterator[StreamEvent]:
         """Yield the job's events after ``cursor``, until the connection ends.

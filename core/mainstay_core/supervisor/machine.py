@@ -162,7 +162,8 @@ def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Trans
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
     unheard = tuple(SendFact(fact) for fact in facts if _unheard(state, fact))
-    return Transition(state, (*unheard, *repeated(state)))
+    slots = tuple(replace(slot, parked_due_s=0.0) for slot in state.slots)
+    return Transition(replace(state, slots=slots), (*unheard, *repeated(state)))
 
 
 def _unheard(state: SupervisorState, fact: TrainerDown | Parked) -> bool:
@@ -189,6 +190,11 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
     actions: list[Action] = []
     reasons = []
     for slot in state.slots:
+        if _waits_for_plan(slot) and now_s >= slot.parked_due_s:
+            assert slot.parked is not None
+            actions.append(SendFact(slot.parked))
+            slot = replace(slot, parked_due_s=0.0)
+            state = put(state, slot)
         why, lost_at_s = _overdue(state, slot, now_s)
         if why and not slot.killed_for:
             assert slot.incarnation is not None
@@ -196,6 +202,11 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
             state = put(state, replace(slot, killed_for=why, lost_at_s=lost_at_s))
             reasons.append(f"slot {slot.index}: {why}")
     return Transition(state, tuple(actions), "; ".join(reasons))
+
+
+def _waits_for_plan(slot: SlotState) -> bool:
+    """Return whether a slot's parked trainer is not told of yet, as a plan may outdate that."""
+    return slot.phase is SlotPhase.UP and slot.parked is not None and slot.parked_due_s > 0
 
 
 def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str, float]:
@@ -281,6 +292,8 @@ def next_due_s(state: SupervisorState) -> float | None:
         times.append(state.ending_at_s + state.settings.stop_grace_s)
     for index in with_phase(state, SlotPhase.UP):
         slot = state.slots[index]
+        if _waits_for_plan(slot):
+            times.append(slot.parked_due_s)
         if not slot.killed_for:
             times.append(slot.alive_at_s + state.settings.silence_s)
             times.append(slot.progress_at_s + state.settings.hang_s)

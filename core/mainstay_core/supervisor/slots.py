@@ -30,6 +30,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
+    HEARSAY_S,
     SIGKILL,
     STEPS_THAT_PROVE,
     SlotPhase,
@@ -158,8 +159,12 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
     plan = state.plan
     if isinstance(fact, Parked) and plan is not None and outdates(plan, fact):
         return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
+    if isinstance(fact, Parked) and fact.was_told:
+        due_s = now_s + HEARSAY_S
+        slot = replace(slot, parked=fact, parked_due_s=due_s, alive_at_s=now_s)
+        return Transition(put(state, slot), (), f"slot {slot.index}: parked, as others have told it")
     if isinstance(fact, Parked):
-        slot = replace(slot, parked=fact)
+        slot = replace(slot, parked=fact, parked_due_s=0.0)
     elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
     if isinstance(fact, Adopted):

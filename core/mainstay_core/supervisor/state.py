@@ -25,6 +25,11 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
+HEARSAY_S = 0.1
+"""How long the fact of a trainer that was told by others that its quorum has ended waits for a plan
+that outdates it. As a rule one comes sooner: who has told it has told the api as well. Else all of
+a quorum would tell the same just when the api decides. It is less than ``JobConfig.probe_s``: the
+api hears of all that have parked before it has them meet again."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
@@ -99,6 +104,8 @@ class SlotState:
     """The newest fact about an end."""
     parked: Parked | None = None
     """The fact that it gave up its quorum, until a newer plan arrives."""
+    parked_due_s: float = 0.0
+    """When that fact is told, if no such plan has come by then; 0: it was told."""
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
     them. That a former life finished is kept until this one has last words of its own: it says what

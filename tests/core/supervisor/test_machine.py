@@ -10,6 +10,7 @@ import pytest
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.events import (
     Committed,
     Crashed,
@@ -39,7 +40,7 @@ from mainstay_core.supervisor.events import (
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.supervisor.slots import line_of
-from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
+from mainstay_core.supervisor.state import HEARSAY_S, SlotPhase, SupervisorLimits
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Adopted, FactKind, Failed, Finished, Parked, SlotStatus
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
@@ -483,6 +484,54 @@ def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
     assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
     pod.feed(PlanReceived(plan(6)))
     assert pod.feed(HeartbeatDue()) == []
+
+
+def hearsay(life: Incarnation, number: int) -> Parked:
+    return replace(parked(life, number), was_told=True)
+
+
+def test_that_a_trainer_parked_as_others_told_it_waits_for_the_plan_that_outdates_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = hearsay(pod.life(), 4)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == []
+    assert next_due_s(pod.state) == pod.now_s + HEARSAY_S
+    pod.feed(PlanReceived(plan(5)))
+    assert pod.feed(Tick(), after_s=2 * HEARSAY_S) == []
+    assert pod.feed(HeartbeatDue()) == []
+
+
+def test_without_such_a_plan_it_is_told_once_a_little_later_and_with_every_heartbeat() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = hearsay(pod.life(), 4)
+    pod.feed(FactSeen(0, pod.life(), fact))
+    assert pod.feed(Tick(), after_s=HEARSAY_S / 2) == []
+    assert pod.feed(Tick(), after_s=HEARSAY_S / 2 + 0.001) == [SendFact(fact)]
+    assert pod.feed(Tick(), after_s=HEARSAY_S) == []
+    assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
+
+
+def test_a_heartbeat_that_comes_first_tells_it_instead() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = hearsay(pod.life(), 4)
+    pod.feed(FactSeen(0, pod.life(), fact))
+    assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
+    assert pod.feed(Tick(), after_s=2 * HEARSAY_S) == []
+
+
+def test_the_api_hears_of_all_that_have_parked_before_it_has_them_meet_again() -> None:
+    assert 2 * HEARSAY_S < JobConfig.__dataclass_fields__["probe_s"].default
+
+
+def test_a_pod_whose_trainer_has_adopted_a_plan_knows_that_all_supervisors_have_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    assert pod.state.met is None
+    fact = Adopted(pod=POD, slot=0, incarnation=pod.life(), quorum=QuorumId(id=4, nonce="x"))
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
+    assert pod.state.met == plan(4).quorum
 
 
 def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() -> None:
