@@ -47,7 +47,7 @@ from mainstay_core.wire.api import (
     HeldJob,
     Registration,
 )
-from mainstay_core.wire.facts import Adopted, Fact, Heartbeat, Leaving, PodRegistration
+from mainstay_core.wire.facts import Fact, Heartbeat, Leaving, PodRegistration
 from mainstay_core.wire.findings import ToldFinding
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan
@@ -210,20 +210,10 @@ class Conversation:
     # Facts and ledger entries --------------------------------------------------
 
     def tell(self, fact: Fact) -> None:
-        """Tell a fact until it is acknowledged: at once, or with the next one if none waits for it.
-
-        That a member has adopted a plan is for people. As a rule its next fact, that it goes on,
-        follows within milliseconds. All of a quorum tell both, each with a request of its own, just
-        when the job needs the processors.
-        """
+        """Tell a fact until it is acknowledged."""
         self._facts = self._facts.put(fact)
         self._facts_told.clear()
-        if not isinstance(fact, Adopted):
-            self._facts_changed.set()
-
-    def _ring_facts(self) -> None:
-        if self._facts.waiting:
-            self._facts_changed.set()
+        self._facts_changed.set()
 
     def record(self, entry: LedgerEntry, *, post: bool) -> None:
         """Hold a ledger entry; with ``post`` mirror it to the api."""
@@ -259,7 +249,6 @@ class Conversation:
 
     async def wait_told(self) -> None:
         """Wait until every fact and finding was heard and every entry mirrored."""
-        self._ring_facts()
         await self._facts_told.wait()
         await self._ledger_told.wait()
         if not self._findings_told.is_set():
@@ -359,7 +348,6 @@ class Conversation:
         due_s = self._port.now_s()
         while True:
             wait_s = interval_s
-            self._ring_facts()
             try:
                 await self._beat(self._pod.heartbeat())
             except ApiUnavailable as error:

@@ -30,7 +30,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
-    HEARSAY_S,
+    LATER_S,
     SIGKILL,
     STEPS_THAT_PROVE,
     SlotPhase,
@@ -159,18 +159,29 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
     plan = state.plan
     if isinstance(fact, Parked) and plan is not None and outdates(plan, fact):
         return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
-    if isinstance(fact, Parked) and fact.was_told:
-        due_s = now_s + HEARSAY_S
-        slot = replace(slot, parked=fact, parked_due_s=due_s, alive_at_s=now_s)
-        return Transition(put(state, slot), (), f"slot {slot.index}: parked, as others have told it")
     if isinstance(fact, Parked):
-        slot = replace(slot, parked=fact, parked_due_s=0.0)
+        slot = replace(slot, parked=fact)
     elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
     if isinstance(fact, Adopted):
         state = replace(state, met=fact.quorum)
-    slot = replace(slot, alive_at_s=now_s)
-    return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
+    before = (SendFact(slot.later),) if slot.later is not None else ()
+    slot = replace(slot, alive_at_s=now_s, later=None)
+    reason = f"slot {slot.index}: {fact.kind}"
+    if _can_wait(fact):
+        assert isinstance(fact, Adopted | Parked)
+        slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
+        return Transition(put(state, slot), before, reason)
+    return Transition(put(state, slot), (*before, SendFact(fact)), reason)
+
+
+def _can_wait(fact: object) -> bool:
+    """Return whether a fact is told a little later.
+
+    Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as others
+    have told it, gets a new plan: they have told the api as well.
+    """
+    return isinstance(fact, Adopted) or (isinstance(fact, Parked) and fact.was_told)
 
 
 def outdates(plan: Plan, fact: Parked) -> bool:
@@ -323,7 +334,7 @@ def report_down(
         evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
-    return replace(slot, down=fact, parked=None), SendFact(fact)
+    return replace(slot, down=fact, parked=None, later=None), SendFact(fact)
 
 
 _SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]

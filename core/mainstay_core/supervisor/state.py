@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from mainstay_core.base.ids import Incarnation, PodUid, QuorumId
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
+    Adopted,
     Failed,
     Finished,
     Leaving,
@@ -25,11 +26,10 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
-HEARSAY_S = 0.1
-"""How long the fact of a trainer that was told by others that its quorum has ended waits for a plan
-that outdates it. As a rule one comes sooner: who has told it has told the api as well. Else all of
-a quorum would tell the same just when the api decides. It is less than ``JobConfig.probe_s``: the
-api hears of all that have parked before it has them meet again."""
+LATER_S = 0.1
+"""How long a fact waits that another one, or a plan, makes needless as a rule: all of a quorum tell
+such facts at once, each with a request of its own, just when the job recovers and needs the
+processors. It is less than half of ``JobConfig.probe_s``, the time that the api leaves them."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
@@ -104,8 +104,9 @@ class SlotState:
     """The newest fact about an end."""
     parked: Parked | None = None
     """The fact that it gave up its quorum, until a newer plan arrives."""
-    parked_due_s: float = 0.0
-    """When that fact is told, if no such plan has come by then; 0: it was told."""
+    later: Adopted | Parked | None = None
+    """A fact that is told a little later: with the next one of the trainer, or when it is due."""
+    later_due_s: float = 0.0
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
     them. That a former life finished is kept until this one has last words of its own: it says what

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId
+from mainstay_core.base.ids import JobUid, PodUid, QuorumId
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.conversation import ApiPort, Conversation, PodPort
@@ -19,7 +19,7 @@ from mainstay_core.wire.api import (
     HeartbeatReply,
     Registration,
 )
-from mainstay_core.wire.facts import Adopted, Fact, Heartbeat, Leaving, Settled
+from mainstay_core.wire.facts import Fact, Heartbeat, Leaving
 
 SHAPE = JobShape(
     lanes=1,
@@ -156,31 +156,6 @@ def test_an_api_that_is_busy_is_not_taken_for_one_that_is_away(
     asyncio.run(run())
     assert len(offers) == num_offers
     assert api.slept == [3.0]
-
-
-ADOPTED = Adopted(pod=PodUid("pod-0"), slot=0, incarnation=Incarnation("life"))
-SETTLED = Settled(pod=PodUid("pod-0"), slot=0, incarnation=Incarnation("life"))
-
-
-def test_that_a_member_adopted_a_plan_is_told_with_its_next_fact() -> None:
-    api = PlayedApi([None, None])
-
-    async def run() -> None:
-        conversation = Conversation(cast(ApiPort, api), cast(PodPort, PlayedPod()))
-        telling = asyncio.create_task(conversation.tell_facts())
-        conversation.tell(ADOPTED)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert api.told == []
-        conversation.tell(SETTLED)
-        await conversation.wait_told()
-        conversation.tell(ADOPTED)
-        await conversation.wait_told()  # as at the end of the pod: then nothing waits
-        telling.cancel()
-        await asyncio.wait([telling])
-
-    asyncio.run(run())
-    assert api.told == [(ADOPTED, SETTLED), (ADOPTED,)]
 
 
 class Named(PlayedApi):
