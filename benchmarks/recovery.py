@@ -12,8 +12,8 @@ Processes of a local run are killed from outside, at a known time and anywhere i
 * ``all``: what all steps from the kill to ten steps after the join took beyond a median step
   each: a fork of the trainer on the same cores included.
 
-``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank. Beside
-it, in the same run, 64 processes of plain torch make four groups of 16 anew.
+``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank. In
+the same run 64 processes of plain torch make four groups of 16 anew.
 
 In the same run: torchrun with our model as a plain module in a DDP loop and a checkpoint per
 step (a killed worker; one agent for three workers, and an agent for each), and a bare rebuild of

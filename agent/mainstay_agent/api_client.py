@@ -212,7 +212,7 @@ class ApiClient(SupervisorApi):
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Return what certificates are checked by; to read those that are trusted takes milliseconds."""
+    """Return what certificates are checked by. To read those that are trusted takes a while."""
     return httpx.create_ssl_context(trust_env=False)
 
 

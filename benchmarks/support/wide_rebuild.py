@@ -14,7 +14,7 @@ import signal
 import time
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ def _round(number: int, lanes: int, stages: int, elements: int) -> float:
     fork.set_forkserver_preload(["support.wide_rebuild"])
     store = TCPStore(ADDRESS, 0, None, True, BOUND, wait_for_workers=False)
     pipes: dict[Place, Connection] = {}
-    processes: dict[Place, BaseProcess] = {}
+    processes: dict[Place, ForkServerProcess] = {}
     try:
         for place in ((stage, lane) for stage in range(stages) for lane in range(lanes)):
             ours, theirs = fork.Pipe()

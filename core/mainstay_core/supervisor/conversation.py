@@ -368,22 +368,23 @@ class Conversation:
         held, reply = heartbeat.quorum, await self._port.post_heartbeat(heartbeat)
         if reply.state != "running":
             self._pod.feed(Ended(f"the job is {reply.state}"))
-        elif reply.quorum is not None and (held is None or reply.quorum.id > held.id):
-            if self._has_missed(reply.quorum):
-                plan = await self._port.fetch_plan()
-                if plan is not None:
-                    self._pod.feed(PlanReceived(plan))
+        elif reply.quorum is not None and self._has_missed(reply.quorum, held):
+            plan = await self._port.fetch_plan()
+            if plan is not None:
+                self._pod.feed(PlanReceived(plan))
         assert self.registered is not None
         if reply.restored_at_s != self.registered.restored_at_s:
             await self.register_again()
 
-    def _has_missed(self, quorum: QuorumId) -> bool:
-        """Return whether the plan of a quorum that the api names has to be fetched.
+    def _has_missed(self, quorum: QuorumId, held: QuorumId | None) -> bool:
+        """Return whether the plan of a quorum that the api names is newer and has to be fetched.
 
         While the stream stands the plan is on its way, as a rule. To fetch it as well would take
         time just when the job recovers. A stream that has broken off unseen brings none: then the
         next heartbeat finds that the plan still lacks.
         """
+        if held is not None and quorum.id <= held.id:
+            return False
         awaited, self._awaited = self._awaited, quorum
         return not self.stands or awaited == quorum
 
