@@ -1,13 +1,13 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of the ledger's digest of each chunk, where compiled code goes over a tensor once. Elsewhere it is a
-chain of products of small integers, which runs three times as fast as that digest does there, and
-no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is odd, so a change
-of one byte changes all 16 sums of its row. For a change of several bytes a key of theirs must have
-one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire and Kaser,
-"Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's digest has
-2^-64. No sum overflows, so the products are exact on every processor.
+of the ledger's sums of short runs of memory, where compiled code goes over that once. Elsewhere it
+is a chain of products of small integers, which runs three times as fast as the ledger's digest does
+there, and is no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is
+odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
+theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
+and Kaser, "Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's
+digest has 2^-64. No sum overflows, so the products are exact on every processor.
 """
 
 from __future__ import annotations

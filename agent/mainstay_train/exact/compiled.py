@@ -179,6 +179,7 @@ def run_row_sums(
     lengths: torch.Tensor,
     keys: torch.Tensor,
 ) -> torch.Tensor:
+    assert words.is_contiguous(), "rows lie one behind the other"
     sums = torch.zeros(_NUM_MIXERS, starts.numel(), dtype=torch.int64)
     loops.row_sums[words.element_size()](
         words.data_ptr(),
@@ -199,6 +200,8 @@ def _run_squares(
     lengths: torch.Tensor,
     columns: torch.Tensor,
 ) -> torch.Tensor:
+    assert values.is_contiguous(), "rows lie one behind the other"
+    assert values.dtype is torch.float32, "squares of others are not exact"
     found = torch.empty(starts.numel(), dtype=torch.float64)
     left = scratch("left", found.device, torch.float64, assembly.COLUMNS)
     loops.squares(

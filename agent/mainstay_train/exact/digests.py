@@ -271,6 +271,7 @@ class FlatDigest:
         self._rows = Rows(pieces, self._device, batch)
         rows = self._rows.rows
         self._num_rows = len(rows)
+        self._end = max((row.start + row.length for row in rows), default=0)
         bases = [_bases(piece.name) for piece in pieces]
         self._keys = _drawn(
             self._tensor(
@@ -309,6 +310,7 @@ class FlatDigest:
             return torch.zeros(_NUM_MIXERS, 0, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
         words = flat.detach().view(torch.int32)
+        assert words.numel() >= self._end, "compiled code looks at no size"
         if self._fused is not None:
             sums = self._fused(words, self._starts, self._lengths, keys)
         else:

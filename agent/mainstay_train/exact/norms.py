@@ -53,6 +53,7 @@ class FlatNorms:
         self._rows = Rows(pieces, self._device, batch or (_BATCH_ON_CPU if on_cpu else None))
         longest = self._rows.rows[0].length if self._rows.rows else 0
         self._columns = min(COLUMNS, 1 << max(0, longest - 1).bit_length())
+        self._end = max((row.start + row.length for row in self._rows.rows), default=0)
         self._compiled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         """Start, length and columns of each row, where compiled code squares them."""
         if on_cpu and compiled.load() is not None:
@@ -72,6 +73,7 @@ class FlatNorms:
         if not num_rows:
             return torch.zeros(0, dtype=torch.float64, device=self._device)
         if self._compiled is not None:
+            assert flat.numel() >= self._end, "compiled code looks at no size"
             return compiled.squares(flat.detach(), *self._compiled)
         words = flat.detach().view(torch.int32)
         left = scratch("columns", self._device, torch.float64, num_rows * columns)

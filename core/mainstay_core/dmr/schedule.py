@@ -27,8 +27,9 @@ and so in a wait that is the RECV_B of that one."""
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
-IMPRINT_S, IMPRINT_S_PER_BYTE = 1e-5, 2e-10
-"""What an imprint of a tensor costs. Where that is more than to execute a kernel again, a recompute
+IMPRINT_S, IMPRINT_S_PER_BYTE = 6e-6, 4e-11
+"""What an imprint of a tensor costs where it is compiled, else up to five times as much: all ranks
+of a cell have to plan alike. Where that is more than to execute a kernel again, a recompute
 is not compared with its forward, but both are executed twice."""
 STAGE = "{stage}"
 """Stands in the path of a plan's file for the number of the stage."""

@@ -151,9 +151,9 @@ def test_what_is_over_at_once_waits_for_nothing_alone() -> None:
     num_quick = num_cheap = 0
     for seed in range(40):
         slow = drawn(seed)
-        # As on a device a million times as fast: windows stay as they are.
+        # As on a device ten million times as fast: windows stay as they are.
         quick = replace(
-            slow, operators=tuple(replace(o, median_s=o.median_s * 1e-6) for o in slow.operators)
+            slow, operators=tuple(replace(o, median_s=o.median_s * 1e-7) for o in slow.operators)
         )
         plan, schedule = plan_here(quick)
         verify_plan(quick, plan)

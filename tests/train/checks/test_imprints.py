@@ -20,7 +20,7 @@ from mainstay_train.checks.recomputes import ForwardRecord
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 SIZES = (0, 1, 7, 300, FEW_BYTES_COMPILED + 3, FEW_BYTES // 4 + 1, 40_000)
-"""Kept as they are, digested as they are, by one product, and by two; by one run, and by several."""
+"""Kept, digested as they are, by one product, and by two; or by one run, and by several."""
 
 
 @pytest.fixture(autouse=True)
