@@ -22,6 +22,7 @@ from tests.train.compute.test_interpreter import Pipe, in_threads
 from tests.train.crew import Crew, Nursery, Worker
 
 from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.witness import Account
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks.planned import Standing
@@ -215,6 +216,10 @@ class ProcessChain:
     def standings(self, variant: Variant) -> list[Standing]:
         """Return how far each rank has come with its plan."""
         return self._all("standing", variant)
+
+    def take_plan(self, variant: Variant, plan: Plan | None) -> None:
+        """Have all ranks follow a plan that was made offline; None: make one again."""
+        self._all("take_plan", variant, plan)
 
     def renew(self, variant: Variant, rank: int) -> None:
         """Have a rank be as one that has just come: it has no plan, and has called no block."""

@@ -14,6 +14,7 @@ from mainstay_core.wire.facts import (
     Failed,
     Finished,
     Leaving,
+    Named,
     Parked,
     Paused,
     SlotStatus,
@@ -25,6 +26,8 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
+MAX_NAMED = 16
+"""Named devices that a pod remembers; the oldest go first."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
@@ -121,6 +124,9 @@ class SupervisorState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
+    named: tuple[Named, ...] = ()
+    """The last word that its trainers have had of each device that computes wrongly each time. It
+    is repeated to an api that has lost it, whatever has become of the trainer that told it."""
     leaving: Leaving | None = None
     """Why the pod was told to end. It serves until its work is handed over."""
     leave_by_s: float = 0.0
