@@ -256,7 +256,7 @@ REFUSED = [
         "type",
         "spec.detection.dmr.plan",
         "plan.json",
-        "must be Naive, Dynamic, Auto, or the path of a plan",
+        "must be Naive, Dynamic, Auto, or the absolute path of a plan",
     ),
     Refused("spec.detection.dmr.memory", "type", "spec.detection.dmr.memory", "much", AMOUNT),
     Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),

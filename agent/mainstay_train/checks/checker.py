@@ -20,7 +20,7 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.schedule import Later, is_pointwise_cheaper
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
@@ -153,8 +153,11 @@ class Checks:
         """Return whether the recompute of a block of the stage is compared with its forward."""
         return self.piggybacks or block in self._planned.piggyback
 
-    def is_cheap(self, place: Place, call: Call) -> bool:
+    def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
+        if self.piggybacks:
+            sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
+            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes)
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 

@@ -22,6 +22,8 @@ from mainstay_core.dmr import schedule
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_train.base.device import memory_of
+from mainstay_train.checks.budget import check_budget
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
@@ -49,6 +51,8 @@ def check(
     device: torch.device,
     mode: Mode = Mode.FULL,
     plan: PlanName = PlanName.NAIVE,
+    *,
+    memory_bytes: int = 0,
 ) -> None:
     """Run each kind of block some times under checks.
 
@@ -57,11 +61,13 @@ def check(
         device: where it is.
         mode: of the job, for people.
         plan: of the job: whether checks wait.
+        memory_bytes: what those that wait may retain.
 
     Raises:
-        InvalidSpecError: a block is no pure function.
+        InvalidSpecError: a block is no pure function, or the device has less memory than that.
         UnreliableDeviceError: it is the device that computes other bits each time.
     """
+    check_budget(memory_bytes, memory_of(device), str(device), mode, plan)
     batch = model.dataset.batch(trial.ADDRESS)
     x = trial.activation(model, device)
     for number, spec, _ in trial.kinds(model):

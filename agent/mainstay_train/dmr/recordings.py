@@ -72,7 +72,7 @@ class Recording:
         """The waits for what comes of it, each with the number of operators before it."""
         self.problem = ""
         """Why the passage cannot be described; empty: it can."""
-        self._first_block, self._num_received = first_block, 0
+        self._first_block = first_block
 
     def finish(self) -> None:
         """Take the passage for complete."""
@@ -111,10 +111,7 @@ class Recording:
 
     def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
         """See what inner ranks have computed together, and what this one has given for it."""
-        for tensor in given:
-            self.record.add_result(tensor)
-        self._num_received += 1
-        self.record.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
+        self.record.exchange(given, result)
 
     def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
         """See a call that has been made."""

@@ -25,7 +25,11 @@ from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.approximation import approximate_config, check_approximate
+from mainstay_core.job.approximation import (
+    approximate_config,
+    check_approximate,
+    permitted_config,
+)
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.guards import check_guards, resolve_guards
@@ -239,6 +243,7 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=approximate_config(spec.recovery),
+            permitted=permitted_config(spec.recovery),
             goes_back=spec.recovery.on_taint == "Restart",
             guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
@@ -418,7 +423,6 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         spec.checkpoint,
         stages=spec.parallelism.stages,
         in_order=spec.pipeline.resolved_order is Order.IN_ORDER,
-        has_snapshots=spec.snapshots.enabled,
     )
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(

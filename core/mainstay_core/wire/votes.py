@@ -246,6 +246,8 @@ class CommitRecord:
     """Digest of each position's reduced gradient of the step."""
     states: Annotated[tuple[Digest, ...], Longest(MAX_MEMBERS)]
     """Digest of each position's masters at version = step, before the step was applied."""
+    forks: Digest = field(default="", metadata=codec.OMITTED)
+    """Digest of the history of these states; empty if they are exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

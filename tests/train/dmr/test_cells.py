@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -10,10 +11,13 @@ from dataclasses import replace
 import pytest
 from benchmarks.flips import Tally, spots_of, step_with, take_clean_steps, try_flips, warm
 from benchmarks.support.flips.chains import ProcessChain, run_step
-from benchmarks.support.flips.rank import COLLECTIVE, MUCH, Setting, Variant
+from benchmarks.support.flips.rank import COLLECTIVE, MUCH, Setting, Variant, job_of
 from tests.train.crew import Nursery
 
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.static import plan_checks
+from mainstay_core.wire.profiling import ProfileQuestion
+from mainstay_train.dmr.answer import profile_stage
 
 CELL = Setting(model="Llama fp32", recompute=1.0, stages=1, inner=2, waiting_bytes=MUCH)
 
@@ -43,6 +47,30 @@ def test_ranks_of_a_cell_make_one_plan_and_flips_of_their_sums_are_found(
         (digests, findings), _ = step_with(chain, Variant.AUTO, spot, flip)
         assert digests == clean[0]
         assert findings, spot
+
+
+def test_ranks_of_a_cell_follow_a_plan_that_one_process_has_made_for_all_of_them(
+    chain: ProcessChain,
+) -> None:
+    """It has played each rank of the cell in turn, and sent nothing."""
+    question = ProfileQuestion(
+        config=job_of(CELL), stage=0, steps=2, window_s=1.0, budget_bytes=MUCH
+    )
+    plan = plan_checks(profile_stage(question, time.perf_counter))
+    chain.reset(Variant.OFF)
+    clean, _ = run_step(chain, Variant.OFF)
+    for rank in range(CELL.inner):
+        chain.renew(Variant.AUTO, rank, plan)
+
+    warm(chain, Variant.AUTO)
+
+    standings = chain.standings(Variant.AUTO)
+    assert len(set(standings)) == 1
+    assert standings[0][-2] > 0, "the plan is followed"
+    chain.reset(Variant.AUTO)
+    assert run_step(chain, Variant.AUTO) == (clean, 0)
+    for rank in range(CELL.inner):
+        chain.renew(Variant.AUTO, rank)
 
 
 @pytest.mark.chaos
