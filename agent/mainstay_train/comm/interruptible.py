@@ -103,7 +103,8 @@ def newest_of(name: str) -> InterruptibleWork | None:
     Returns:
         None: nobody can see whether it is over.
     """
-    group: Any = distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+    resolve: Any = distributed_c10d._resolve_process_group  # newer torch has a type for names
+    group = resolve(name)
     return group.newest if isinstance(group, InterruptibleGroup) else None
 
 
