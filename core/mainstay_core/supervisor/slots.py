@@ -30,6 +30,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
+    LATER_S,
     MAX_NAMED,
     SIGKILL,
     STEPS_THAT_PROVE,
@@ -39,6 +40,7 @@ from mainstay_core.supervisor.state import (
     SupervisorState,
 )
 from mainstay_core.wire.facts import (
+    Adopted,
     Failed,
     Finished,
     Named,
@@ -167,8 +169,25 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
         slot = replace(slot, parked=fact)
     elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
-    slot = replace(slot, alive_at_s=now_s)
-    return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
+    if isinstance(fact, Adopted):
+        state = replace(state, met=fact.quorum)
+    before = (SendFact(slot.later),) if slot.later is not None else ()
+    slot = replace(slot, alive_at_s=now_s, later=None)
+    reason = f"slot {slot.index}: {fact.kind}"
+    if _can_wait(fact):
+        assert isinstance(fact, Adopted | Parked)
+        slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
+        return Transition(put(state, slot), before, reason)
+    return Transition(put(state, slot), (*before, SendFact(fact)), reason)
+
+
+def _can_wait(fact: object) -> bool:
+    """Return whether a fact is told a little later.
+
+    Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as others
+    have told it, gets a new plan: they have told the api as well.
+    """
+    return isinstance(fact, Adopted) or (isinstance(fact, Parked) and fact.was_told)
 
 
 def _named(state: SupervisorState, fact: Named) -> Transition:
@@ -334,7 +353,7 @@ def report_down(
         evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
-    return replace(slot, down=fact, parked=None), SendFact(fact)
+    return replace(slot, down=fact, parked=None, later=None), SendFact(fact)
 
 
 _SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]
