@@ -16,6 +16,7 @@ from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.names import place_name, pod_name, slot_name
 from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
@@ -38,9 +39,6 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
-    place_name,
-    pod_name,
-    slot_name,
     still_joining,
     with_slot,
 )
@@ -320,22 +318,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     assert state.suspicion is not None
     excluded = tuple(m for m in state.plan.members if m.slot in answer.excluded)
     excluded = excluded or _repeat_suspects(state)
-    method = Method.MASK if excluded or left else Method.REFORM
-    if answer.excluded:
-        reason = answer.reason
-    elif left:
-        reason = _ended_early(state, left)
-    elif excluded:
-        names = ", ".join(slot_name(state, m.slot) for m in excluded)
-        reason = f"suspected twice without a commit in between: {names}"
-    elif repeats.is_undecided(state.suspicion):
-        method = Method.RESTART
-        reason = (
-            "copies of a state differ and none has a majority: all go on from the newest version "
-            "that is kept elsewhere"
-        )
-    else:
-        reason = "nobody is confirmed gone: the same members meet again"
+    method, reason = _method_of(state, answer, excluded, left)
     plan = seating.mask_plan(
         state,
         Draft(
@@ -434,6 +417,30 @@ def _restart_all(
         state = _hold_back(state, member.slot, now_s)
     state = replace(state, reforms=state.reforms + 1, restarted_id=plan.quorum.id)
     return publish(state, plan, JobPhase.RECOVERING)
+
+
+def _method_of(
+    state: CoordinatorState,
+    answer: repeats.Escalation,
+    excluded: tuple[Member, ...],
+    left: tuple[Member, ...],
+) -> tuple[Method, str]:
+    """Return by which method the same members meet again, or all but those left out, and why."""
+    assert state.suspicion is not None
+    method = Method.MASK if excluded or left else Method.REFORM
+    if answer.excluded:
+        return method, answer.reason
+    if left:
+        return method, _ended_early(state, left)
+    if excluded:
+        names = ", ".join(slot_name(state, m.slot) for m in excluded)
+        return method, f"suspected twice without a commit in between: {names}"
+    if repeats.is_undecided(state.suspicion):
+        return Method.RESTART, (
+            "copies of a state differ and none has a majority: all go on from the newest version "
+            "that is kept elsewhere"
+        )
+    return method, "nobody is confirmed gone: the same members meet again"
 
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:

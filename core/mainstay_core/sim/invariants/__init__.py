@@ -5,5 +5,6 @@
 - ``kept_boundaries``: the boundary logs that were confirmed to be there
 - ``kept``: what was confirmed to be in memory
 - ``lineages``: what forks do to a job
+- ``quorum_ends``: that nobody enters a quorum that has ended
 - ``checks``: the invariants
 """
