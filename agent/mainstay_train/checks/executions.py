@@ -14,11 +14,12 @@ from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.profiles import WindowKind
 from mainstay_core.dmr.schedule import Later, Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
@@ -40,6 +41,7 @@ from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.comm.interruptible import newest_of
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -392,9 +394,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         self._checks.replays.read(kernels.tensors_in([*args, *kwargs.values()]))
         at, number = self._place, self._num_collectives
         self._num_collectives += 1
-        flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
+        flips = self._orders.take(at, None, name)
+        call = collectives.Call(func, args, kwargs, self._waited)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
+        if self._notes is not None or self._noted is not None:
+            result = call.waited(result)
         given = kernels.tensors_in(tuple(args))
         if self._seen is not None:
             self._seen.exchange(given, result)
@@ -404,6 +409,19 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result
+
+    def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
+        """Return the result of a collective once it is there; checks are executed meanwhile.
+
+        Only such as are of this rank alone wait. So the others need not know which, and when.
+        """
+        waiting = self._checks.waiting
+        if waiting and self._place.block is not None:  # in the thread that uses them
+            work = newest_of(group)
+            if work is not None:
+                with _disable_current_modes():
+                    waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
+        return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
         """Call what cannot be checked.

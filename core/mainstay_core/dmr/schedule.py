@@ -24,6 +24,8 @@ FIELD = "spec.detection.dmr.plan"
 NEXT_RECV_B = "NEXT_RECV_B"
 """The wait behind a passage of the first stage: it waits for the gradient of another micro-batch,
 and so in a wait that is the RECV_B of that one."""
+NEXT_RECV = "NEXT_RECV"
+"""The wait behind a passage where micro-batches take two routes: whichever comes next."""
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
@@ -109,8 +111,8 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
             continue
         if piece.method is Method.INTRA:
             raise RefusedPlanError(
-                f"{piece.name} waits for {piece.window}, a wait for inner ranks, in which trainers "
-                "execute nothing"
+                f"{piece.name} waits for {piece.window}, a wait for inner ranks, of which "
+                "trainers execute no plan"
             )
         if len(piece.operators) > 1:
             parts |= _parts_of(profile, piece, parts)
