@@ -6,6 +6,7 @@
 - ``machine``: the state machine: its table names who handles which event
 - ``invariants``: what must hold of the state after every event
 - ``intake/``: takes facts into the state, before anything is decided
+- ``naming``: names pods and nodes for people, where trainers know UIDs alone
 - ``fingerprints``: whose arithmetic differs from the job's
 - ``leaving``: pods that will end, and who announced it
 - ``forming``: decides on the first plan

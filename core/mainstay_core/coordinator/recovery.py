@@ -16,6 +16,7 @@ from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.naming import place_name
 from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
@@ -38,7 +39,6 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
-    place_name,
     pod_name,
     slot_name,
     still_joining,
