@@ -488,8 +488,6 @@ def test_a_boost_may_last_for_some_steps() -> None:
 
     boosts = [histories.boosts_of(history, step, 0).get("x", 1.0) for step in range(30)]
     assert [step for step, boost in enumerate(boosts) if boost > 1] == [8, 9, 10, 20, 21, 22]
-    ]
-    assert boosted == [8, 9, 10, 20, 21, 22]
 
 
 def test_norms_of_inner_ranks_add_up_by_block() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
@@ -23,6 +23,7 @@ from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
+from mainstay_core.sim.invariants.named import Named
 from mainstay_core.sim.invariants.quorum_ends import QuorumEnds
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
@@ -33,8 +34,6 @@ from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
 
-STEPS_TO_LEAVE = 20
-"""Steps after which a device that was named serves no more, whatever was lost meanwhile."""
 ROOM_BYTES = 1 << 30
 """A store of so much has room for all that any job here writes."""
 
@@ -72,8 +71,7 @@ class Checks:
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
-        self._named: dict[Slot, int] = {}
-        """Devices that were named as wrong each time, and in which step they were first."""
+        self._named = Named()
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
@@ -286,8 +284,7 @@ class Checks:
     def accused(self, trainer: Life, verdict: Verdict) -> None:
         """The votes have named a device that computed wrongly."""
         self.seen[f"named {verdict}"] += 1
-        if verdict is Verdict.DETERMINISTIC:
-            self._named.setdefault(trainer.state.slot, trainer.state.version)
+        self._named.note(trainer, verdict)
         _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
@@ -440,20 +437,7 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
-        self._check_named(state)
-
-    def _check_named(self, state: CoordinatorState) -> None:
-        """A device that was named leaves, and its steps are told, whatever the store has lost."""
-        tainted = {taint.slot for taint in state.taints}
-        members = state.plan.members if state.plan is not None else ()
-        for slot, step in self._named.items():
-            self.seen["named at the end"] += 1
-            _hold(slot in tainted, f"I8: {slot} was named in step {step}, and tainted nothing")
-            is_late = self._shape.steps - step < STEPS_TO_LEAVE
-            _hold(
-                is_late or slot not in {m.slot for m in members},
-                f"I8: {slot} was named in step {step}, and serves at the end",
-            )
+        self._named.check(state, self._shape.steps, self.seen)
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.
