@@ -107,6 +107,22 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
 
 
 @pytest.mark.chaos
+def test_averaged_moments_have_the_bits_of_the_experiments_process_and_are_repeated(
+    tmp_path: Path, corpus: Path
+) -> None:
+    averaged = ALLOWED | {"approximate": {"optimizerState": "Average"}}
+    first = run(tmp_path, corpus, [kill(2)], **averaged)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+    again = run(tmp_path / "again", corpus, [], options=options)
+
+    check_forked(first)
+    assert first["digests"]["steps"] == twin(tmp_path, (LOST_AT, 2))
+    (place,) = first["lineage"]["forks"][0]["made"]["positions"]
+    assert place["optimizer_state"] == "Average"
+    assert compare_reports(first, again) == []
+
+
+@pytest.mark.chaos
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
     tmp_path: Path, corpus: Path, stage: int
@@ -203,6 +219,30 @@ def test_replicas_make_the_same_stage_and_agree(tmp_path: Path, corpus: Path) ->
     assert report["approximate_since"] == LOST_AT
     assert report["steps"]["lost"] == 0
     assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("replay", ["Gradients", "Boundary"])
+def test_what_pods_keep_comes_first_before_a_fork_and_after_it(
+    tmp_path: Path, corpus: Path, replay: str
+) -> None:
+    """A pod goes with the only copy of its stage; later a trainer of it goes, and the copy stays.
+
+    So the job has one fork, and the replay applies its steps as fast as the made stage learns.
+    """
+    layout = Layout(stages=4, lanes=1, shards_per_lane=2, spares=2)
+    gone = kill(1, 5) | {"action": "kill-pod"}
+    snapshots = {"enabled": True, "peers": 0, "window": 2, "replay": replay, "memory": "64Mi"}
+    allowed = ALLOWED | {"approximateAfterLostSteps": 1}
+    job = make_job(layout, NUM_STEPS, corpus, recovery=allowed, snapshots=snapshots)
+    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+    with local_job(tmp_path, job, [gone, kill(1, 10)]) as running:
+        report = running.report()
+
+    methods = [r["method"] for r in report["recoveries"]]
+    assert methods[-2:] == ["approximate", "replay"], report["recoveries"]
+    assert (report["approximate_since"], report["steps"]["lost"]) == (5, 0)
+    assert report["digests"]["steps"] == twin(tmp_path, (5, 1))
 
 
 def answer(running: LocalJob, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,5 +1,6 @@
 """Ends of a swapped pipeline are made anew: layers of the twin, embedding and head of guards."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +38,20 @@ def run(
     stages: int = 3,
     lanes: int = 1,
     spares: int = 1,
+    options: Sequence[str] = (),
+    checkpoint: dict[str, Any] | None = None,
     **approximate: int,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     layout = Layout(stages=stages, lanes=lanes, shards_per_lane=2, spares=spares)
     recovery = {**ALLOWED, "approximate": approximate}
-    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, pipeline=SWAPPED)
+    saves = checkpoint or {}
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, pipeline=SWAPPED, checkpoint=saves)
     job["spec"]["workload"]["config"] = TINY_MODEL | {
         "layers": stages,
         "data": {"path": str(corpus)},
     }
-    with local_job(directory, job, faults) as running:
+    with local_job(directory, job, faults, *options) as running:
         return running.report()
 
 
@@ -113,3 +117,18 @@ def test_who_is_lost_in_the_middle_of_it_changes_no_bit(
     for report in (once, again):
         check_made(report, 0, 1, "embedding")
     assert compare_reports(once, again) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("end", [0, 2])
+def test_a_run_that_loses_nothing_repeats_what_was_made_with_guards(
+    tmp_path: Path, corpus: Path, end: int
+) -> None:
+    """Two forks: an end, and the inner stage that guards it."""
+    first = run(tmp_path, corpus, [kill(end), kill(1, step=8)], spares=2)
+    options = ("--repeat-lineage", str(tmp_path / "report.json"))
+    again = run(tmp_path / "again", corpus, [], options=options)
+
+    assert [fork["version"] for fork in first["lineage"]["forks"]] == [LOST_AT, 8]
+    assert first["steps"]["lost"] == again["steps"]["lost"] == 0
+    assert compare_reports(first, again) == []

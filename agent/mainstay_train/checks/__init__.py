@@ -1,5 +1,6 @@
 """Executes the kernels of a trainer's work twice, compares bits, and repairs what differs.
 
+- ``budget``: refuses a budget that no device could hold
 - ``kernels``: what a call of torch's dispatcher reads and writes
 - ``regions``: the bytes of memory that a view of a tensor covers
 - ``twins``: copies of the memory that a call overwrites

@@ -4,6 +4,7 @@
 - ``backend``: what a library must offer that carries the tensors of a group
 - ``gloo``: the gloo backend of a group
 - ``nccl``: the NCCL backend of a group
+- ``interruptible``: collectives of an inner mesh over gloo, whose waits end with their group
 - ``mesh``: the ranks of one cell, on which the user's parallelism runs
 - ``chains``: the groups of one chain: pipeline and inner mesh
 - ``registered``: connections that belong to no group, and frames read from them

@@ -245,6 +245,19 @@ class Group:
         """
         return self._group
 
+    @property
+    def waits_can_hang(self) -> bool:
+        """Whether a wait can outlive the group, so that whoever waits has to look."""
+        return self._backend.waits_can_hang
+
+    def finish_collective(self, work: Any) -> None:
+        """Wait for a collective that a user's code started on :attr:`process_group`.
+
+        Raises:
+            GroupEnded: the group ended before it completed.
+        """
+        self._run(lambda: work, looks=True)
+
     def broke(self, error: RuntimeError) -> str:
         """Why the group ended, if ``error`` comes from that; empty if it stands.
 

@@ -26,6 +26,7 @@ from torch.distributed import distributed_c10d
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_train.comm.group import Group, destroy
+from mainstay_train.comm.interruptible import InterruptibleGroup
 
 MAX_MESSAGE_BYTES = 1 << 26
 """Bound on what a rank tells the others of its cell: each of them allocates as much per rank."""
@@ -104,6 +105,8 @@ def enter(group: Group) -> None:
         entered._set_default_backend(kind)
         for device in ("cuda",) if group.backend == "nccl" else ("cpu", "cuda"):
             entered._register_backend(torch.device(device), kind, group.process_group)
+        if group.waits_can_hang:
+            entered = InterruptibleGroup(entered, group)
     entered._set_group_name(GROUP_NAME)
     entered._set_group_desc(group.name)
     distributed_c10d._register_process_group(GROUP_NAME, entered)

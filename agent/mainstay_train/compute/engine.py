@@ -211,7 +211,8 @@ class Engine:
 
     def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
         """Return a log that digests what leaves this cell for a type, before another log."""
-        return WatchedType(shard_type, self.types, self._gradient, log, self.checks, self.inner)
+        about = self.types, self._gradient, log, self.checks, self.inner
+        return WatchedType(shard_type, *about, self.order)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -437,17 +438,25 @@ class Engine:
             self._masters = self.state.masters_digest()
         return self._masters.whole.hex()
 
-    def apply_again(self, commit: Commit, learning_rate: float, parameters: Sequence[str]) -> None:
+    def apply_again(
+        self,
+        commit: Commit,
+        learning_rate: float,
+        parameters: Sequence[str],
+        boosts: Boosts | None = None,
+    ) -> None:
         """Apply to some parameters a step that this rank's position has applied before.
 
         Args:
             commit: of the step, whose reduced gradient is there for these parameters.
             learning_rate: of the step.
             parameters: their model-wide names.
+            boosts: factors of the learning rate, by block; 1 for what is not named.
         """
         gradients, names = self.reduced_blocks(), frozenset(parameters)
+        counted = self._counted(commit)
         with self.checks.over(Phase.APPLY, commit.step):
-            self.state.apply(gradients, commit.scale, learning_rate, self._counted(commit), names)
+            self.state.apply(gradients, commit.scale, learning_rate, counted, names, boosts)
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""

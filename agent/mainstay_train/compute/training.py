@@ -58,13 +58,16 @@ class Training(Protocol):
         """
         ...
 
-    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
-        """Allocate the masters of another position, without optimizer state; they are void.
+    def build_beside(
+        self, stage: int, num_stages: int, inner: int, *, masters_only: bool
+    ) -> StageState:
+        """Allocate the state of another position; it is void.
 
         Args:
             stage: the other stage.
             num_stages: stages of a chain.
             inner: which of its ranks.
+            masters_only: whether it has no optimizer state.
         """
         ...
 
@@ -138,15 +141,19 @@ class BlockTraining:
         """Run each kind of block some times under checks."""
         self.loader.rest()  # a data set is called by one thread
         with user_code("trying the blocks"):
-            purity.check(self.workload, torch.device(self.device), rules.mode, rules.plan)
+            device, memory = torch.device(self.device), rules.memory_bytes
+            purity.check(self.workload, device, rules.mode, rules.plan, memory_bytes=memory)
 
-    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
-        """Build the other position's blocks, with an optimizer that keeps nothing."""
+    def build_beside(
+        self, stage: int, num_stages: int, inner: int, *, masters_only: bool
+    ) -> StageState:
+        """Build the other position's blocks, if asked with an optimizer that keeps nothing."""
         with user_code("building the model"):
             mine = self.workload.stages(num_stages, self.config.shape.cut)[stage]
             mesh = inner_mesh(self.config, self.device, inner)
             blocks = self.workload.build(mine, self.device, mesh)
-            return StageState(blocks, optimizer.stateless)
+            kept = optimizer.stateless if masters_only else self.workload.optimizer
+            return StageState(blocks, kept)
 
     def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
         """Build an end's guarded blocks, with the optimizer that the end has for them."""

@@ -2,7 +2,15 @@
 
 From Blagoev et al., "All is Not Lost: LLM Recovery without Checkpoints", 2025, algorithm 1, line 3.
 Each product and the sum are computed in fp64 and rounded to fp32 once, element by element, so the
-bits depend on nothing but the plan and the sources. Moments and step counts begin at zero.
+bits depend on nothing but the plan and the sources. Moments and step counts begin at zero, or what
+has the shape of a parameter (Adam's moments, a momentum) is the same sum of the sources'.
+
+A parameter's step count is the smallest of its sources' then. As a rule they are equal: all have
+trained from the start. They differ where a source was itself made anew with an optimizer that began
+from nothing. An optimizer that corrects its moments by the count takes them for younger with a
+smaller one: Adam's step becomes smaller, never larger. A count between the two would be that of no
+source, and with the largest one a young second moment would pass for a settled one, which makes the
+step too large.
 """
 
 from __future__ import annotations
@@ -12,25 +20,31 @@ from typing import Protocol
 
 import torch
 
-from mainstay_core.wire.reinitialisation import BlockSource, MadeBlock, MadePosition, SourceKind
+from mainstay_core.wire.reinitialisation import (
+    BlockSource,
+    MadeBlock,
+    MadePosition,
+    OptimizerState,
+    SourceKind,
+)
 from mainstay_train.exact.optimizer import StatePart, StateTensor
 
 
 class Parts(Protocol):
-    """A source: blocks with their masters."""
+    """A source: blocks with their masters, and with their optimizer's state if that is averaged."""
 
     @property
     def blocks(self) -> Sequence[StatePart]:
         """In model order."""
         ...
 
-
-class Whole(Parts, Protocol):
-    """The state of a stage that is made anew."""
-
     def flats(self) -> list[StateTensor]:
         """All of its state."""
         ...
+
+
+class Whole(Parts, Protocol):
+    """The state of a stage that is made anew."""
 
     def refresh(self) -> None:
         """Renew what is computed with."""
@@ -38,29 +52,36 @@ class Whole(Parts, Protocol):
 
 
 Beside = Mapping[tuple[int, int], Parts]
-"""Masters of other positions, by (stage, inner rank)."""
+"""States of other positions, by (stage, inner rank)."""
 
 
 def make_anew(
     state: Whole, made: MadePosition, beside: Beside, guarded: Mapping[str, Whole] | None = None
 ) -> None:
-    """Write a state: masters of the sources, and an optimizer that has seen nothing yet.
+    """Write a state: masters of the sources, and an optimizer as the position says.
 
     Args:
         state: of the position that is made; what it held is lost.
         made: its blocks and their sources.
         beside: what the sources hold.
-        guarded: what guards hold, by block.
+        guarded: what guards hold, by block; None: blocks that guards have stay as they are.
     """
+    exact = {block.block for block in made.blocks if block.is_exact}
     for flat in state.flats():
-        flat.tensor.zero_()
+        if guarded is not None or flat.name not in exact:
+            flat.tensor.zero_()
     blocks = {block.name: block for block in state.blocks}
     for one in made.blocks:
         if one.is_exact:
-            assert guarded is not None, f"no guard of {one.block} was copied"
-            _take_back(state, one.block, guarded[one.block])
-        else:
-            _make_block(blocks[one.block], one, beside)
+            if guarded is not None:
+                _take_back(state, one.block, guarded[one.block])
+            continue
+        _make_block(blocks[one.block], one, beside)
+        if made.optimizer_state is OptimizerState.AVERAGE:
+            own = [flat for flat in state.flats() if flat.name == one.block]
+            for flat in own:
+                if flat.kind != "master":
+                    _average(flat, blocks[one.block], one, beside)
     state.refresh()
 
 
@@ -74,33 +95,74 @@ def _take_back(state: Whole, block: str, guard: Whole) -> None:
 
 
 def _make_block(target: StatePart, made: MadeBlock, beside: Beside) -> None:
-    shared = {
-        name: source
-        for source in made.sources
-        if source.kind is SourceKind.INNER_RANK
-        for name in source.parameters
-    }
-    others = [source for source in made.sources if source.kind is not SourceKind.INNER_RANK]
     for name, master in target.layout.views(target.masters).items():
         local = name.removeprefix(f"{target.name}.")
-        sources = [shared[local]] if local in shared else others
         with torch.no_grad():
-            master.copy_(_blend(sources, local, beside))
+            sources = _sources_of(made, local)
+            had = [_masters(source, beside)[f"{source.block}.{local}"] for source in sources]
+            master.copy_(_blend(sources, had))
 
 
-def _blend(sources: Sequence[BlockSource], local: str, beside: Beside) -> torch.Tensor:
-    """Return a parameter as the weighted sum of what its sources have in its place, fp32."""
+def _average(flat: StateTensor, target: StatePart, made: MadeBlock, beside: Beside) -> None:
+    """Write one kind of a block's optimizer state of that of the sources of each parameter."""
+    is_shaped = _is_shaped(flat, target)
+    views = target.layout.views(flat.tensor) if is_shaped else _counts(flat, target)
+    for name, view in views.items():
+        if name in target.committed:
+            continue
+        local = name.removeprefix(f"{target.name}.")
+        with torch.no_grad():
+            sources = _sources_of(made, local)
+            had = [_kept(s, flat.kind, beside)[f"{s.block}.{local}"] for s in sources]
+            view.copy_(_blend(sources, had) if is_shaped else torch.stack(had).amin(0))
+
+
+def _sources_of(made: MadeBlock, local: str) -> list[BlockSource]:
+    """Return the sources of a parameter: an inner rank that holds it, too, or other stages."""
+    inner = [s for s in made.sources if s.kind is SourceKind.INNER_RANK]
+    shared = [source for source in inner if local in source.parameters]
+    return shared[-1:] or [s for s in made.sources if s.kind is not SourceKind.INNER_RANK]
+
+
+def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the weighted sum of what the sources have in a parameter's place."""
     if len(sources) == 1 and sources[0].weight == 1.0:
-        return _master(sources[0], local, beside)
+        return had[0]
     total = None
-    for source in sources:
-        part = _master(source, local, beside).double() * source.weight
+    for source, tensor in zip(sources, had, strict=True):
+        part = tensor.double() * source.weight
         total = part if total is None else total + part
     assert total is not None, "every block has a source"
-    return total.float()
+    return total.to(had[0].dtype)
 
 
-def _master(source: BlockSource, local: str, beside: Beside) -> torch.Tensor:
-    state = beside[source.stage, source.inner]
-    (block,) = [b for b in state.blocks if b.name == source.block]
-    return block.layout.views(block.masters)[f"{source.block}.{local}"]
+def _block(source: BlockSource, beside: Beside) -> StatePart:
+    (block,) = [b for b in beside[source.stage, source.inner].blocks if b.name == source.block]
+    return block
+
+
+def _masters(source: BlockSource, beside: Beside) -> Mapping[str, torch.Tensor]:
+    block = _block(source, beside)
+    return block.layout.views(block.masters)
+
+
+def _kept(source: BlockSource, kind: str, beside: Beside) -> Mapping[str, torch.Tensor]:
+    """Return one kind of a source's optimizer state, by parameter."""
+    flats = beside[source.stage, source.inner].flats()
+    (flat,) = [f for f in flats if (f.name, f.kind) == (source.block, kind)]
+    block = _block(source, beside)
+    return block.layout.views(flat.tensor) if _is_shaped(flat, block) else _counts(flat, block)
+
+
+def _is_shaped(flat: StateTensor, block: StatePart) -> bool:
+    """Return whether a kind of state has the shape of the parameters; else it has one number each.
+
+    A layout has more elements than parameters.
+    """
+    return flat.tensor.numel() == block.layout.size
+
+
+def _counts(flat: StateTensor, block: StatePart) -> dict[str, torch.Tensor]:
+    """Return the one number of each parameter that the optimizer changes, by its name."""
+    trained = [p.name for p in block.layout.params if p.name not in block.committed]
+    return dict(zip(trained, flat.tensor, strict=True))

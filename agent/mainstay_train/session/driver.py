@@ -80,9 +80,12 @@ class LoopTraining:
     def try_blocks(self, rules: CheckRules) -> None:
         """There are none: a loop's works are compared as they come."""
 
-    def build_beside(self, stage: int, num_stages: int, inner: int) -> StageState:
+    def build_beside(
+        self, stage: int, num_stages: int, inner: int, *, masters_only: bool
+    ) -> StageState:
         """Never asked for, as no plan orders a fork without an outline."""
-        raise AssertionError(f"an own loop has no stage {stage} of {num_stages}, rank {inner}")
+        what = f"rank {inner}{', masters alone' if masters_only else ''}"
+        raise AssertionError(f"an own loop has no stage {stage} of {num_stages}, {what}")
 
     def build_guarded(self, end: int) -> tuple[StageState, tuple[slice, ...]]:
         """Never asked for, as there is no other stage."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.shape import Order
-from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
 from mainstay_core.rank.adoption import follow
 from mainstay_core.rank.forks import ForkRules
@@ -77,10 +77,10 @@ def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
     They are there also where the job's policy is off: it may change, and a person may allow one
     recovery. An order says by what rules it is carried out.
     """
-    allowed, how = config.approximate is not None, config.approximate or ApproximateConfig()
+    allowed, how = config.approximate is not None, config.approximate_rules
     shape = config.shape
-    is_apart = shape.stages < MIN_STAGES[shape.order]
-    if not allowed and (is_apart or config.snapshots is not None):
+    is_apart = shape.stages < MIN_STAGES[shape.order] and how.stale_steps is None
+    if not allowed and is_apart:
         return None
     return ForkRules(
         outline=training.outline(),

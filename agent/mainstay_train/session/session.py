@@ -286,10 +286,10 @@ class Session(GuardingSession):
         """Copy the masters of another stage's position; return their digest."""
         return self._beside.copy(client, self.plan, sources, wanted, expected)
 
-    async def make_anew(self, made: MadePosition) -> str:
+    async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""
         self._wait_copied()
-        return self._beside.make(self.engine.state, made)
+        return self._beside.make(self.engine.state, made, keeps_own=keeps_own)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""

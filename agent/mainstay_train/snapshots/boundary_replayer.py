@@ -20,6 +20,7 @@ import torch
 
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,
@@ -100,6 +101,7 @@ class BoundaryReplayer:
                 if not step.frozen:
                     checks.compare_masters(step.record, checks.digest_masters(before))
                 self._compute(step, checks, inputs, logs, place)
+                self._apply(step, replay, place)
                 before = step.record
             self._load(replay.loads)
             masters = checks.digest_masters(before)
@@ -161,17 +163,23 @@ class BoundaryReplayer:
         logs: SentLogs,
         place: Place,
     ) -> None:
-        """Compute a step again and apply it to the units that have their full state."""
+        """Compute a step again."""
         commit = step.record.commit
         again = _Again(self._engine, self._units, step, inputs, place)
         log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
         self._engine.compute_again(commit.step, again, log, self._cell)
         if not step.frozen:
             checks.compare_gradient(step.record)
+
+    def _apply(self, step: BoundaryStep, replay: BoundaryReplay, place: Place) -> None:
+        """Apply a step to the units that have their full state."""
+        commit = step.record.commit
         frozen = frozenset(step.frozen)
         active = [n for n in range(len(self._units.names)) if n not in frozen]
         names = [name for number in active for name in self._units.parameters[number]]
-        self._engine.apply_again(commit, self._learning_rate(commit.step), names)
+        inner = place.plan.members[place.index].rank.inner
+        boosts = boosts_of(replay.history, commit.step, inner)
+        self._engine.apply_again(commit, self._learning_rate(commit.step), names, boosts)
 
     def _settle_logs(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> None:
         """Have what was logged again count for the steps that it is of.

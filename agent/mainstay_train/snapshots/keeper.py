@@ -392,6 +392,7 @@ class SegmentKeeper:
             self._learning_rate,
             lineage=plan.lineage,
             position=replay.position,
+            inner=replay.position % plan.ranks_per_stage,
         )
 
     # Helpers -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
@@ -31,6 +32,7 @@ class Replayer:
         learning_rate: of a step.
         lineage: of the state.
         position: of the state.
+        inner: inner rank of the position.
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Replayer:
         *,
         lineage: int,
         position: int,
+        inner: int = 0,
     ) -> None:
+        self._inner = inner
         self._engine, self.units, self.copies = engine, units, copies
         self._learning_rate = learning_rate
         self._place = lineage, position
@@ -103,6 +107,7 @@ class Replayer:
             self._checks.compare_masters(record, self._checks.digest_masters(self._before))
             self._checks.compare_gradient(record)
         names = [name for unit in active for name in self.units.parameters[unit.unit]]
-        self._engine.apply_again(record.commit, self._learning_rate(step), names)
+        boosts = boosts_of(replay.history, step, self._inner)
+        self._engine.apply_again(record.commit, self._learning_rate(step), names, boosts)
         self._made |= dict.fromkeys((unit.unit for unit in active), step + 1)
         self._before = record

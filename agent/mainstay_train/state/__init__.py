@@ -4,7 +4,7 @@
 - ``heal``: copies the state of living cells to a joiner
 - ``comparing``: compares a copy with the states of all who have it
 - ``guards``: the blocks of other stages that a trainer guards
-- ``beside``: copies masters of other stages, of which this one is made anew
+- ``beside``: copies states of other stages, of which this one is made anew
 - ``serving``: says when this trainer's state may be copied
 - ``arena``: the memory of this trainer's pod, as its store gives it
 - ``store_connection``: connects a trainer to the store of segments of its pod

@@ -1,4 +1,4 @@
-"""Masters of other stages that a trainer copies, to make its own stage anew of them."""
+"""States of other stages that a trainer copies, to make its own stage anew of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class BesideStates:
     def copy(
         self, client: HealClient, plan: Plan, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
-        """Copy the masters of a position, or what its member guards; return the masters' digest.
+        """Copy a position's state, or what its member guards; return the masters' digest.
+
+        Of a position the masters alone are copied, unless the optimizer's state is asked for, too.
 
         Raises:
             HealFailed: see :meth:`HealClient.copy`.
@@ -40,12 +42,20 @@ class BesideStates:
             return masters
         stage, inner = place = divmod(wanted.position, plan.ranks_per_stage)
         if place not in self._states:
-            self._states[place] = self._training.build_beside(stage, plan.num_stages, inner)
+            self._states[place] = self._training.build_beside(
+                stage, plan.num_stages, inner, masters_only=wanted.masters_only
+            )
         state = self._states[place]
         return client.copy(state, sources=sources, wanted=wanted, expected=expected)
 
-    def make(self, state: StageState, made: MadePosition) -> str:
-        """Write a state of what was copied, which goes; return its masters' digest."""
-        make_anew(state, made, self._states, self._guarded)
+    def make(self, state: StageState, made: MadePosition, *, keeps_own: bool) -> str:
+        """Write a state of what was copied, which goes; return its masters' digest.
+
+        Args:
+            state: of this trainer's stage.
+            made: its blocks, and of what they are made.
+            keeps_own: whether blocks that guards would give stay as they are.
+        """
+        make_anew(state, made, self._states, None if keeps_own else self._guarded)
         self._states, self._guarded = {}, {}
         return masters_digest(state)

@@ -34,6 +34,7 @@ from mainstay_core.wire.reinitialisation import (
     History,
     MadeBlock,
     MadePosition,
+    OptimizerState,
     Reinitialisation,
 )
 from mainstay_core.wire.votes import Commit
@@ -67,7 +68,7 @@ class Strategy:
     weighting: Weighting = Weighting.GRADIENT_NORM
     age: int = 0
     """Steps by which a stale copy is behind."""
-    averages_moments: bool = False
+    optimizer_state: OptimizerState = OptimizerState.ZERO
     boost: float = 1.1
     copies_ends: bool = False
     """Whether the layers of an end are copied from the stage beside it in an ordered pipeline, too,
@@ -322,8 +323,6 @@ class StagedModel:
         else:
             beside = {(number, 0): part for number, part in enumerate(self._stages)}
             make_anew(lost, made, beside, guards)
-            if strategy.averages_moments:
-                self._average_moments(made)
         if strategy.how in ("stale", "random"):
             exact = {flat.id: flat.tensor for guard in guards.values() for flat in guard.flats()}
             for flat in lost.flats():
@@ -360,6 +359,7 @@ class StagedModel:
                 order=Order.SWAPPED if has_twins else Order.IN_ORDER,
                 weighting=strategy.weighting,
                 stale_steps=strategy.age,
+                optimizer_state=strategy.optimizer_state,
             ),
         )
         if isinstance(answer, NoSource):
@@ -387,15 +387,6 @@ class StagedModel:
             return dataclasses.replace(block, sources=sources)
 
         return dataclasses.replace(made, blocks=tuple(map(weighed, made.blocks)))
-
-    def _average_moments(self, made: MadePosition) -> None:
-        flats = {(f.name, f.kind): f.tensor for f in self._engine.state.flats()}
-        for block in made.blocks:
-            for (name, kind), tensor in flats.items():
-                if name != block.block or kind == "master":
-                    continue
-                parts = [flats[s.block, kind] * s.weight for s in block.sources]
-                tensor.copy_(torch.stack(parts).sum(0))
 
 
 def _fork(made: MadePosition, step: int, boost: float) -> Fork:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from support.approximate.staged_model import Strategy
 
 from mainstay_core.reinitialisation.weights import Weighting
+from mainstay_core.wire.reinitialisation import OptimizerState
 
 RANDOM = Strategy(name="random", how="random")
 COPY = Strategy(name="copy of the stage before", weighting=Weighting.COPY)
@@ -18,7 +19,7 @@ STRATEGIES = (
     Strategy(name="average as in the authors' code", how="authors"),
     Strategy(name="stale copy of 50 steps", how="stale", age=50, boost=1.0),
     Strategy(name="stale copy of 100 steps", how="stale", age=100, boost=1.0),
-    Strategy(name="by norms, moments averaged", averages_moments=True),
+    Strategy(name="by norms, moments averaged", optimizer_state=OptimizerState.AVERAGE),
     Strategy(name="by norms, boost 1.0", boost=1.0),
     Strategy(name="by norms, boost 1.2", boost=1.2),
 )

@@ -71,6 +71,8 @@ class Suspicion:
     when another trainer computes it, too."""
     repeats: Count | None = field(default=None, metadata=OMITTED)
     """Number of the fork that is due, in a job that repeats the lineage of another run."""
+    unreached: bool = field(default=False, metadata=OMITTED)
+    """Whether no store of segments brings a lost stage back: nothing else has failed."""
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:

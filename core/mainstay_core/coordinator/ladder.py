@@ -57,6 +57,8 @@ class StageHolders:
     replayable: bool = False
     """Whether pods are left that may keep its snapshots and logs in memory. Whether these are
     complete is what the trainers find out when they settle."""
+    unreached: bool = False
+    """Whether they have found that these are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,12 +225,15 @@ def _replay(situation: Situation) -> tuple[bool, str]:
         return False, "every stage has a living cell"
     missing = [s for s in without if not s.replayable]
     if missing:
-        return False, f"{_stages(missing)} no snapshots and logs in memory"
+        complete = "complete " if any(s.unreached for s in missing) else ""
+        return False, f"{_stages(missing)} no {complete}snapshots and logs in memory"
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
     whose, what = ("its", "it") if len(without) == 1 else ("their", "them")
     source = _exact_source(situation)
     other = "" if source is None else f", or all go on from {_origin(source)}"
+    if situation.allow_approximate:
+        other = ", or, if these are not complete, go on as the next rows say"
     return True, (
         f"{_stages(without)} no living cell with a state; {whose} trainers make {what} anew from "
         f"snapshots in memory{other}"

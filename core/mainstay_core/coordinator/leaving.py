@@ -17,6 +17,8 @@ from mainstay_core.coordinator.state import (
     has_members,
     is_leaving,
     is_living,
+    named_by_pod,
+    place_name,
     slot_name,
     uid_of,
     with_pod,
@@ -43,9 +45,10 @@ def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition
     """
     pod, state = state.pod(fact.named.pod), note_taint(state, fact)
     if pod is None or pod.gone:
-        return Transition(state=state, reason=f"{fact.named} was wrong, and is gone")
-    name = slot_name(state, fact.named)
-    why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
+        name = slot_name(state, fact.named)
+        return Transition(state=state, reason=f"{name} was wrong, and is gone")
+    told = named_by_pod(state, fact.evidence) or "no detail"
+    why = f"the device of {place_name(state, fact.named)} computes wrongly each time ({told})"
     return _leaves(state, pod, why, now_s, 0.0)
 
 

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
-from mainstay_core.coordinator.situation import left_of_lost, rules_of
+from mainstay_core.coordinator.situation import left_of_lost, permitted_rules, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
+from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
 from mainstay_core.reinitialisation.sources import Policy, policy_of
@@ -116,15 +117,18 @@ def show_lineage(state: CoordinatorState) -> LineagePage:
 
 
 def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
-    """Return for each stage from what it could be made anew, were every copy of it lost now."""
-    rules, order = rules_of(state), Policy(order=state.shape.order)
-    why = why_never(state)
+    """Return for each stage from what it could be made anew, were every copy of it lost now.
+
+    Where the policy is off, it is what a person may allow.
+    """
+    rules, order = rules_of(state) or permitted_rules(state.config), Policy(order=state.shape.order)
+    why = why_never(state, rules)
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
     return list_prospects(
         state.outline,
-        policy=policy_of(rules, order) if rules is not None else order,
+        policy=policy_of(rules, order),
         left=left_of_lost(state),
         ranks_per_stage=state.shape.ranks_per_stage,
         version=state.step,
@@ -132,23 +136,17 @@ def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     )
 
 
-def why_never(state: CoordinatorState) -> str:
-    """Return why no stage of the job can be made anew from others; empty if some may be."""
+def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
+    """Return why no stage of the job can be made anew by these rules; empty if some may be."""
     if state.config.repeats:
         return "the job repeats the lineage of another run, and makes no other fork"
     if state.shape.stages == 1:
         if entry_of(state.fingerprints) == "loop":
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
-    rules = rules_of(state)
-    loads_alone = rules is not None and rules.stale_steps is not None
+    loads_alone = rules.stale_steps is not None
     if state.shape.stages == 2 and state.shape.order is Order.IN_ORDER and not loads_alone:
         return "with two stages none has two neighbours to make it anew from"
-    if state.config.snapshots is not None:
-        return (
-            "the job keeps snapshots in memory, from which a lost stage is made anew exactly; not "
-            "both in this version"
-        )
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"
     return ""

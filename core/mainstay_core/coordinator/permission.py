@@ -64,13 +64,18 @@ def judge_permission(
         now_s: wall clock.
     """
     lost = lost_stages(state)
-    why = _why_now(state, lost) or why_never(state) or _why_these(lost, stages)
+    rules = permitted_rules(state.config)
+    why = _why_now(state, lost) or why_never(state, rules) or _why_these(lost, stages)
     if why:
         return Verdict(applies=False, reason=why, stages=lost)
-    rules = permitted_rules(state.config.approximate)
     situation = find_situation(state, len(lost_members(state)), now_s, rules)
     # A trainer for each place may still come: that is what the job waits for.
     situation = replace(situation, free_slots=len(situation.stages))
+    is_kept = ladder.decide(situation).row is ladder.Row.REPLAY
+    if is_kept:
+        # That comes first. The permission is for the case that what is kept is not complete.
+        found = tuple(replace(s, replayable=False, unreached=True) for s in situation.stages)
+        situation = replace(situation, stages=found)
     answer = ladder.decide(situation)
     if answer.row is not ladder.Row.APPROXIMATE:
         _, sentence = ladder.judge_approximate(situation)
@@ -79,9 +84,10 @@ def judge_permission(
     made = "; ".join(f"stage {stage} is made anew from {hows[stage]}" for stage in lost)
     lost_steps = max(0, state.step - state.durable)
     source = f"the checkpoint of step {state.durable}" if state.durable else "the seed"
+    unless = "unless what pods keep in memory brings it back: " if is_kept else ""
     return Verdict(
         applies=True,
-        reason=f"{made}, as soon as a trainer is free; the job is approximate since step "
+        reason=f"{unless}{made}, as soon as a trainer is free; the job is approximate since step "
         f"{state.step} then. Otherwise it goes back to {source}, and loses "
         f"{count(lost_steps, 'step')}",
         why_not=answer.why_not,

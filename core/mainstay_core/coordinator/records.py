@@ -83,14 +83,28 @@ def open_loss(
 
 
 def open_suspicion(
-    state: CoordinatorState, excluded: Sequence[Member], plan: Plan, reason: str
+    state: CoordinatorState,
+    excluded: Sequence[Member],
+    plan: Plan,
+    reason: str,
+    allowed_by: str = "",
 ) -> CoordinatorState:
-    """Return the state with the recovery of a failed collective begun."""
+    """Return the state with the recovery of a failed collective begun.
+
+    Args:
+        state: of the job.
+        excluded: members that the plan leaves out.
+        plan: by which the job goes on.
+        reason: of the plan.
+        allowed_by: who has allowed an approximate recovery for this once.
+    """
     suspicion = state.suspicion
     assert suspicion is not None
     who = ", ".join(slot_name(state, s) for s in suspicion.reporters)
     what = "devices disagree" if suspicion.doubted else "a collective failed"
     fault = f"{what}, told by {who}: {suspicion.evidence or 'no detail'}"
+    if suspicion.unreached:
+        fault = f"no store brings back what is lost: {suspicion.evidence}"
     return _open(
         state,
         plan,
@@ -100,6 +114,7 @@ def open_suspicion(
         died_at_s=suspicion.observed_at_s,
         first_fact_s=suspicion.first_s,
         differing=suspicion.differing,
+        allowed_by=allowed_by,
     )
 
 

@@ -38,6 +38,7 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
+    place_name,
     pod_name,
     slot_name,
     still_joining,
@@ -146,7 +147,10 @@ def _decide_finishing(state: CoordinatorState) -> Transition:
 def _recover(
     state: CoordinatorState, lost: tuple[Member, ...], now_s: float, nonce: str
 ) -> Transition:
-    """Enter the ladder with everything that is known to be lost."""
+    """Enter the ladder with everything that is known to be lost.
+
+    Nothing more than before may be: members ask what to do where no store brings a stage back.
+    """
     rules = rules_of(state)
     answer = ladder.decide(find_situation(state, len(lost), now_s, rules))
     takers = usable_slots(state, now_s)
@@ -178,7 +182,8 @@ def _recover(
     if plan is None:
         return _wait(state, answer, now_s)
     allowed_by = allowed_by_whom(state, plan)
-    recovered = open_loss(state, lost, plan, answer.reason, allowed_by)
+    opened = open_loss if lost else open_suspicion
+    recovered = opened(state, lost, plan, answer.reason, allowed_by)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
     return publish(recovered, plan, JobPhase.RECOVERING)
@@ -296,6 +301,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
         return Transition(state=state)
     if state.suspicion.repeats is not None and not left:
         return make_again(state, state.suspicion.repeats, now_s, nonce)
+    if state.suspicion.unreached and not left:
+        return _recover(state, (), now_s, nonce)
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -368,8 +375,13 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
     places = [m.rank for m in plan.members if m.slot in suspicion.doubted and is_living(state, m)]
     if not places:
         return None
-    names = ", ".join(slot_name(state, slot) for slot in suspicion.doubted)
+    names = ", ".join(place_name(state, slot) for slot in suspicion.doubted)
     said = f"{names} have computed a type of stage {places[0].stage} differently"
+    living = {m.slot for m in plan.members if is_living(state, m)}
+    gone = [slot_name(state, slot) for slot in suspicion.doubted if slot not in living]
+    if gone:
+        # It was hit once perhaps, or the other one is wrong each time: the words are the same.
+        said += f", and {', '.join(gone)} cannot be asked again"
     draft = Draft(
         method=Method.REFORM,
         planned=False,
@@ -388,7 +400,10 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         opened = open_suspicion(state, (), made, draft.reason)
         opened = replace(opened, reforms=state.reforms + 1)
         return publish(opened, made, JobPhase.RECOVERING)
-    reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
+    reason = (
+        f"{said}: needs another trainer of that stage to say which of them is wrong; one more pod "
+        "is enough (spec.spares.replicas)"
+    )
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))
     answer = ladder.Decision(row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack)

@@ -16,7 +16,7 @@ from mainstay_core.coordinator.state import (
     still_joining,
 )
 from mainstay_core.coordinator.stores import keeps_segments
-from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.config import ApproximateConfig, JobConfig
 from mainstay_core.reinitialisation.guards import (
     GuardingCell,
     ends_of,
@@ -97,7 +97,7 @@ def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
         return None  # it makes the forks of another run, and no others
     if permission is None or not is_permitted(state, permission):
         return policy
-    return permitted_rules(policy)
+    return permitted_rules(state.config)
 
 
 def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
@@ -105,9 +105,9 @@ def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
     return set(lost_stages(state)) <= set(permission.stages)
 
 
-def permitted_rules(policy: ApproximateConfig | None) -> ApproximateConfig:
+def permitted_rules(config: JobConfig) -> ApproximateConfig:
     """Return the rules of a job for one recovery that a person allows: it waits for nobody."""
-    return replace(policy or ApproximateConfig(), after_lost_steps=AT_ONCE, wait_s=0.0)
+    return replace(config.approximate_rules, after_lost_steps=AT_ONCE, wait_s=0.0)
 
 
 def _goes_on_at(state: CoordinatorState) -> int:
@@ -163,7 +163,10 @@ def find_situation(
     """
     assert state.plan is not None
     stages, order = [], Policy(order=state.shape.order)
-    replayable, again = keeps_segments(state), made_again(state)
+    again = made_again(state)
+    # What they keep is of the lineage before, until all have settled with a fork.
+    is_open = state.plan.fork is not None and not all_settled(state)
+    replayable = keeps_segments(state) and not (state.unreached or is_open)
     for number, position in enumerate(state.plan.positions):
         members = [m for m in position if is_living(state, m)]
         stages.append(
@@ -173,6 +176,7 @@ def find_situation(
                 holders=0 if number in again else sum(holds_state(state, m) for m in members),
                 living=len(members),
                 replayable=replayable,
+                unreached=state.unreached,
             )
         )
     return ladder.Situation(

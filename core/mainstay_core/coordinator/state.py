@@ -290,6 +290,9 @@ class CoordinatorState:
     step_seconds: tuple[float, ...] = ()
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None
+    unreached: bool = field(default=False, metadata=OMITTED)
+    """Whether members have told, since the last commit, that no store of segments brings back what
+    is lost."""
     suspected_before: tuple[Slot, ...] = ()
     """Suspects of the re-forms since the last commit."""
     reforms: int = 0
@@ -491,6 +494,21 @@ def pod_name(state: CoordinatorState, uid: PodUid) -> str:
 def slot_name(state: CoordinatorState, slot: Slot) -> str:
     """Return the name of a slot, as people use it."""
     return f"{pod_name(state, slot.pod)}/{slot.index}"
+
+
+def place_name(state: CoordinatorState, slot: Slot) -> str:
+    """Return the name of a slot with its pod's node, where that is known."""
+    pod = state.pod(slot.pod)
+    domain = pod.registration.domain if pod else ""
+    name = slot_name(state, slot)
+    return f"{name} (node {domain})" if domain and domain != slot.pod else name
+
+
+def named_by_pod(state: CoordinatorState, told: str) -> str:
+    """Return what a trainer tells for people, with names of pods: it knows slots by UIDs alone."""
+    for pod in state.pods:
+        told = told.replace(f"{uid_of(pod)}/", f"{pod.registration.name}/")
+    return told
 
 
 def median(values: Iterable[float]) -> float:

@@ -35,6 +35,7 @@ MUTABLE = (
     "hold_back_s",
     "hold_back_max_s",
     "approximate",
+    "permitted",
     "goes_back",
     "dmr",
     "dmr_plan",

@@ -10,8 +10,19 @@ from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
 
 def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
     """Return the rules by which stages may be made anew; None: they may not."""
-    if not recovery.allow_approximate:
-        return None
+    return _rules_of(recovery) if recovery.allow_approximate else None
+
+
+def permitted_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+    """Return the rules of a recovery that a person allows where the policy does not.
+
+    None: they are the defaults, or the policy allows all recoveries.
+    """
+    rules = _rules_of(recovery)
+    return None if recovery.allow_approximate or rules == ApproximateConfig() else rules
+
+
+def _rules_of(recovery: RecoveryPolicy) -> ApproximateConfig:
     how = recovery.approximate
     return ApproximateConfig(
         after_lost_steps=recovery.approximate_after_lost_steps,
@@ -20,6 +31,7 @@ def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
         boost_steps=how.boost_steps,
         stale_steps=how.stale_steps,
         wait_s=float(how.wait_seconds),
+        optimizer_state=how.optimizer_state,
     )
 
 
@@ -29,7 +41,6 @@ def check_approximate(
     *,
     stages: int,
     in_order: bool,
-    has_snapshots: bool,
 ) -> None:
     """Refuse rules that could never be used.
 
@@ -38,7 +49,6 @@ def check_approximate(
         checkpoint: of the job.
         stages: of its pipeline.
         in_order: whether all micro-batches pass them in order.
-        has_snapshots: whether it keeps snapshots in memory.
 
     Raises:
         InvalidSpecError: they could not.
@@ -67,10 +77,4 @@ def check_approximate(
                 if stages == 2
                 else ""
             ),
-        )
-    if has_snapshots:
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            "is true, but not in this version together with snapshots in memory, from which a lost "
-            "stage is made anew exactly; use false, or snapshots.enabled false",
         )

@@ -106,6 +106,9 @@ class SnapshotConfig:
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")
 """How two neighbours are weighed (:class:`mainstay_core.reinitialisation.weights.Weighting`)."""
+OPTIMIZER_STATES = ("Zero", "Average")
+"""How the optimizer's state begins of what is made of other stages
+(:class:`mainstay_core.wire.reinitialisation.OptimizerState`)."""
 MAX_FORKS = 1024
 """Re-initialisations of one job."""
 MAX_GUARDS = 16
@@ -133,6 +136,7 @@ class ApproximateConfig:
     other stages are looked at; None: no stage goes back alone."""
     wait_s: Seconds = field(default=0.0, metadata=OMITTED)
     """How long a holder that was only cut off is waited for before a stage is made anew."""
+    optimizer_state: Name = field(default=OPTIMIZER_STATES[0], metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +226,9 @@ class JobConfig:
     snapshots: SnapshotConfig | None = None
     """None in a job without snapshots in memory."""
     approximate: ApproximateConfig | None = field(default=None, metadata=OMITTED)
-    """None in a job whose every recovery is exact."""
+    """None in a job whose every recovery is exact, unless a person allows one that is not."""
+    permitted: ApproximateConfig | None = field(default=None, metadata=OMITTED)
+    """The rules of such a recovery while ``approximate`` is None; None: the defaults."""
     repeats: Annotated[tuple[Document, ...], Longest(MAX_FORKS)] = field(
         default=(), metadata=OMITTED
     )
@@ -259,6 +265,11 @@ class JobConfig:
             dmr_memory_bytes=rules.memory_bytes,
             witness_every_steps=rules.witness_every_steps,
         )
+
+    @property
+    def approximate_rules(self) -> ApproximateConfig:
+        """The rules by which stages are made anew, by the job's policy or a person's permission."""
+        return self.approximate or self.permitted or ApproximateConfig()
 
     @property
     def recomputed(self) -> float:

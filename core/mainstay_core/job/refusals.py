@@ -19,7 +19,6 @@ NOT_YET = {
 
 NOT_YET_VALUES = {
     "spec.spares.mode": "spares are always warm in this version; use Warm",
-    "spec.recovery.approximate.optimizerState": "moments begin from zero in this version; use Zero",
     "spec.recovery.onHostsLost": "lost shard types are always hosted anew in this version; "
     "use Rehost",
 }

@@ -394,8 +394,11 @@ class ApproximateRecovery(Section):
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
     stays exact. Pods that surely ended are not waited for. 0: it does not wait."""
-    optimizer_state: Literal["Zero"] = "Zero"
-    """The optimizer's state of what was made anew. Zero: it begins from nothing."""
+    optimizer_state: Literal["Zero", "Average"] = "Zero"
+    """The optimizer's state of what is made of other stages. Zero: it begins from nothing. Average:
+    it is the average of theirs, by the same weights; what counts a parameter's steps is the
+    smallest of theirs. The copy of a neighbour then has all of its state, several times the bytes
+    of its parameters."""
 
 
 class RecoveryPolicy(Section):
@@ -405,9 +408,10 @@ class RecoveryPolicy(Section):
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
-    Swapped, or a checkpoint of their own (approximate.staleSteps). Not together with snapshots in
-    this version. It holds from the next loss on; where it is off, a person may allow one recovery
-    of a job that waits (kubectl mainstay approximate), by the defaults of approximate."""
+    Swapped, or a checkpoint of their own (approximate.staleSteps). With snapshots in memory, these
+    are tried first: what they bring back is exact. It holds from the next loss on; where it is off,
+    a person may allow one recovery of a job that waits (kubectl mainstay approximate), by the rules
+    of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

@@ -25,7 +25,11 @@ from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
-from mainstay_core.job.approximation import approximate_config, check_approximate
+from mainstay_core.job.approximation import (
+    approximate_config,
+    check_approximate,
+    permitted_config,
+)
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.guards import check_guards, resolve_guards
@@ -239,6 +243,7 @@ class TrainingJob(Section):
             escalate_after=spec.recovery.escalate_after,
             snapshots=self.plan_snapshots(),
             approximate=approximate_config(spec.recovery),
+            permitted=permitted_config(spec.recovery),
             goes_back=spec.recovery.on_taint == "Restart",
             guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
@@ -361,8 +366,7 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
         )
     others = {
         "runtime.compile Off": spec.runtime.compile != "Off",
-        "detection.dmr.mode Off": spec.detection.dmr.mode != "Off",
-        "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
+        "detection.dmr.plan Naive, Dynamic or Auto": spec.detection.dmr.plan_name is PlanName.FILE,
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
     }
@@ -419,7 +423,6 @@ def _check_settings(spec: TrainingJobSpec) -> None:
         spec.checkpoint,
         stages=spec.parallelism.stages,
         in_order=spec.pipeline.resolved_order is Order.IN_ORDER,
-        has_snapshots=spec.snapshots.enabled,
     )
     if recovery.hold_back_seconds > recovery.hold_back_max_seconds:
         raise InvalidSpecError(

@@ -56,6 +56,8 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
     new = replace(
         state,
         lineage=plan.lineage if valid else state.lineage,
+        # What a store kept of another lineage makes nothing anew in this one.
+        kept_from=state.kept_from if plan.lineage == state.lineage else 0,
         phase=Phase.SETTLING,
         plan=plan,
         index=member.index,
@@ -132,6 +134,19 @@ def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
     why = f"fork {number + 1} of the lineage that the job repeats is due"
     tell = SendFact(fact_of(state, Parked, evidence=why, repeats=number))
     return Transition(replace(state, phase=Phase.PARKED), (*prefix, tell, WaitForPlan()), why)
+
+
+def ask_first(state: RankState, why: str) -> Transition:
+    """Wait for the plan that says what becomes of a stage that no store brings back.
+
+    Args:
+        state: of the rank, whose plan has its members ask.
+        why: the stage is not brought back.
+    """
+    if must_adopt(state):
+        return adopt(state, Leave())
+    tell = SendFact(fact_of(state, Parked, evidence=why, unreached=True))
+    return Transition(replace(state, phase=Phase.PARKED), (Leave(), tell, WaitForPlan()), why)
 
 
 def park(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.witness import Deviation
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.rank.forks import Making
@@ -217,11 +218,16 @@ class TellDeviation:
 
 @dataclass(frozen=True, slots=True)
 class TellVoidGuard:
-    """Tell people that a copy which this rank guards is another one than the owners have."""
+    """Tell people that a copy which guards keep is another one than the owners have.
+
+    The guard tells it; its owners do, too, if nobody knows which of them is wrong.
+    """
 
     step: int
     end: int
     """Stage of the blocks."""
+    rivals: tuple[Slot, ...] = ()
+    """Others that may be wrong instead; empty if more members agree with the owners."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from mainstay_core.wire.reinitialisation import (
     Fork,
     History,
     MadePosition,
+    OptimizerState,
     Outline,
     SourceKind,
     ToldHistory,
@@ -70,10 +71,13 @@ class Beside:
     """Digest of its masters; "" if no report names one, or if they name several."""
     guarded: int | None = None
     """The end whose blocks they guard, with the optimizer's state, if these are copied instead."""
+    whole: bool = False
+    """Whether the optimizer's state is copied, too."""
 
     def wanted(self, quorum: str, version: int) -> Wanted:
         """Return what its members are asked for in a quorum."""
-        return Wanted(quorum, self.position, version, self.guarded is None, self.guarded)
+        masters_only = self.guarded is None and not self.whole
+        return Wanted(quorum, self.position, version, masters_only, self.guarded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,8 @@ class Making:
     """The version of its own that it loads; None: it is made of others."""
     stale_history: History = ()
     """Forks that this version contains."""
+    keeps_own: bool = False
+    """Whether what guards would give is as it has it itself: nobody was lost, and nobody guards."""
 
 
 class Forked(NamedTuple):
@@ -113,13 +119,17 @@ def rules_of(plan: Plan, rules: ForkRules | None) -> ForkRules | None:
         rules: with which this rank was started.
 
     Raises:
-        LocalProtocolError: the order names a way of weighing that there is not.
+        LocalProtocolError: the order names a way of weighing, or for the optimizer's state to
+            begin, that there is not.
     """
     how = plan.fork.how if plan.fork is not None else None
     if rules is None or how is None:
         return rules
     if how.weights not in set(Weighting):
         raise LocalProtocolError(f"{plan.quorum} orders a fork by weights {how.weights!r}")
+    if how.optimizer_state not in set(OptimizerState):
+        state = how.optimizer_state
+        raise LocalProtocolError(f"{plan.quorum} orders a fork with optimizer state {state!r}")
     return replace(
         rules,
         policy=policy_of(how, rules.policy),
@@ -252,13 +262,20 @@ def has_guards(
         guards: whose copies count.
         lost: the positions of it that are made now; None: all of them.
     """
-    ends = {
+    return not ends_without_guards(fork, guards, lost)
+
+
+def ends_without_guards(
+    fork: Fork, guards: Collection[LeftGuards], lost: Collection[Position] | None = None
+) -> frozenset[int]:
+    """Return the ends that lack such a guard; arguments likewise."""
+    ends = frozenset(
         place.stage
         for place in fork.made.positions
         if any(b.is_exact for b in place.blocks)
         and (lost is None or (place.stage, place.inner) in lost)
-    }
-    return ends <= {left.end for left in guards}
+    )
+    return ends - {left.end for left in guards}
 
 
 def goes_back(plan: Plan, rules: ForkRules | None, version: int, durable: int) -> bool:
@@ -426,10 +443,12 @@ def plan_making(
                 position=other,
                 members=members[start:] + members[:start],
                 expected=told.pop() if len(told) == 1 else "",
+                whole=made.optimizer_state is OptimizerState.AVERAGE,
             )
         )
+    has_exact = any(block.is_exact for block in made.blocks)
     for left in guards:
-        if left.end == made.stage and any(block.is_exact for block in made.blocks):
+        if left.end == made.stage and has_exact:
             start = turn % len(left.members)
             members = left.members[start:] + left.members[:start]
             beside.append(
@@ -445,6 +464,7 @@ def plan_making(
         beside=tuple(beside),
         stale=stale,
         stale_history=() if stale is None else history_at(history, stale),
+        keeps_own=has_exact and all(left.end != made.stage for left in guards),
     )
 
 

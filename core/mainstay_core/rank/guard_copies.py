@@ -105,5 +105,33 @@ def void_copies(
     return tuple(void)
 
 
+def undecided_members(
+    plan: Plan, guards: Iterable[Guard], votes: Sequence[Vote], end: int
+) -> frozenset[int]:
+    """Return the members of which nobody knows who has the right copy of an end's blocks.
+
+    They are owners and guards that differ, where those who have what the owners have are no more
+    than those who have something else: one guard against the only owner, above all. Empty where
+    all have the same, or where more agree with the owners.
+
+    Args:
+        plan: the quorum's plan.
+        guards: under it.
+        votes: by member index, of a step that is committed.
+        end: its stage.
+    """
+    owners = {m.index for m in plan.positions[end]}
+    groups: dict[GuardedDigest, set[int]] = defaultdict(set)
+    for index in sorted(owners | {guard.index for guard in guards if guard.end == end}):
+        told = _told(votes[index], end)
+        if told is not None:
+            groups[told].add(index)
+    theirs = max((len(group) for group in groups.values() if group & owners), default=0)
+    others = [group for group in groups.values() if not group & owners]
+    if not theirs or not others or theirs > max(map(len, others)):
+        return frozenset()
+    return frozenset().union(*groups.values())
+
+
 def _told(vote: Vote, end: int) -> GuardedDigest | None:
     return next((told for told in vote.guarded if told.stage == end), None)

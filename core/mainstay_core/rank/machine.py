@@ -10,14 +10,14 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, recheck, repeating, windows
-from mainstay_core.rank.adoption import adopt, park, wait_for_fork
+from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -48,7 +48,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
     WaitForPlan,
 )
-from mainstay_core.rank.guard_copies import void_copies
+from mainstay_core.rank.guard_copies import undecided_members, void_copies
 from mainstay_core.rank.making import forked, making_of
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
@@ -129,6 +129,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     mine = outcome.actions[state.index]
     reached = max((r.version for r in event.reports if r.valid), default=None)
     loads = StateAction.LOAD in outcome.actions
+    if loads and state.plan.asks_first:
+        return ask_first(state, outcome.reason)
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
     tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))
@@ -353,12 +355,28 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     record = windows.record_of(state, commit, event.votes)
     void = void_copies(plan, state.guards, event.votes, state.index)
     guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
-    told = tuple(TellVoidGuard(commit.step, end) for end in void)
+    told = _void_guards(state, event, void)
     applying = replace(
         state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
+
+
+def _void_guards(
+    state: RankState, event: VotesGathered, void: Collection[int]
+) -> tuple[TellVoidGuard, ...]:
+    """Return what is told of copies of guards that are void, here or elsewhere."""
+    plan = state.plan
+    assert plan is not None
+    told = []
+    own = {guard.end for guard in state.guards} & {plan.members[state.index].rank.stage}
+    for end in sorted({*void, *own}):
+        unsure = undecided_members(plan, state.guards, event.votes, end)
+        if end in void or state.index in unsure:
+            rivals = tuple(plan.members[i].slot for i in sorted(unsure) if i != state.index)
+            told.append(TellVoidGuard(state.version, end, rivals))
+    return tuple(told)
 
 
 def _refused(

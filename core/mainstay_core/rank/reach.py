@@ -64,7 +64,9 @@ def newest(
     held = [versions for position, versions in enumerate(reached) if position not in made]
     common: set[int] = set.intersection(*held) if held else set()
     if stores is not None and common and lost:
-        # Whoever goes on needs the last commit: the next one continues its totals.
+        # Whoever goes on needs the last commit: the next one continues its totals. And it needs the
+        # history of forks, which no store has.
         told = {r.version for r in reports if r.valid and r.lineage == plan.lineage} | {0}
-        common = {v for v in common if v in told or v - 1 in stores.records}
+        known = {step + 1 for step, record in stores.records.items() if not record.forks}
+        common &= told | known
     return max(common) if common else None

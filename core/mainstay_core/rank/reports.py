@@ -169,6 +169,14 @@ def finding_of(state: RankState, action: TellDeviation) -> Finding:
 
 def guard_finding(state: RankState, action: TellVoidGuard) -> Finding:
     """Return what is told of a copy that a guard keeps, and that is not what its owners have."""
+    assert state.plan is not None
+    owns = state.plan.members[state.index].rank.stage == action.end
+    what = "what guards keep of it" if owns else f"what it guards of stage {action.end}"
+    than = "what it has" if owns else "what its owners have"
+    reason = f"{what} differs from {than}, and is copied again"
+    if action.rivals:
+        names = ", ".join(map(str, action.rivals))
+        reason = f"{reason}; nobody knows which is wrong, it or {names}"
     return Finding(
         step=action.step,
         slot=state.slot,
@@ -176,10 +184,10 @@ def guard_finding(state: RankState, action: TellVoidGuard) -> Finding:
         ordinal=0,
         operator=GUARD,
         num_elements=0,
-        verdict=Verdict.TRANSIENT,
-        remedy=Remedy.OTHER_COPY,
-        reason=f"what it guards of stage {action.end} differs from what its owners have, and is "
-        "copied again",
+        # Of two that differ neither is accused: both are named.
+        verdict=Verdict.WIRE if action.rivals else Verdict.TRANSIENT,
+        remedy=Remedy.OTHER_COPY if not action.rivals else Remedy.NOTHING,
+        reason=reason,
     )
 
 

@@ -269,7 +269,8 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
             if not isinstance(found, str):
                 return found
-        return events.StateLoaded(await self.make_anew(making.made))
+        made = await self.make_anew(making.made, keeps_own=making.keeps_own)
+        return events.StateLoaded(made)
 
     async def _load_stale(self, version: int, history: History) -> events.Event:
         """Load an older version of this position alone."""

@@ -142,6 +142,7 @@ def settle(
     version, history = goal.version, _history(plan, goal, stores)
     goal = _repeating(plan, goal, history.forks)
     actions, replays = _ways(plan, ordered, goal, stores)
+    replays = {p: replace(replay, history=history.forks) for p, replay in replays.items()}
     refused_in = max(r.refused_in for r in ordered)
     # Where a stage is another one now, what is held came through the lost one, and what was told of
     # it says nothing of it.
@@ -196,8 +197,16 @@ def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
     guards = _guards(plan, goal.counted, goal.version)
     assert plan.fork is not None
     assert plan.fork.repeats is not None
-    if not forks.has_guards(plan.fork.repeats, guards):
-        return goal  # nobody has what is to be taken from them
+    for end in forks.ends_without_guards(plan.fork.repeats, guards):
+        # A guard that is new copies in a step. The owners have the same bits, if none was lost.
+        owners = [m.index for m in plan.members if m.rank.stage == end]
+        there = {
+            r.index
+            for r in goal.counted
+            if r.valid and r.lineage == plan.lineage and r.version == goal.version
+        }
+        if not there.issuperset(owners):
+            return goal  # they come to the version first
     return replace(goal, made=goal.made | again, guards=guards)
 
 
@@ -398,7 +407,7 @@ def _replays(
     the version was reached without it, and one that stayed, if its stage has lost another position.
     """
     found: dict[int, Replay | BoundaryReplay] = {}
-    version, lost = goal.version, lost_positions(plan, goal.counted)
+    version, lost = goal.version, lost_positions(plan, goal.counted) - goal.made
     lost_stages = {position // plan.ranks_per_stage for position in lost}
     for position, members in enumerate(plan.positions):
         in_stretch = position // plan.ranks_per_stage in lost_stages

@@ -150,8 +150,13 @@ class RankShell(ABC):
         """
 
     @abstractmethod
-    async def make_anew(self, made: MadePosition) -> str:
-        """Write this rank's state from what was copied beside it; return its masters' digest."""
+    async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
+        """Write this rank's state from what was copied beside it; return its masters' digest.
+
+        Args:
+            made: its blocks, and of what they are made.
+            keeps_own: whether blocks that guards would give stay as they are here.
+        """
 
     @abstractmethod
     async def give_guarded(self, group: Any, peers: Sequence[int]) -> None:

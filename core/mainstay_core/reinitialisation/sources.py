@@ -26,6 +26,7 @@ from mainstay_core.wire.reinitialisation import (
     BlockSource,
     MadeBlock,
     MadePosition,
+    OptimizerState,
     Reinitialisation,
     Rule,
     SourceKind,
@@ -78,6 +79,8 @@ class Policy:
     stale_steps: int = 0
     """A stale copy that is at most so many steps old goes before other stages; an older one does
     not count."""
+    optimizer_state: OptimizerState = OptimizerState.ZERO
+    """How the optimizer's state begins of what is made of other stages."""
 
 
 def policy_of(how: ApproximateConfig, before: Policy | None = None) -> Policy:
@@ -89,7 +92,12 @@ def policy_of(how: ApproximateConfig, before: Policy | None = None) -> Policy:
     """
     stale_steps = how.stale_steps or 0
     weighting = Weighting(how.weights)
-    return replace(before or Policy(), weighting=weighting, stale_steps=stale_steps)
+    return replace(
+        before or Policy(),
+        weighting=weighting,
+        stale_steps=stale_steps,
+        optimizer_state=OptimizerState(how.optimizer_state),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +154,14 @@ def plan_reinitialisation(
             blocks, how = place.make()
         except _NoSourceError as why:
             return NoSource(reason=str(why))
-        made.append(MadePosition(stage=stage, inner=inner, blocks=blocks))
+        made.append(
+            MadePosition(
+                stage=stage,
+                inner=inner,
+                blocks=blocks,
+                optimizer_state=place.optimizer_state_of(blocks),
+            )
+        )
         told.append(f"{place.name} is made anew from {how}")
     return Reinitialisation(positions=tuple(made), reason="; ".join(told))
 
@@ -175,6 +190,12 @@ class _Place:
         age = None if stale is None else self.version - stale
         is_young = age is not None and age <= self.policy.stale_steps
         return self._from(self._stale if is_young else self._other_stages)
+
+    def optimizer_state_of(self, blocks: Sequence[MadeBlock]) -> OptimizerState:
+        """Return how the optimizer's state begins: as the job says, if other stages are sources."""
+        others = (SourceKind.TWIN, SourceKind.NEIGHBOUR)
+        kinds = {source.kind for block in blocks for source in block.sources}
+        return self.policy.optimizer_state if kinds.intersection(others) else OptimizerState.ZERO
 
     def _from(
         self, sources_of: Callable[[BlockOutline], _Sources]

@@ -25,6 +25,8 @@ MAX_WHY = 256
 """Characters of why a store is not told of, where there is little room."""
 _NUMBER_BYTES = 18
 """Digits of the largest count, and what stands between two."""
+_FLOAT_BYTES = 26
+"""Digits, sign and exponent of the longest number in fp64, and what stands between two."""
 _RUN_BYTES = 2 * _NUMBER_BYTES + 20
 _NAME_BYTES = 6
 """JSON writes a character as that many at most."""
@@ -33,7 +35,8 @@ _NAME_BYTES = 6
 def record_bytes(record: CommitRecord) -> int:
     """Return how many bytes a record has in a report, a little less than half a kilobyte more."""
     digests = sum(len(digest) + 4 for digest in (*record.gradients, *record.states))
-    return 512 + digests + sum(len(str(n)) + 2 for n in record.commit.statistics)
+    norms = _FLOAT_BYTES * len(record.commit.norms_sq)
+    return 512 + digests + norms + sum(len(str(n)) + 2 for n in record.commit.statistics)
 
 
 def report_bytes(report: StoreReport) -> int:

@@ -35,7 +35,7 @@ class Faults:
         self._lasts_s = 0.0
         self._unfinished = 0
         self._gradient_due = self._state_due = self._type_due = False
-        self._unseen_due = self._stick_due = False
+        self._unseen_due = self._stick_due = self._guard_due = False
         self.struck: list[str] = []
         self.calm_since_s: float | None = None
         """When the last one was over; None before."""
@@ -315,6 +315,20 @@ class Faults:
 
     def _corrupt_state(self) -> None:
         self._state_due = True
+
+    def _corrupt_guard(self) -> None:
+        self._guard_due = True
+
+    def corrupt_guard(self, trainer: Trainer) -> None:
+        """Spoil what a trainer guards, if it guards something: its next vote tells it."""
+        last = trainer.state.version + 1 >= trainer.state.num_steps
+        held = [copy.stage for copy in trainer.state.guarded]
+        if self._guard_due and held and not last:
+            self._guard_due = False
+            self._world.engine.say(trainer.name, "guards something wrong")
+            self._world.checks.seen["corrupt guard"] += 1
+            trainer.guards_wrong, trainer.was_tampered = held[0], True
+            trainer.copies[held[0]] = terms.term("corrupt", trainer.copies[held[0]])
 
     def _corrupt_type(self) -> None:
         self._type_due = True

@@ -33,6 +33,9 @@ class Strikes(Protocol):
     def corrupt_gradient(self, trainer: Any, compute: Any) -> None:
         """A trainer has reduced a gradient."""
 
+    def corrupt_guard(self, trainer: Any) -> None:
+        """A trainer is about to apply a step to what it guards."""
+
     def corrupt_state(self, trainer: Any, compute: Any) -> None:
         """A trainer has applied a step."""
 

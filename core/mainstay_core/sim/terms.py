@@ -21,6 +21,7 @@ from mainstay_core.wire.reinitialisation import (
     BlockSource,
     History,
     MadePosition,
+    OptimizerState,
     Outline,
     SourceKind,
 )
@@ -153,7 +154,8 @@ def made(place: MadePosition, states: Mapping[tuple[int, int], str], guarded: st
         )
         for block in place.blocks
     )
-    state = term("made", blocks)
+    averages = place.optimizer_state is OptimizerState.AVERAGE
+    state = term("made with moments" if averages else "made", blocks)
     if guarded:
         _PART_OF[state] = guarded
     return state
@@ -201,12 +203,14 @@ def computed_with(copy: UnitTerm) -> UnitTerm:
     return unit, _STATE_OF.get(whole, whole)
 
 
-def unit_applied(state: UnitTerm, gradient: UnitTerm, scale: float) -> UnitTerm:
+def unit_applied(
+    state: UnitTerm, gradient: UnitTerm, scale: float, boosts: Boosts = ()
+) -> UnitTerm:
     """A unit's state after one more step, by its part of the gradient."""
     unit, params = state
     if gradient[0] != unit:
         return unit, term("misapplied", state, gradient)
-    return unit, applied(params, gradient[1], scale)
+    return unit, applied(params, gradient[1], scale, boosts)
 
 
 def whole_of(units: Sequence[UnitTerm]) -> str:

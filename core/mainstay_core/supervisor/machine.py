@@ -60,7 +60,7 @@ from mainstay_core.supervisor.slots import (
     with_phase,
 )
 from mainstay_core.supervisor.state import SIGKILL, SlotPhase, SlotState, SupervisorState
-from mainstay_core.wire.facts import Finished, Parked, TrainerDown
+from mainstay_core.wire.facts import Fact, Finished, Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 
 
@@ -95,7 +95,7 @@ def _launcher_up(state: SupervisorState, event: object, now_s: float) -> Transit
 def _registered(state: SupervisorState, event: Registered, now_s: float) -> Transition:
     """Tell the api of all trainers anew: it may have lost the pod."""
     del now_s
-    facts = []
+    facts: list[Fact] = [*state.named]
     for slot in state.slots:
         up = slot.up if slot.phase is SlotPhase.UP else None
         down = slot.down if slot.phase is not SlotPhase.UP else None

@@ -15,6 +15,7 @@ from mainstay_core.wire.facts import (
     Failed,
     Finished,
     Leaving,
+    Named,
     Parked,
     Paused,
     SlotStatus,
@@ -26,6 +27,8 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
+MAX_NAMED = 16
+"""Named devices that a pod remembers; the oldest go first."""
 LATER_S = 0.1
 """How long a fact waits that another one, or a plan, makes needless as a rule: all of a quorum tell
 such facts at once, each with a request of its own, just when the job recovers and needs the
@@ -129,6 +132,9 @@ class SupervisorState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
+    named: tuple[Named, ...] = ()
+    """The last word that its trainers have had of each device that computes wrongly each time. It
+    is repeated to an api that has lost it, whatever has become of the trainer that told it."""
     met: QuorumId | None = None
     """The newest quorum in which a trainer of this pod has met all members: all their supervisors
     have its plan."""

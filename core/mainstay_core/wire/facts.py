@@ -243,6 +243,8 @@ class Parked(_RankFact):
     one has to compute it, so that most of them can say which is wrong."""
     repeats: Count | None = field(default=None, metadata=OMITTED)
     """Number of the fork that is due in a job that repeats a lineage: nothing has failed."""
+    unreached: bool = field(default=False, metadata=OMITTED)
+    """Whether it asks what to do, as its plan says: no store brings a lost stage back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

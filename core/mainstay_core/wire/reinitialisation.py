@@ -68,6 +68,18 @@ class SourceKind(enum.StrEnum):
     """A stage beside the lost one."""
 
 
+class OptimizerState(enum.StrEnum):
+    """The ways in which the optimizer's state of what is made of other stages begins.
+
+    What a guard had, and a stale copy, bring their own.
+    """
+
+    ZERO = "Zero"
+    """From nothing, as in the authors' code."""
+    AVERAGE = "Average"
+    """As the average of the sources' state, by the same weights as their parameters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOutline:
     """A block as a re-initialisation sees it."""
@@ -130,6 +142,8 @@ class MadePosition:
     inner: Index = field(default=0, metadata=OMITTED)
     blocks: Annotated[tuple[MadeBlock, ...], Longest(MAX_BLOCKS)]
     """In model order."""
+    optimizer_state: OptimizerState = field(default=OptimizerState.ZERO, metadata=OMITTED)
+    """How the optimizer's state begins of the blocks that are made of other stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,4 +273,6 @@ def describe_fork(fork: Fork) -> str:
     """Return a fork in one line: where, from what, and at which learning rate."""
     lasts = "" if fork.boost_steps is None else f" for {count(fork.boost_steps, 'step')}"
     boost = "" if fork.lr_boost == 1 else f"; learning rate x {fork.lr_boost:g}{lasts}"
-    return f"step {fork.version}: {fork.made.reason}{boost}"
+    averages = any(p.optimizer_state is OptimizerState.AVERAGE for p in fork.made.positions)
+    moments = "; the optimizer's state likewise" if averages else ""
+    return f"step {fork.version}: {fork.made.reason}{moments}{boost}"

@@ -656,6 +656,32 @@ def test_a_person_allows_one_recovery_of_a_job_that_waits(waiting: Any) -> None:
     assert waiting.plan.method is Method.RESTART
 
 
+def test_a_permitted_recovery_goes_by_the_jobs_rules_though_its_policy_is_off(
+    waiting: Any,
+) -> None:
+    rules = ApproximateConfig(weights="Uniform", stale_steps=4, wait_s=9, optimizer_state="Average")
+    assert "by their squared gradient norms" in show_lineage(waiting.state).stages[1].reason
+    waiting.send(JobSubmitted(config=replace(waiting.state.config, permitted=rules)))
+    assert "stages 0 and 2, one half each" in show_lineage(waiting.state).stages[1].reason
+    assert not show_lineage(waiting.state).allowed
+    allow(waiting, 1)
+    waiting.register("spare")
+    waiting.up("spare")
+
+    assert waiting.plan.fork.how == replace(rules, after_lost_steps=0, wait_s=0.0)
+
+
+def test_without_a_permission_the_rules_alone_allow_nothing(start: Start) -> None:
+    rules = ApproximateConfig(after_lost_steps=0)
+    world = start(spares=4, replicas=1, lanes=1, stages=5, permitted=rules)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    lose(world, 1)
+    assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
 def test_a_permission_is_used_up_by_a_commit_though_not_all_have_told_that_they_go_on(
     waiting: Any,
 ) -> None:
@@ -753,13 +779,31 @@ SWAPPED: Outline = tuple(
 )
 
 
-def swapped(start: Start, *, guards: int = 1, replicas: int = 1) -> Any:
+def swapped(start: Start, *, guards: int = 1, replicas: int = 1, goes_back: bool = False) -> Any:
     """A swapped pipeline of four stages with trainers to spare, which has committed no step yet."""
     how = {"order": Order.SWAPPED, "guards": guards, "approximate": ALLOWED}
+    how |= {"goes_back": goes_back}
     world = start(spares=4, replicas=replicas, lanes=replicas, stages=4, **how)
     world.register("teller")
     world.up("teller", outline=SWAPPED)
     return world
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_person_allows_a_recovery_of_a_swapped_pipeline(start: Start, stage: int) -> None:
+    """Guards keep what ends alone have though the policy is off."""
+    world = start(replicas=1, lanes=1, stages=4, order=Order.SWAPPED, guards=1)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=SWAPPED))
+    for _ in range(5):
+        world.commit()
+    lose(world, stage)
+    assert world.state.phase is JobPhase.WAITING
+    allow(world, stage)
+    world.register("spare")
+    world.up("spare")
+
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (stage,))
+    assert record(world).allowed_by == "alice"
 
 
 @pytest.mark.parametrize("lost", [(0,), (3,), (0, 2), (0, 3), (1,)])
@@ -816,6 +860,23 @@ def test_guards_that_have_loaded_a_state_have_no_copy_until_a_step_is_committed(
     world.settle(step=0)
     world.commit(step=0)
     assert show_lineage(world.state).stages[0].possible
+
+
+def test_guards_of_tainted_steps_count_no_more(start: Start) -> None:
+    world = swapped(start, replicas=2, goes_back=True)
+    for _ in range(5):
+        world.commit()
+    assert show_lineage(world.state).stages[0].possible
+    wrong = world.member(1, 2)
+
+    world.tell(world.about(FactKind.NAMED, wrong, evidence="why", since=3, step=5))
+
+    assert [v.version for v in world.plan.voided] == [3]
+    assert not show_lineage(world.state).stages[0].possible
+    world.settle(step=0)
+    assert not show_lineage(world.state).stages[0].possible
+    world.commit(step=0)
+    assert show_lineage(world.state).stages[0].possible, "they have copied anew"
 
 
 def test_what_never_has_row_5_says_why(start: Start) -> None:

@@ -353,7 +353,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.recovery.approximate", {"waitSeconds": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
         ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
-        ("spec.recovery.approximate", {"optimizerState": "Average"}, "moments begin from zero"),
+        ("spec.recovery.approximate", {"optimizerState": "Copy"}, "must be 'Zero' or 'Average'"),
         ("spec.recovery.onHostsLost", "Restart", "use Rehost"),
         ("spec.runtime", {"device": "CPU", "backend": "NCCL"}, "needs CUDA"),
         (
@@ -426,7 +426,7 @@ def approximate_job(**spec: Any) -> dict[str, Any]:
 
 def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
     how = {"lrBoostPercent": 125, "boostSteps": 100, "weights": "Uniform", "staleSteps": 40}
-    how["waitSeconds"] = 9
+    how |= {"waitSeconds": 9, "optimizerState": "Average"}
     data = approximate_job(checkpoint={"everySteps": 5})
     data["spec"]["recovery"] |= {"approximateAfterLostSteps": 0, "approximate": how}
     config = spec.parse_training_job(data).to_job_config(JobUid("u"))
@@ -438,11 +438,17 @@ def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
         boost_steps=100,
         stale_steps=40,
         wait_s=9.0,
+        optimizer_state="Average",
     )
+    assert (config.permitted, config.approximate_rules) == (None, config.approximate)
     assert codec.loads(JobConfig, codec.dumps(config)) == config
-    assert "approximate" not in codec.encode(
-        spec.parse_training_job(SMALLEST).to_job_config(JobUid("u"))
-    )
+    data["spec"]["recovery"] = {"approximate": how}
+    off = spec.parse_training_job(data).to_job_config(JobUid("u"))
+    allowed = replace(config.approximate_rules, after_lost_steps=None)
+    assert (off.approximate, off.permitted, off.approximate_rules) == (None, allowed, allowed)
+    assert codec.loads(JobConfig, codec.dumps(off)) == off
+    plain = codec.encode(spec.parse_training_job(SMALLEST).to_job_config(JobUid("u")))
+    assert not {"approximate", "permitted"} & plain.keys()
 
 
 def test_permission_that_could_never_be_used_is_refused() -> None:
@@ -450,9 +456,7 @@ def test_permission_that_could_never_be_used_is_refused() -> None:
     both_ends = {"parallelism": {"stages": 2}}
     assert "or checkpoints (checkpoint.everySteps)" in str(problem(approximate_job(**both_ends)))
     spec.parse_training_job(approximate_job(**both_ends, checkpoint={"everySteps": 5}))
-    with_snapshots = problem(approximate_job(snapshots={"enabled": True}))
-    assert with_snapshots.field == "spec.recovery.allowApproximate"
-    assert "snapshots in memory" in str(with_snapshots)
+    spec.parse_training_job(approximate_job(snapshots={"enabled": True}))
 
 
 def test_a_step_has_no_more_shard_types_than_a_plan_can_name() -> None:
@@ -630,12 +634,11 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"detection": {"dmr": {"mode": "Full"}}}, "can only have detection.dmr.mode Off; use"),
-        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
-            {"detection": {"witness": {"everySteps": 3}}},
-            "can only have detection.witness.everySteps 0",
+            {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
+            "can only have detection.dmr.plan Naive, Dynamic or Auto; use",
         ),
+        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
             {"training": {"steps": 9, "lanes": 1, "shardsPerLane": 1}},
             "a step has a single micro-batch, which takes one of the two ways; use InOrder, or",
@@ -666,6 +669,13 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
     found = problem(swapped_with(changes))
     assert found.field == "spec.pipeline.order"
     assert words in str(found)
+
+
+@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto"])
+def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
+    detection = {"dmr": {"mode": "Full", "plan": plan}, "witness": {"everySteps": 3}}
+    job = spec.parse_training_job(swapped_with({"detection": detection}))
+    assert (job.shape.order.value, job.spec.detection.dmr.plan) == ("Swapped", plan)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from mainstay_core.wire.reinitialisation import (
     BlockOutline,
     Fork,
     ForkOrder,
+    OptimizerState,
     Reinitialisation,
+    describe_fork,
 )
 from mainstay_core.wire.votes import Commit, SettleReport, Vote
 
@@ -40,6 +42,8 @@ STAY, ROLL, HEAL, LOAD, MAKE = (
 RULES = ForkRules(
     outline=tuple((BlockOutline(name=f"layers.{i}", kind="layer"),) for i in range(5))
 )
+
+UNHEARD_OF = ApproximateConfig(optimizer_state="Best")
 
 
 def commit(step: int, *norms_sq: float) -> Commit:
@@ -541,6 +545,35 @@ def test_an_order_is_carried_out_by_the_rules_that_it_names() -> None:
     old = reports(plan, 8, 1, a={"durable": 5})
     assert settled(named, old).actions[1] is MAKE
     assert set(settled(plan, old).actions) == {LOAD}, "without a bound any checkpoint is"
+
+
+def test_an_order_to_average_moments_is_recorded_and_whole_states_are_copied() -> None:
+    plan = pipeline(2, 1)
+    for name, copied in (("Zero", True), ("Average", False)):
+        how = ApproximateConfig(optimizer_state=name)
+        ordered = replace(plan, lineage=1, fork=ForkOrder(positions=(1,), since=0, how=how))
+        told = reports(ordered, 8, 1)
+        outcome = settled(ordered, told)
+        assert outcome.fork is not None
+        (place,) = outcome.fork.made.positions
+        assert place.optimizer_state == name
+        assert ("optimizer" in describe_fork(outcome.fork)) == (not copied)
+        making = forks.plan_making(ordered, outcome.fork, 1, {0: [0], 2: [2]}, told)
+        assert [beside.wanted("q2-n", 8).masters_only for beside in making.beside] == [copied] * 2
+    wrong = replace(order(plan, 1), fork=ForkOrder(positions=(1,), since=0, how=UNHEARD_OF))
+    with pytest.raises(LocalProtocolError, match="with optimizer state 'Best'"):
+        settled(wrong, reports(wrong, 8, 1))
+
+
+def test_what_comes_whole_from_a_guard_or_a_checkpoint_averages_nothing() -> None:
+    policy = Policy(stale_steps=9, optimizer_state=OptimizerState.AVERAGE)
+    rules = replace(RULES, policy=policy, after_lost_steps=0)
+    plan = order(pipeline(2, 0), 0)
+    told = [replace(r, durable=6) for r in reports(plan, 8, 0)]
+    outcome = settle(plan, 1, told, fork_rules=rules)
+    assert outcome.fork is not None
+    (place,) = outcome.fork.made.positions
+    assert place.optimizer_state is OptimizerState.ZERO
 
 
 def test_an_order_by_weights_that_there_are_not_is_refused() -> None:

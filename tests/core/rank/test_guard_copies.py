@@ -9,10 +9,14 @@ import pytest
 from tests.core.plans import make_plan
 
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.rank import forks
+from mainstay_core.rank.events import TellVoidGuard
 from mainstay_core.rank.forks import ForkRules
-from mainstay_core.rank.guard_copies import find_guards, void_copies
+from mainstay_core.rank.guard_copies import find_guards, undecided_members, void_copies
+from mainstay_core.rank.reports import guard_finding
 from mainstay_core.rank.settle import Settlement, StateAction, settle
+from mainstay_core.rank.state import RankState
 from mainstay_core.reinitialisation.guards import plan_guards
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.wire.plan import Plan
@@ -198,6 +202,62 @@ def test_a_copy_that_differs_from_what_the_owners_have_is_void() -> None:
     assert void_copies(plan, guards, votes(**own), b) == (), "it has none to be void"
 
 
+def vote_of(*told: GuardedDigest) -> Vote:
+    about: dict[str, Any] = {"step": 8, "attempt": 0, "ok": True, "norms_sq": (), "stats": ()}
+    about |= {"gradient": "", "state": "", "newest_plan": 1, "newest_nonce": "n"}
+    return Vote(guarded=told, **about)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "told", "unsure"),
+    [
+        pytest.param(1, "ox", "ab", id="one guard against one owner: nobody knows"),
+        pytest.param(1, "oo", "", id="they agree"),
+        pytest.param(1, "o ", "", id="the guard has none yet"),
+        pytest.param(2, "oxox", "adbe", id="two guards that agree against two owners"),
+        pytest.param(2, "ooox", "", id="a guard agrees with the owners against the other"),
+        pytest.param(2, "oxo ", "", id="two owners against one guard"),
+    ],
+)
+def test_of_a_guard_and_an_owner_that_differ_neither_is_believed_alone(
+    replicas: int, told: str, unsure: str
+) -> None:
+    """``told`` has what owner and guard of each replica tell of the first stage."""
+    plan = make_plan({r: LIVES[r] for r in range(replicas)}, lanes=replicas)
+    guards = plan_guards(plan, OUTLINE, 2)
+    votes = [vote_of()] * len(plan.members)
+    for replica in range(replicas):
+        for place, life in enumerate(("ad"[replica], "be"[replica])):
+            what = told[2 * replica + place]
+            if what != " ":
+                votes[index_of(plan, life)] = vote_of(copy_of(masters=what))
+    found = undecided_members(plan, guards, votes, 0)
+    assert found == {index_of(plan, life) for life in unsure}
+
+
+@pytest.mark.parametrize(("life", "words"), [("a", "guards keep of it"), ("b", "it guards of")])
+def test_both_are_named_where_nobody_knows_who_is_wrong(life: str, words: str) -> None:
+    plan = make_plan({0: LIVES[0]}, lanes=1)
+    index = index_of(plan, life)
+    other = plan.members[index_of(plan, "b" if life == "a" else "a")].slot
+    state = RankState(
+        slot=plan.members[index].slot,
+        incarnation=plan.members[index].incarnation,
+        num_steps=9,
+        shards_per_lane=1,
+        clip_norm=None,
+        heal_address="x",
+        plan=plan,
+        index=index,
+    )
+    unsure = guard_finding(state, TellVoidGuard(8, 0, (other,)))
+    assert words in unsure.reason
+    assert f"nobody knows which is wrong, it or {other}" in unsure.reason
+    assert unsure.verdict is Verdict.WIRE, "no device is accused"
+    sure = guard_finding(state, TellVoidGuard(8, 0))
+    assert (sure.verdict, "nobody knows" in sure.reason) == (Verdict.TRANSIENT, False)
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_what_was_made_with_guards_is_not_made_once_more_when_they_are_gone(repeats: bool) -> None:
     """A young checkpoint is no help: the fork that all have noted names the guards."""
@@ -214,6 +274,32 @@ def test_what_was_made_with_guards_is_not_made_once_more_when_they_are_gone(repe
         outcome = settle(plan, 1, told, fork_rules=rules)
         assert action in outcome.actions
         assert outcome.fork == (first.fork if action is MAKE else None)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_fork_that_is_made_again_takes_what_its_owners_have_if_nobody_guards(
+    behind: bool,
+) -> None:
+    """Nobody was lost. A new guard would copy in a step, and the fork is due before that."""
+    first = settled(plan_of("a", "d"), b=(copy_of(),), e=(copy_of(),)).fork
+    assert first is not None
+    plan = plan_of()
+    order = ForkOrder(positions=(0,), since=0, repeats=first)
+    plan = replace(plan, fork=order)
+    told = reports(plan)
+    if behind:
+        late = index_of(plan, "d")
+        told = [replace(r, version=7, mark="q1-n") if r.index == late else r for r in told]
+    outcome = settle(plan, 1, told, fork_rules=RULES)
+
+    assert (outcome.fork is None) == behind
+    assert outcome.actions.count(MAKE) == (0 if behind else 2)
+    if not behind:
+        owner = index_of(plan, "a")
+        twins = {1: [index_of(plan, life) for life in "be"]}
+        making = forks.plan_making(plan, first, owner, twins, told, outcome.guards)
+        assert making.keeps_own
+        assert [beside.guarded for beside in making.beside] == [None]
 
 
 def test_what_a_guard_had_keeps_its_learning_rate() -> None:

@@ -152,7 +152,7 @@ class Played(RankSession[Connections]):
         self.done.append(f"beside, position {wanted.position}")
         return await self.copy(client, sources, wanted, expected)
 
-    async def make_anew(self, made: MadePosition) -> str:
+    async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         self.done.append(f"made stage {made.stage}")
         return "made"
 

@@ -21,12 +21,18 @@ from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited
 from mainstay_core.sim.invariants.lineages import fork_rules
 from mainstay_core.sim.scenarios.points import COMMIT_POINTS, FORK_POINTS
-from mainstay_core.sim.scenarios.scenario import FORKING, Fault, Scenario
+from mainstay_core.sim.scenarios.scenario import (
+    FORKING,
+    GUARDED,
+    IN_MEMORY,
+    Fault,
+    Scenario,
+)
 from mainstay_core.sim.trainers import trainer
 from mainstay_core.sim.trainers.guarding import TAG, GuardingTrainer
 from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.wire.plan import Member, Partial, Plan
-from mainstay_core.wire.reinitialisation import History, MadePosition
+from mainstay_core.wire.reinitialisation import Fork, History, MadePosition
 
 
 def draw_forks(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -130,6 +136,36 @@ def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config)
 
 
+def draw_forks_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a job with snapshots in memory, which are complete now and then."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"beside {seed}")
+    snapshots = draw(seed, IN_MEMORY).config.snapshots
+    assert snapshots is not None
+    in_order = scenario.config.shape.order is Order.IN_ORDER
+    boundary = in_order and rng.random() < 0.4
+    snapshots = replace(snapshots, peers=rng.choice((0, 1)), boundary=boundary)
+    lost = [
+        Fault(kind=rng.choice(("kill-pod", "kill-inner")), point="applied", times=times)
+        for times in (4, 9)
+    ]
+    faults = tuple(f for pair in zip(scenario.faults, lost, strict=False) for f in pair)
+    faults += scenario.faults[len(lost) :]
+    spares = rng.choice((1, 3))
+    config = replace(scenario.config, snapshots=snapshots, spares=spares, guards=0)
+    return replace(scenario, config=config, units=rng.choice((1, 2)), faults=faults)
+
+
+def draw_wrong_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of guards whose copies become wrong, with the policy off."""
+    scenario, rng = draw_ends(seed, ()), random.Random(f"wrong {seed}")
+    faults = tuple(
+        Fault(kind=kind, point="applied", times=rng.randint(1, 9))
+        for kind in (*kinds, rng.choice((*kinds, "slow", "reset")))
+    )
+    config = replace(scenario.config, approximate=None)
+    return replace(scenario, config=config, faults=faults)
+
+
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)
@@ -150,6 +186,13 @@ def repeating(first: World, kinds: tuple[str, ...]) -> Scenario:
         for _ in range(rng.randint(1, 3) if kinds else 0)
     )
     return replace(scenario, config=config, faults=faults)
+
+
+def draw_repeats(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one that makes the forks of another run again, if that has any."""
+    first = World(draw_forks(seed, kinds))
+    first.run()
+    return repeating(first, ())
 
 
 async def _take_late(own: Trainer, group: Any, end: int, peer: int) -> None:
@@ -191,12 +234,12 @@ def _of_all_inner_ranks(history: History, step: int, inner: int) -> dict[str, fl
 _MAKE_ANEW = vars(Trainer)["make_anew"]
 
 
-async def _make_of_turns(own: Trainer, made: MadePosition) -> Any:
+async def _make_of_turns(own: Trainer, made: MadePosition, **how: Any) -> Any:
     """Each cell adds its sources in the order in which it copied them."""
     if own.state.index % 2:
         blocks = tuple(replace(b, sources=tuple(reversed(b.sources))) for b in made.blocks)
         made = replace(made, blocks=blocks)
-    return await _MAKE_ANEW(own, made)
+    return await _MAKE_ANEW(own, made, **how)
 
 
 _PLAN_FORK = forks.plan_fork
@@ -207,6 +250,43 @@ def _plan_without_norms(
 ) -> forks.Forked:
     told = None if commit is None else replace(commit, norms_sq=())
     return _PLAN_FORK(plan, rules, positions, version, told, *known)
+
+
+_POLICY_OF = forks.policy_of
+
+
+def _of_any_age(*args: Any) -> Any:
+    policy = _POLICY_OF(*args)
+    return replace(policy, stale_steps=1000) if policy.stale_steps else policy
+
+
+def _left_of_any_age(
+    rules: Any, lost: Any, version: int, durable: int, history: Any, guards: Any
+) -> Any:
+    policy = replace(rules.policy, stale_steps=1000)
+    return _LEFT_OF(replace(rules, policy=policy), lost, version, durable, history, guards)
+
+
+_LEFT_OF = forks._left_of
+
+
+def _planned_again(fork: Fork, known: forks.Forked) -> forks.Forked:
+    """Weigh the sources alike, whatever the record says."""
+    uniform = [
+        replace(
+            place,
+            blocks=tuple(
+                replace(b, sources=tuple(replace(s, weight=1 / len(b.sources)) for s in b.sources))
+                for b in place.blocks
+            ),
+        )
+        for place in fork.made.positions
+    ]
+    other = replace(fork, made=replace(fork.made, positions=tuple(uniform)))
+    return _REPEATED(other, known)
+
+
+_REPEATED = forks._repeated
 
 
 _FORKED = seating._forked
@@ -311,6 +391,24 @@ FORK_MUTANTS = {
         [(GuardingTrainer, "take_guarded", _take_late)],
         FORKING,
         draws=draw_ends,
+    ),
+    "void-guard-kept": Mutant(
+        "a guard keeps a copy that a vote has found to be another one than the owners'",
+        [(rank_machine, "void_copies", lambda *_: ())],
+        GUARDED,
+        draws=draw_wrong_guards,
+    ),
+    "any-age-is-young": Mutant(
+        "a stage loads its own checkpoint alone, however old that is",
+        [(forks, "policy_of", _of_any_age), (forks, "_left_of", _left_of_any_age)],
+        FORKING,
+        draws=draw_stale,
+    ),
+    "repeated-of-other-sources": Mutant(
+        "a fork of another run is made again of what the last commit here gives",
+        [(forks, "_repeated", _planned_again)],
+        FORKING,
+        draws=draw_repeats,
     ),
     "boost-of-what-guards-had": Mutant(
         "what a guard had learns faster, though it is as it was",

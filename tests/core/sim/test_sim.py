@@ -17,6 +17,7 @@ from tests.core.sim.check_mutants import (
     CHECK_MUTANTS,
     INTERRUPTIONS,
     draw_broken_chains,
+    draw_tainted_guards,
     draw_wrong_types,
 )
 from tests.core.sim.fork_mutants import (
@@ -24,13 +25,16 @@ from tests.core.sim.fork_mutants import (
     draw_ends,
     draw_forbidden,
     draw_forks,
+    draw_forks_beside_snapshots,
     draw_inner_ranks,
     draw_stale,
+    draw_wrong_guards,
     ends_of,
     repeating,
 )
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
+from tests.core.sim.taint_mutants import BESIDE, TAINT_MUTANTS, draw_lost_stores, draw_lost_words
 
 from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
@@ -38,6 +42,7 @@ from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
 from mainstay_core.sim.scenarios.scenario import (
     FORKING,
+    GUARDED,
     IN_MEMORY,
     KINDS,
     LASTING,
@@ -53,6 +58,7 @@ ALL_MUTANTS = {
     **BOUNDARY_MUTANTS,
     **CHECK_MUTANTS,
     **FORK_MUTANTS,
+    **TAINT_MUTANTS,
 }
 
 
@@ -204,6 +210,16 @@ def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -
     assert seen["ended approximate"]
 
 
+def test_a_wrong_copy_of_a_guard_is_void_with_the_next_vote_though_the_policy_is_off() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = simulate(draw_wrong_guards(seed, GUARDED))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["corrupt guard"]
+    assert not seen["plan with a fork"]
+
+
 def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_after_it() -> None:
     for seed in (24, 40):
         outcome = simulate(draw_inner_ranks(seed, FORKING))
@@ -213,6 +229,16 @@ def test_final_digests_of_a_course_before_a_fork_are_not_compared_with_those_aft
 def test_an_inner_rank_that_is_lost_again_at_once_is_made_as_before() -> None:
     outcome = simulate(draw_inner_ranks(35, FORKING))
     assert not outcome.violation, outcome.violation
+
+
+def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(16):
+        outcome = simulate(draw_forks_beside_snapshots(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork"]
+    assert seen["replayed after a fork"]
 
 
 def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
@@ -229,6 +255,21 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
             seen.update(outcome.seen)
     assert seen["made anew"]
     assert seen["plan restart"]
+
+
+def test_a_run_makes_the_forks_of_another_one_whose_ends_guards_had() -> None:
+    """Also where the guards are new when a fork is due, as they were lost just before."""
+    seen: Counter[str] = Counter()
+    for seed in (9, 15, 16):
+        first = World(draw_ends(seed, FORKING))
+        assert not first.run().violation
+        for kinds in ((), ("kill-trainer", "kill-stage")):
+            again = World(repeating(first, kinds))
+            outcome = again.run()
+            assert not outcome.violation, f"seed {seed} {kinds}: {outcome.violation}"
+            assert {final.history for final in again.store.last.finals} == ends_of(first)
+            seen.update(outcome.seen)
+    assert seen["fork with guards"]
 
 
 def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
@@ -335,6 +376,15 @@ def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdi
     assert seen[f"named {verdict}"]
 
 
+def test_guards_of_tainted_steps_copy_anew_in_a_swapped_pipeline_that_goes_back() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_tainted_guards(seed, ("reset", "kill-meeting")))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert min(seen["went back"], seen["guards connected"], seen["named deterministic"]) > 0
+
+
 def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:
     """With two replicas, too: another device is asked, or waited for."""
     seen: Counter[str] = Counter()
@@ -346,6 +396,29 @@ def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None
         seen["two replicas, named"] += few and bool(outcome.seen.get("named deterministic"))
         seen["lost, named"] += len(scenario.faults) > 1 and any("named" in s for s in outcome.seen)
     assert min(seen.values()) > 0, seen
+
+
+def test_a_named_device_leaves_and_its_steps_are_told_whatever_the_store_forgets() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_lost_stores(seed, BESIDE))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["named at the end"] > 2
+    assert seen["plan restored"]
+
+
+def test_one_of_two_replicas_that_is_hit_once_and_lost_leaves_a_word_that_counts() -> None:
+    """The one that lives says the same as that word when it is asked again, or a third decides."""
+    seen: Counter[str] = Counter()
+    for seed in range(14):
+        world = World(draw_lost_words(seed, ("kill-pod", "node-loss")))
+        outcome = world.run()
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        asked = [plan for plan in world.checks.plans if "computed a type" in plan.reason]
+        seen["asked a third"] += bool(asked)
+        seen["went on"] += len(outcome.faults) > 1 and not asked
+    assert min(seen["asked a third"], seen["went on"]) > 1, seen
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

@@ -20,6 +20,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.base.settings import TrainerSettings
+from mainstay_train.comm import group as group_module
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
@@ -337,8 +338,10 @@ def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kep
     assert workers[0].hear() == [(0, 0)]
 
 
-def wait_for_a_silent_rank(pipe, store, index):
+def wait_for_a_silent_rank(pipe, store, index, lost=False):
     waits = threading.Event()
+    if lost:
+        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
 
     def hook(action):
         if action.type == 1:
@@ -361,6 +364,17 @@ def wait_for_a_silent_rank(pipe, store, index):
 
 def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew):
     workers = [crew.fork(wait_for_a_silent_rank, crew.store, index) for index in range(SIZE)]
+    assert [worker.hear() for worker in workers] == ["there", "there"]
+    assert workers[0].hear() == "a newer plan takes the chain apart"
+    workers[1].say()
+    assert workers[1].hear()
+
+
+def test_a_collective_that_gloo_has_lost_ends_with_its_group(crew):
+    """A write to a rank that has just left fails, and gloo's operation never ends."""
+    workers = [
+        crew.fork(wait_for_a_silent_rank, crew.store, index, index == 0) for index in range(SIZE)
+    ]
     assert [worker.hear() for worker in workers] == ["there", "there"]
     assert workers[0].hear() == "a newer plan takes the chain apart"
     workers[1].say()

@@ -9,11 +9,13 @@ from torch import nn
 
 from mainstay_core.reinitialisation.likeness import kind_of
 from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
+from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.reinitialisation import (
     BlockOutline,
     BlockSource,
     MadeBlock,
     MadePosition,
+    OptimizerState,
     Reinitialisation,
     SourceKind,
 )
@@ -38,12 +40,12 @@ def stage(*names, keeps=True, dtype=torch.float32):
     return state
 
 
-def planned():
+def planned(**policy):
     kind = kind_of([("weight", (9, 17)), ("bias", (9,))])
     names = [("layers.0", "layers.1"), ("layers.2", "layers.3"), ("layers.4", "layers.5")]
     outline = tuple(tuple(BlockOutline(name=n, kind=kind) for n in each) for each in names)
     plan = plan_reinitialisation(
-        outline, [(1, 0)], version=3, norms_sq=NORMS_SQ, left=Left(), policy=Policy()
+        outline, [(1, 0)], version=3, norms_sq=NORMS_SQ, left=Left(), policy=Policy(**policy)
     )
     assert isinstance(plan, Reinitialisation)
     (made,) = plan.positions
@@ -88,6 +90,81 @@ def test_a_stage_made_anew_is_the_formulas_to_the_bit(dtype):
     assert not any(flat.tensor.any() for flat in rest), "an optimizer that has seen nothing"
     for block in lost.blocks:
         assert torch.equal(block.compute, block.masters.to(dtype))
+
+
+def trained(steps, *names):
+    """A stage of like blocks that has taken so many steps of Adam."""
+    state = stage(*names)
+    for step in range(steps):
+        gradients = [torch.full((b.layout.size,), 0.1 * (step + len(b.name))) for b in state.blocks]
+        state.apply(gradients, 1.0, 0.01)
+    return state
+
+
+def kept(state, kind):
+    """One kind of optimizer state, by block's place in the stage and local name."""
+    places = {block.name: place for place, block in enumerate(state.blocks)}
+    tensors = [t for t in state.state_tensors() if t.kind == kind]
+    named = [(t, t.name.rpartition(".")) for t in tensors]
+    return {(places[block], local): t.tensor.numpy().copy() for t, (block, _, local) in named}
+
+
+def test_averaged_moments_have_the_parameters_weights_and_the_younger_sources_count():
+    """Of sources that have trained as long the count is theirs."""
+    before, after = trained(3, "layers.0", "layers.1"), trained(5, "layers.4", "layers.5")
+    lost, again = trained(7, "layers.2", "layers.3"), trained(0, "layers.2", "layers.3")
+    made = planned(optimizer_state=OptimizerState.AVERAGE)
+
+    make_anew(lost, made, {(0, 0): before, (2, 0): after})
+    make_anew(again, made, {(0, 0): before, (2, 0): after})
+
+    for kind in ("exp_avg", "exp_avg_sq"):
+        expected, found = twin(kept(before, kind), kept(after, kind)), kept(lost, kind)
+        assert any(values.any() for values in expected.values())
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            assert numpy.array_equal(found[name], values), (kind, name)
+    assert {float(n) for n in kept(lost, "step").values()} == {3.0}
+    for mine, theirs in zip(lost.flats(), again.flats(), strict=True):
+        assert torch.equal(mine.tensor, theirs.tensor), "what was lost leaves no trace"
+
+
+def test_adam_steps_no_further_with_averaged_moments_than_its_sources_do():
+    """The one was itself made anew lately: its second moment is young."""
+    old, young = trained(200, "layers.0", "layers.1"), trained(2, "layers.4", "layers.5")
+    lost = trained(0, "layers.2", "layers.3")
+    policy = {"optimizer_state": OptimizerState.AVERAGE, "weighting": Weighting.UNIFORM}
+    make_anew(lost, planned(**policy), {(0, 0): old, (2, 0): young})
+
+    def furthest(state):
+        before = [block.masters.clone() for block in state.blocks]
+        state.apply([torch.zeros(b.layout.size) for b in state.blocks], 1.0, 0.01)
+        pairs = zip(before, state.blocks, strict=True)
+        return max(float((block.masters - was).abs().max()) for was, block in pairs)
+
+    assert furthest(lost) <= max(furthest(old), furthest(young))
+
+
+def test_an_optimizer_without_counts_has_its_momentum_averaged():
+    factory = optimizer.each(torch.optim.SGD, momentum=0.9)
+
+    def moved(*names):
+        spec = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(17, 9)) for name in names]
+        state = optimizer.StageState([blocks.Block(s, dtype=torch.float32) for s in spec], factory)
+        state.initialize(1)
+        state.apply(
+            [torch.full((b.layout.size,), 1.0 + int(names[0][-1])) for b in state.blocks], 1.0, 0.01
+        )
+        return state
+
+    before, after = moved("layers.0", "layers.1"), moved("layers.4", "layers.5")
+    lost = moved("layers.2", "layers.3")
+    make_anew(
+        lost, planned(optimizer_state=OptimizerState.AVERAGE), {(0, 0): before, (2, 0): after}
+    )
+    expected = twin(kept(before, "momentum_buffer"), kept(after, "momentum_buffer"))
+    for name, values in kept(lost, "momentum_buffer").items():
+        assert numpy.array_equal(values, expected[name])
 
 
 def test_parameters_that_an_inner_rank_holds_are_copied():

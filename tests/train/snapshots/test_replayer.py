@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +16,7 @@ from tests.core.segments.keys import key_of, record_of
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.replaying import Replay, UnitReplay
+from mainstay_core.wire.reinitialisation import Fork, MadeBlock, MadePosition, Reinitialisation
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind
 from mainstay_core.wire.votes import Commit
 from mainstay_train.snapshots.good_copies import GoodCopies
@@ -59,6 +60,8 @@ class Stage:
         self.states = [b"\0" * SIZE] * NUM_UNITS
         self.reduced = [b"\0" * SIZE] * NUM_UNITS
         self.parameters = [(f"u{unit}",) for unit in range(NUM_UNITS)]
+        self.boosts: dict[int, dict[str, float]] = {}
+        """By step, those with which it was applied last."""
         self.state = SimpleNamespace(refresh=lambda: None, masters_digest=self.masters_digest)
 
     def size_bytes(self, unit: int, kind: SegmentKind) -> int:
@@ -82,8 +85,11 @@ class Stage:
     def counted_masters(self, masters: str) -> str:
         return masters
 
-    def apply_again(self, commit: Commit, rate: float, names: Sequence[str]) -> None:
+    def apply_again(
+        self, commit: Commit, rate: float, names: Sequence[str], boosts: Mapping[str, float]
+    ) -> None:
         del rate
+        self.boosts[commit.step] = dict(boosts)
         for name in names:
             unit = int(name[1:])
             made = digest(self.states[unit], self.reduced[unit], commit.step)
@@ -153,6 +159,19 @@ def make_replayer(stage: Stage, stores: Stores) -> Replayer:
 
 def expected(version: int) -> list[bytes]:
     return [content(key_of(version, unit)) for unit in range(NUM_UNITS)]
+
+
+def test_what_was_made_anew_learns_as_fast_when_its_steps_are_applied_again() -> None:
+    """From its fork on, and as long as the boost lasts."""
+    block = MadeBlock(block="layer", sources=())
+    made = Reinitialisation(positions=(MadePosition(stage=0, blocks=(block,)),), reason="so")
+    fork = Fork(version=3, chain="c", made=made, lr_boost=1.25, boost_steps=2)
+    stage, stores = Stage(), Stores()
+    stores.num_left = 1000
+    replay = replace(plan_replay(6, [2] * NUM_UNITS), history=(fork,))
+
+    assert isinstance(make_replayer(stage, stores).run(replay), StateLoaded)
+    assert stage.boosts == {2: {}, 3: {"layer": 1.25}, 4: {"layer": 1.25}, 5: {"layer": 1.0}}
 
 
 @pytest.mark.parametrize("seed", range(40))

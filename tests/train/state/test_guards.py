@@ -114,6 +114,11 @@ def test_a_guard_has_the_bits_of_its_owner_and_gives_them_back(
     for flat in owner.state.flats():
         is_back = torch.equal(flat.tensor, before[flat.id])
         assert is_back == (flat.name == block) or not before[flat.id].any()
+    by_guards = {f.id: f.tensor.clone() for f in owner.state.flats()}
+    for flat in owner.state.flats():
+        flat.tensor.copy_(before[flat.id])
+    make_anew(owner.state, made, {})  # what guards would give stays
+    assert all(torch.equal(f.tensor, by_guards[f.id]) for f in owner.state.flats())
     moments = [f for f in kept.flats() if f.kind != "master"]
     assert any(f.tensor.any() for f in moments), "they are moments that were trained"
 

@@ -36,13 +36,14 @@ from mainstay_core.coordinator.state import (
     SlotState,
     all_settled,
     has_left,
+    named_by_pod,
     slot_name,
     with_pod,
     with_slot,
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
-from mainstay_core.coordinator.taints import forget_clean, note_gone
+from mainstay_core.coordinator.taints import forget_clean, note_gone, with_reason
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -103,7 +104,7 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
         silent_since_s=0.0,
         placeholder=False,
     )
-    state = with_pod(state, pod)
+    state = with_pod(state, with_reason(state, pod, now_s))
     slots = [Slot(pod=registration.pod, index=i) for i in range(registration.num_slots)]
     state = with_slots(state, [SlotState(slot=s) for s in slots if state.slot(s) is None])
     what = "registered" if known is None else "registered again"
@@ -278,7 +279,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
             first_s=now_s,
             reporters=(),
             suspects=(),
-            evidence=fact.evidence,
+            evidence=named_by_pod(state, fact.evidence),
             observed_at_s=_when(fact, now_s),
             differing=fact.differing,
         )
@@ -296,9 +297,11 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         doubted=old.doubted or fact.doubted,
         differing=old.differing or fact.differing,
         repeats=fact.repeats if old.repeats is None else old.repeats,
+        unreached=old.unreached or fact.unreached,
     )
     name = slot_name(state, member.slot)
-    return Transition(state=replace(state, suspicion=new), reason=f"{name} parked: {fact.evidence}")
+    state = replace(state, suspicion=new, unreached=state.unreached or fact.unreached)
+    return Transition(state=state, reason=f"{name} parked: {fact.evidence}")
 
 
 def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.segments import Holder, Holders, SegmentKey, SegmentKind
 from mainstay_core.wire.votes import CommitRecord
 
@@ -86,6 +87,8 @@ class BoundaryReplay:
     next: CommitRecord | None = None
     """The commit of the step at ``version``, whose votes told the digest that the masters must
     have; None if no store has it."""
+    history: History = ()
+    """Forks that the state contains: learning rates of its steps follow from them."""
 
     @property
     def first_step(self) -> int:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore, Plan
+from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.segments import (
     Holder,
     Run,
@@ -58,6 +59,8 @@ class Replay:
     next: CommitRecord | None = None
     """The commit of the step at ``version``, whose votes told the digest that the masters must
     have; None if no store has it."""
+    history: History = ()
+    """Forks that the state contains: learning rates of its steps follow from them."""
 
     @property
     def first_step(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
@@ -13,6 +13,7 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
+from mainstay_core.rank.forks import history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
@@ -26,11 +27,13 @@ from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
 
+STEPS_TO_LEAVE = 20
+"""Steps after which a device that was named serves no more, whatever was lost meanwhile."""
 ROOM_BYTES = 1 << 30
 """A store of so much has room for all that any job here writes."""
 
@@ -55,7 +58,7 @@ class Checks:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
             self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self.truth, self.boundaries)
+        self.kept = Kept(num_units, self._truths, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -67,6 +70,8 @@ class Checks:
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
+        self._named: dict[Slot, int] = {}
+        """Devices that were named as wrong each time, and in which step they were first."""
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
@@ -298,12 +303,13 @@ class Checks:
                 not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count"
             )
 
-    def replayed(self, trainer: Life, version: int, params: str) -> None:
-        """A rank has made the state of its position anew."""
+    def replayed(self, trainer: Life, version: int, params: str, history: History) -> None:
+        """A rank has made the state of its position anew, of a history of forks."""
         position = trainer.state.member_position
         self.seen["replayed"] += 1
+        self.seen["replayed after a fork"] += bool(history)
         _hold(
-            params == self.truth(version)[position],
+            params == self.truth(version, history)[position],
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
         )
@@ -311,6 +317,8 @@ class Checks:
     def accused(self, trainer: Life, verdict: Verdict) -> None:
         """The votes have named a device that computed wrongly."""
         self.seen[f"named {verdict}"] += 1
+        if verdict is Verdict.DETERMINISTIC:
+            self._named.setdefault(trainer.state.slot, trainer.state.version)
         _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
@@ -397,6 +405,23 @@ class Checks:
             if p.quorum.id >= first
         )
 
+    def guarded(
+        self,
+        trainer: Life,
+        commit: Commit,
+        copies: Sequence[GuardedDigest],
+        corrupted: int | None,
+    ) -> None:
+        """A rank has applied a step to what it guards; of an end it was just made wrong."""
+        history = history_at(trainer.state.history, commit.step)
+        right = self.truth(commit.step + 1, history) if copies else ()
+        for copy in copies:
+            _hold(
+                copy.stage == corrupted or copy.masters == terms.part(right[copy.stage]),
+                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
+                f"found wrong, or which it got too late, after step {commit.step}",
+            )
+
     def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
@@ -446,6 +471,20 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
+        self._check_named(state)
+
+    def _check_named(self, state: CoordinatorState) -> None:
+        """A device that was named leaves, and its steps are told, whatever the store has lost."""
+        tainted = {taint.slot for taint in state.taints}
+        members = state.plan.members if state.plan is not None else ()
+        for slot, step in self._named.items():
+            self.seen["named at the end"] += 1
+            _hold(slot in tainted, f"I8: {slot} was named in step {step}, and tainted nothing")
+            is_late = self._shape.steps - step < STEPS_TO_LEAVE
+            _hold(
+                is_late or slot not in {m.slot for m in members},
+                f"I8: {slot} was named in step {step}, and serves at the end",
+            )
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.
@@ -469,6 +508,10 @@ class Checks:
     def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
         """States of all positions in a run without failures but for its forks."""
         return self._course(version, history).states
+
+    def _truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
+        """States of all positions in runs of the histories that a lineage's states have."""
+        return [self.truth(version, each) for each in self._lineages.histories(lineage, version)]
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape

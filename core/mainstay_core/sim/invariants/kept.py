@@ -62,17 +62,18 @@ class Kept:
 
     Args:
         num_units: returns the units of a position.
-        truth: returns the states of all positions at a version of the failure-free run.
+        truths: returns the states of all positions at a version, in runs that meet nothing but the
+            forks of some state of a lineage.
         boundaries: what is known of boundary logs, in a job that has them.
     """
 
     def __init__(
         self,
         num_units: Callable[[int], int],
-        truth: Callable[[int], tuple[str, ...]],
+        truths: Callable[[int, int], Sequence[tuple[str, ...]]],
         boundaries: KeptBoundaries | None,
     ) -> None:
-        self._num_units, self._truth, self._boundaries = num_units, truth, boundaries
+        self._num_units, self._truths, self._boundaries = num_units, truths, boundaries
         self._held: defaultdict[SegmentKey, list[tuple[terms.UnitTerm, Places]]]
         self._held = defaultdict(list)
         """Each time that all holders of a segment had it: its bytes, and where."""
@@ -278,10 +279,10 @@ class Kept:
         kind: SegmentKind = SegmentKind.STATE,
     ) -> bool:
         key = key_of(lineage, position, unit, kind, version)
-        right = terms.unit_of(unit, self._truth(version)[position])
+        right = {terms.unit_of(unit, truth[position]) for truth in self._truths(lineage, version)}
         if kind is SegmentKind.COMPUTE:
-            right = terms.compute_weights(right)
-        return any(content == right for content, _ in self._held[key])
+            right = {terms.compute_weights(unit_term) for unit_term in right}
+        return any(content in right for content, _ in self._held[key])
 
     def settled(
         self,
@@ -315,7 +316,9 @@ class Kept:
     ) -> int:
         """Return the newest version that members hold, or that pods here confirmed to keep."""
         here = frozenset(s.address for s in stores if s.address)
-        records = {r.commit.step for s in stores if s.lineage == plan.lineage for r in s.records}
+        kept = [r for s in stores if s.lineage == plan.lineage for r in s.records]
+        records = {r.commit.step for r in kept}
+        exact = {r.commit.step for r in kept if not r.forks}
         stayed = [
             r
             for r in reports
@@ -325,7 +328,7 @@ class Kept:
         if self._boundaries is not None:
             return self._promised_by_boundaries(plan, stores, stayed, here)
         for version in range(max({*told, *(s + 1 for s in records)}, default=0), 0, -1):
-            if version not in told and version - 1 not in records:
+            if version not in told and version - 1 not in exact:
                 continue
             if all(
                 self._reaches(plan.lineage, position, version, here, records)
@@ -359,13 +362,15 @@ class Kept:
             return max(common, default=0)
         certified: dict[int, set[str]] = {}
         judged: set[int] = set()
+        exact: set[int] = set()
         for store in stores:
             for record in store.records:
                 if record.lineage == plan.lineage:
                     certified.setdefault(record.commit.step, set()).add(record.certified_in)
                     judged |= {record.commit.step} if record.states else set()
+                    exact |= set() if record.forks else {record.commit.step}
         for version in range(max({*told, *(s + 1 for s in certified)}, default=0), 0, -1):
-            if version not in told and version - 1 not in certified:
+            if version not in told and version - 1 not in exact:
                 continue
             # Of a stage that lost one inner rank all compute again, also those that are left.
             width = plan.ranks_per_stage

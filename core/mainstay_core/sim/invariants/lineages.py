@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base import codec
+from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.events import (
     Event,
@@ -48,9 +49,13 @@ _JUDGEMENTS = (ReportsGathered, SavesGathered, VotesGathered)
 
 
 def fork_rules(config: JobConfig) -> ForkRules | None:
-    """Return by which rules lost stages are made anew; None where none may be."""
-    approximate = config.approximate
-    if approximate is None:
+    """Return by which rules lost stages are made anew; None where none ever is.
+
+    They are there also where the policy is off, as trainers have them then.
+    """
+    approximate, shape = config.approximate_rules, config.shape
+    least = 2 if shape.order is Order.SWAPPED or approximate.stale_steps is not None else 3
+    if config.approximate is None and shape.stages < least:
         return None
     return ForkRules(
         outline=terms.outline(config.shape.stages, config.shape.order),
@@ -87,7 +92,7 @@ class Lineages:
     ) -> None:
         self._rules, self._shape = fork_rules(config), config.shape
         self._repeats = read_repeats(config)
-        self._may_fork = self._rules is not None or bool(self._repeats)
+        self._may_fork = config.approximate is not None or bool(self._repeats)
         self._course, self._seen = course, seen
         self._held: dict[tuple[str, str], _Held] = {}
         """By quorum and incarnation."""
@@ -95,6 +100,8 @@ class Lineages:
         """By the digest of a step's history, and the step."""
         self._histories: dict[str, History] = {"": ()}
         """By digest, those that some state has had."""
+        self._of_lineage: defaultdict[int, set[History]] = defaultdict(set)
+        """The same, by the lineage of the state."""
         self._chains: dict[tuple[int, str], str] = {}
         self._way_back = 0
         """The newest exact checkpoint; 0 if there is none."""
@@ -124,6 +131,8 @@ class Lineages:
         state = trainer.state
         if state.plan is not None and state.plan is not before.plan and state.index >= 0:
             self._came(trainer, before, event)
+        if state.valid:
+            self._of_lineage[state.lineage].add(state.history)
         if not state.valid or (state.version, state.history) == (before.version, before.history):
             return
         self._check_history(trainer.name, state.history)
@@ -141,6 +150,10 @@ class Lineages:
                 f"I9: {trainer.name} has made another state of position {state.position} at "
                 f"version {state.version} than the sources and weights of its fork give",
             )
+
+    def histories(self, lineage: int, version: int) -> set[History]:
+        """Return the forks up to a version that states of a lineage have had."""
+        return {history_at(history, version) for history in self._of_lineage[lineage]}
 
     def _came(self, trainer: Life, before: RankState, event: Event) -> None:
         """Note what a rank had when it came to a plan. What others found bad is nothing."""

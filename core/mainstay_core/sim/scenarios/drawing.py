@@ -122,9 +122,9 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
     if kinds and set(kinds) <= set(WITNESSED):
-        return _with_witness(scenario, kinds)
+        return with_order(_with_witness(scenario, kinds))
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return with_order(_with_what_is_checked(scenario, kinds))
+    return with_order(_with_what_is_checked(scenario, kinds), kinds)
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
@@ -184,7 +184,7 @@ def _with_inner_stages(
     forking = tuple(k for k in kinds if k in FORKING)
     rng = random.Random(f"forks {scenario.seed}")
     always = len(forking) == len(kinds) or approximate is not None
-    may = bool(forking) and scenario.config.snapshots is None
+    may = bool(forking) and (scenario.config.snapshots is None or approximate is not None)
     if not may or (not always and rng.random() > SHARE_WITH_INNER_STAGES):
         return scenario
     permission = rng.random() < SHARE_WITH_PERMISSION if approximate is None else approximate

@@ -48,6 +48,7 @@ KINDS = (
     "stick",
     "kill-inner",
     "stop-inner",
+    "corrupt-guard",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -71,7 +72,11 @@ FORKING = ("kill-inner", "stop-inner")
 """Losses of all cells of a stage that has two neighbours. A seed that may meet them may be a job
 with such stages, mostly with permission to make one anew, drawn apart."""
 
-APART = (*PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED, *FORKING)
+GUARDED = ("corrupt-guard",)
+"""A copy of a guard that is wrong from some step on: the next vote finds it. Drawn apart, where
+there are guards."""
+
+APART = (*GUARDED, *PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED, *FORKING)
 """Kinds that are not drawn among the others."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mainstay_core.planning.program import Action
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,
@@ -176,7 +177,8 @@ class BoundaryReplayer:
             for unit in self.active(step):
                 gradient = terms.unit_of(unit, reduced)
                 scale = self.scale(step)
-                self._units[unit] = terms.unit_applied(self._units[unit], gradient, scale)
+                boosts = self._boosts(step)
+                self._units[unit] = terms.unit_applied(self._units[unit], gradient, scale, boosts)
             await self._segments.point("step-replayed")
         await self._load(self._replay.loads)
         return terms.whole_of([self._units[unit] for unit in sorted(self._units)])
@@ -220,6 +222,12 @@ class BoundaryReplayer:
     def scale(self, step: BoundaryStep) -> float:
         """Return the scale of a step: the commit's, as the norm is of all stages."""
         return step.record.commit.scale
+
+    def _boosts(self, step: BoundaryStep) -> terms.Boosts:
+        stage, inner = divmod(self._replay.position, self._width)
+        blocks = terms.blocks_of(stage, self._num_stages)
+        at = step.record.commit.step
+        return terms.boosts_in(blocks, boosts_of(self._replay.history, at, inner))
 
     def _compare(self, step: BoundaryStep, params: str, reduced: str) -> None:
         if step.frozen:

@@ -338,7 +338,10 @@ class SegmentKeeper:
             return await self._replay_steps(wait, plan, index, replay, chain)
         replayer = self._unfinished.take(plan)
         if replayer is None or not replayer.can_go_on(plan.lineage, replay):
-            replayer = Replayer(plan.lineage, replay.position)
+            stage, inner = divmod(replay.position, plan.ranks_per_stage)
+            shape = self._world.config.shape
+            blocks = terms.blocks_of(stage, shape.stages, shape.order)
+            replayer = Replayer(plan.lineage, replay.position, blocks, inner)
         self._world.checks.seen["replay gone on with"] += replayer.has_begun
         try:
             params = await replayer.run(replay, ReplaySegments(self, wait, plan))
@@ -397,7 +400,7 @@ class SegmentKeeper:
             return self._failed(
                 DiffersError(f"version {replay.version} comes out differently than it was told")
             )
-        self._world.checks.replayed(self._owner, replay.version, params)
+        self._world.checks.replayed(self._owner, replay.version, params, replay.history)
         self._owner.made_cell().params = params
         return StateLoaded(params)
 

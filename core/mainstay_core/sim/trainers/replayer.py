@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from mainstay_core.rank.forks import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.sim import terms
 from mainstay_core.sim.trainers.boundary_replayer import DiffersError
+from mainstay_core.wire.reinitialisation import BlockOutline
 from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 
@@ -32,10 +34,15 @@ class Replayer:
     Args:
         lineage: of the state.
         position: of the state.
+        blocks: of its stage.
+        inner: inner rank of the position.
     """
 
-    def __init__(self, lineage: int, position: int) -> None:
+    def __init__(
+        self, lineage: int, position: int, blocks: Sequence[BlockOutline] = (), inner: int = 0
+    ) -> None:
         self._place = lineage, position
+        self._blocks, self._inner = blocks, inner
         self._units: dict[int, terms.UnitTerm] = {}
         self._made: dict[int, int] = {}
         """Version at which each unit is in memory."""
@@ -82,7 +89,9 @@ class Replayer:
             told = record.states[replay.position], record.gradients[replay.position]
             if (self._whole(), terms.gradient_digest(reduced)) != told:
                 raise DiffersError(f"replayed step {step} comes out differently than it was told")
+        boosts = terms.boosts_in(self._blocks, boosts_of(replay.history, step, self._inner))
         for unit, gradient in gradients.items():
-            self._units[unit] = terms.unit_applied(self._units[unit], gradient, record.commit.scale)
+            scale = record.commit.scale
+            self._units[unit] = terms.unit_applied(self._units[unit], gradient, scale, boosts)
             self._made[unit] = step + 1
         await segments.applied()

@@ -118,6 +118,8 @@ class Trainer(Process, GuardingTrainer):
         self.tampered = False
         """Whether its state was corrupted on purpose: a vote must find it."""
         self.was_tampered = False
+        self.guards_wrong: int | None = None
+        """The end whose copy has just been corrupted on purpose."""
         self.sticks = False
         """Whether its device is wrong in each forward of a type that others compute, too."""
         self.wrong: set[tuple[int, int]] = set()
@@ -300,9 +302,10 @@ class Trainer(Process, GuardingTrainer):
         await self.point("copied-beside")
         return copied
 
-    async def make_anew(self, made: MadePosition) -> str:
+    async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         cell = self.made_cell()
-        cell.params = terms.made(made, self._beside, self._taken_back)
+        exact = terms.part(cell.params) if keeps_own else self._taken_back
+        cell.params = terms.made(made, self._beside, exact)
         self._beside, self._taken_back = {}, ""
         await self.point("made-anew")
         return cell.params
@@ -417,7 +420,10 @@ class Trainer(Process, GuardingTrainer):
             self._segments.forget_unfinished()
         await Sleep(self.world.pace.apply_s() * self.slow)
         cell.apply(commit.scale, boosts_of(self.state.history, commit.step, cell.inner))
+        self.world.faults.corrupt_guard(self)
         guarded = self.apply_guarded(commit)
+        self.world.checks.guarded(self, commit, guarded, self.guards_wrong)
+        self.guards_wrong = None
         self.world.faults.corrupt_state(self, cell)
         self.world.checks.applied(self, commit, cell.params)
         return AppliedStep(digest=cell.params, masters=cell.params, guarded=guarded)

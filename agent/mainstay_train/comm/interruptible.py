@@ -1,0 +1,120 @@
+"""Makes waits for collectives on an inner mesh end with their group, though gloo loses operations.
+
+torch waits for a collective of a user's code in C++, where nobody looks whether the group stands.
+gloo can lose an operation for ever (:mod:`mainstay_train.comm.gloo`): when a rank of a cell dies or
+leaves, the others would stay in it until the operation's own timeout. So over gloo the mesh runs on
+a process group that hands each collective to torch's own, and waits for it as a group does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed
+from torch.distributed import distributed_c10d
+
+from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm.group import Group
+
+COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+"""What torch calls of a process group, for functional collectives and for others."""
+
+
+class InterruptibleWork(distributed._Work):
+    """A collective under way, whose wait ends when its group has ended."""
+
+    def __init__(self, work: Any, group: Group) -> None:
+        super().__init__()
+        self._work, self._group = work, group
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait until the collective is over.
+
+        Args:
+            timeout: not used: the group's timeout for one operation holds.
+
+        Raises:
+            RuntimeError: the group has ended, or the backend says what is wrong.
+        """
+        del timeout
+        try:
+            self._group.finish_collective(self._work)
+        except GroupEnded as end:
+            # torch hands an error of a backend on as this kind, and so do we.
+            raise RuntimeError(end.why) from end
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the collective is over."""
+        return bool(self._work.is_completed())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`wait` would return at once, or raise."""
+        return self.is_completed() or self._group.ended is not None
+
+    def get_future(self) -> Any:
+        """Return what torch's own work has."""
+        return self._work.get_future()
+
+
+class InterruptibleGroup(distributed.ProcessGroup):
+    """A process group of torch, as its collectives are awaited by a group of ours.
+
+    Args:
+        whole: torch's own.
+        group: of which it is.
+    """
+
+    def __init__(self, whole: Any, group: Group) -> None:
+        # The form that Python may subclass; its stub lacks it.
+        super().__init__(group.rank, group.size)  # type: ignore[call-arg]
+        self._whole, self._of = whole, group
+        self.newest: InterruptibleWork | None = None
+        """What was started last."""
+
+
+def newest_of(name: str) -> InterruptibleWork | None:
+    """Return the collective that was started last on a group.
+
+    Args:
+        name: by which torch knows the group.
+
+    Returns:
+        None: nobody can see whether it is over.
+    """
+    group = distributed_c10d._resolve_process_group(name)
+    return group.newest if isinstance(group, InterruptibleGroup) else None
+
+
+def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
+    def start(self: Any, *args: Any, **named: Any) -> InterruptibleWork:
+        self.newest = InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
+        return self.newest
+
+    start.__name__ = name
+    return start
+
+
+for _name in COLLECTIVES:
+    setattr(InterruptibleGroup, _name, _handed_on(_name))

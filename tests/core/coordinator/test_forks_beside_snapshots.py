@@ -1,0 +1,143 @@
+"""Rows 3 and 5 in one job: pods' memory first, then what other stages give, with permission."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mainstay_core.coordinator.events import ApproximationAllowed
+from mainstay_core.coordinator.lineage import show_lineage
+from mainstay_core.coordinator.permission import judge_permission
+from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.rank.forks import tell_history
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.plan import Method
+from mainstay_core.wire.reinitialisation import BlockOutline, Fork, Outline, Reinitialisation
+
+Start = Callable[..., Any]
+SNAPSHOTS = SnapshotConfig(memory_bytes=1 << 30)
+ALLOWED = ApproximateConfig(after_lost_steps=2)
+OUTLINE: Outline = tuple((BlockOutline(name=f"layers.{i}", kind="layer"),) for i in range(3))
+FORKED = tell_history(
+    (Fork(version=5, chain="c", made=Reinitialisation(positions=(), reason="so")),), made=True
+)
+
+
+def job(start: Start, spares: int = 2, **how: Any) -> Any:
+    """One replica of three stages with stores, which has committed five steps."""
+    world = start(spares=spares, replicas=1, lanes=1, stages=3, snapshots=SNAPSHOTS, **how)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+@pytest.fixture
+def world(start: Start) -> Any:
+    return job(start, approximate=ALLOWED)
+
+
+def lose(world: Any, stage: int) -> None:
+    world.tell(world.down_fact(world.member(0, stage)))
+
+
+def ask(world: Any) -> None:
+    """All members have found that no store brings the stage back."""
+    why = "unit 0 of position 1 has gaps"
+    facts = (
+        world.about(FactKind.PARKED, m, unreached=True, evidence=why) for m in world.plan.members
+    )
+    world.tell(*facts)
+    world.tick(10.0)
+
+
+def newest(world: Any) -> Any:
+    return [*world.recoveries().values()][-1]
+
+
+def test_what_pods_keep_comes_first_and_its_members_ask_before_they_go_back(world: Any) -> None:
+    lose(world, 1)
+
+    plan = world.plan
+    assert (plan.method, plan.fork, plan.lineage) == (Method.REPLAY, None, 0)
+    assert plan.asks_first
+    assert "if these are not complete, go on as the next rows say" in plan.reason
+    world.settle(step=5)
+    world.commit(step=5)
+    assert (newest(world).method, newest(world).exact) == (Method.REPLAY, True)
+
+
+def test_where_no_store_brings_a_stage_back_it_is_made_anew_of_others(world: Any) -> None:
+    lose(world, 1)
+    ask(world)
+
+    plan = world.plan
+    assert (plan.method, plan.lineage, plan.fork.positions) == (Method.APPROXIMATE, 1, (1,))
+    assert not plan.asks_first
+    assert newest(world).fault == "no store brings back what is lost: unit 0 of position 1 has gaps"
+    world.settle(step=5, history=FORKED)
+    world.commit(step=5)
+    assert (newest(world).approximate_since, newest(world).lost_steps) == (5, 0)
+    world.stored()
+    lose(world, 1)
+    assert (world.plan.method, world.plan.lineage) == (Method.REPLAY, 1), "kept since the fork"
+
+
+def test_a_maker_that_dies_before_all_have_settled_is_replaced_under_the_same_order(
+    world: Any,
+) -> None:
+    """What stores keep is of the lineage before: they are not asked again."""
+    lose(world, 1)
+    ask(world)
+    lose(world, 1)
+    plan = world.plan
+    assert (plan.method, plan.lineage, plan.fork.since) == (Method.APPROXIMATE, 2, 0)
+
+
+def test_an_end_that_no_store_brings_back_has_the_ladders_next_answer(world: Any) -> None:
+    lose(world, 0)
+    ask(world)
+    assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+    assert "for want of anything newer" in world.plan.reason
+
+
+def test_a_replay_whose_members_fail_to_meet_still_asks(world: Any) -> None:
+    lose(world, 1)
+    world.tell(*(world.about(FactKind.PARKED, m) for m in world.plan.members))
+    world.tick(10.0)
+    assert (world.plan.method, world.plan.asks_first) == (Method.REFORM, True)
+    ask(world)
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_who_loses_no_stage_does_not_ask(world: Any) -> None:
+    world.tell(*(world.about(FactKind.PARKED, m) for m in world.plan.members))
+    world.tick(10.0)
+    assert (world.plan.method, world.plan.asks_first) == (Method.REFORM, False)
+
+
+def test_without_permission_nobody_asks(start: Start) -> None:
+    world = job(start)
+    lose(world, 1)
+    assert (world.plan.method, world.plan.asks_first) == (Method.REPLAY, False)
+
+
+def test_a_person_allows_what_is_done_if_no_store_brings_a_stage_back(start: Start) -> None:
+    world = job(start, spares=0)
+    assert show_lineage(world.state).stages[1].possible
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    verdict = judge_permission(world.state, None, world.now_s)
+    assert verdict.applies
+    assert verdict.reason.startswith("unless what pods keep in memory brings it back: stage 1 is")
+    world.send(ApproximationAllowed(who="alice", stages=(1,)))
+    world.register("spare")
+    world.up("spare")
+    assert (world.plan.method, world.plan.asks_first) == (Method.REPLAY, True)
+    ask(world)
+
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+    assert newest(world).allowed_by == "alice"
