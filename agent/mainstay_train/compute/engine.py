@@ -437,11 +437,7 @@ class Engine:
         return self._masters.whole.hex()
 
     def apply_again(
-        self,
-        commit: Commit,
-        learning_rate: float,
-        parameters: Sequence[str],
-        boosts: Boosts | None = None,
+        self, commit: Commit, learning_rate: float, parameters: Sequence[str], boosts: Boosts
     ) -> None:
         """Apply to some parameters a step that this rank's position has applied before.
 
@@ -451,21 +447,17 @@ class Engine:
             parameters: their model-wide names.
             boosts: factors of the learning rate, by block; 1 for what is not named.
         """
-        gradients, names = self.reduced_blocks(), frozenset(parameters)
-        counted = self._counted(commit)
+        counted, reduced = self._counted(commit), self.reduced_blocks()
         with self.checks.over(Phase.APPLY, commit.step):
-            self.state.apply(gradients, commit.scale, learning_rate, counted, names, boosts)
+            only = frozenset(parameters)
+            self.state.apply(reduced, commit.scale, learning_rate, counted, only, boosts)
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""
         return [commit.statistics[where] for where in self.statistics] or None
 
     def counted_masters(self, masters: str) -> str:
-        """What this rank's masters add to the digest of the whole model.
-
-        Args:
-            masters: digest of all its masters, as they are now.
-        """
+        """What a digest of all this rank's masters, as they are now, adds to that of the model."""
         return self._shared(masters).counted(self.inner).hex()
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:

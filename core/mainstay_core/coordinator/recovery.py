@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator import ladder, repeats, seating, taints
-from mainstay_core.coordinator.causes import Repetition
+from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.names import place_name, pod_name, slot_name
@@ -292,15 +292,13 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     back again and again escalates (:mod:`~mainstay_core.coordinator.repeats`).
     """
     assert state.suspicion is not None
-    assert state.plan is not None
     doublings = min(state.reforms, MAX_PROBE_DOUBLINGS)
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
-    if state.suspicion.repeats is not None and not left:
-        return make_again(state, state.suspicion.repeats, now_s, nonce)
-    if state.suspicion.unreached and not left:
-        return _recover(state, (), now_s, nonce)
+    asked = None if left else _answer(state, state.suspicion, now_s, nonce)
+    if asked is not None:
+        return asked
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -341,6 +339,15 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _answer(
+    state: CoordinatorState, asked: Suspicion, now_s: float, nonce: str
+) -> Transition | None:
+    """Return what members are told that ask for the next plan; None if something has failed."""
+    if asked.repeats is not None:
+        return make_again(state, asked.repeats, now_s, nonce)
+    return _recover(state, (), now_s, nonce) if asked.unreached else None
 
 
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:

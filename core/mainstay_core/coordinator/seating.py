@@ -31,7 +31,7 @@ from mainstay_core.coordinator.siting import (
     take_cell,
     usable_slots,
 )
-from mainstay_core.coordinator.situation import lost_stages, made_again, rules_of
+from mainstay_core.coordinator.situation import made_again, may_ask, rules_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
@@ -377,24 +377,13 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         other_stores=other_stores_of(state, members),
         checks=state.wanted_checks,
         voided=previous.voided if previous else (),
-        asks_first=_asks_first(state, draft),
+        asks_first=may_ask(state, draft.method) and not draft.planned,
     )
     loads = draft.method in (Method.RESTART, Method.START)
     if previous is None or previous.fork is None or loads or all_settled(state):
         return plan
     # The fork has not come to an end: whoever has not settled yet does the same now.
     return _forked(state, plan, previous.fork.positions)
-
-
-def _asks_first(state: CoordinatorState, draft: Draft) -> bool:
-    """Return whether members ask before they load a checkpoint, as row 5 may be another way.
-
-    They ask once, and only where a stage is known to be lost: otherwise the ladder has no answer.
-    """
-    if draft.planned or draft.method not in (Method.REPLAY, Method.REFORM, Method.MASK):
-        return False
-    may = state.config.snapshots is not None and not state.unreached
-    return may and bool(lost_stages(state)) and rules_of(state) is not None
 
 
 def _chains(

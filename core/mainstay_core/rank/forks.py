@@ -38,7 +38,7 @@ from mainstay_core.wire.reinitialisation import (
     Outline,
     SourceKind,
 )
-from mainstay_core.wire.votes import Commit, SettleReport, Vote
+from mainstay_core.wire.votes import Commit, SettleReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,20 +450,3 @@ def plan_making(
         stale_history=() if stale is None else history_at(history, stale),
         keeps_own=has_exact and all(left.end != made.stage for left in guards),
     )
-
-
-def norms_by_block(plan: Plan, votes: Sequence[Vote]) -> tuple[float, ...]:
-    """Return the squared gradient norm of each block, in model order.
-
-    Those of a stage's inner ranks are added left to right. All cells of a position tell the same.
-    """
-    width = plan.ranks_per_stage
-    firsts = [votes[members[0].index].norms_sq for members in plan.positions]
-    norms: list[float] = []
-    for stage in range(0, len(firsts), width):
-        for told in zip(*firsts[stage : stage + width], strict=True):
-            total = 0.0
-            for norm_sq in told:
-                total += norm_sq
-            norms.append(total)
-    return tuple(norms)

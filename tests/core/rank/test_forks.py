@@ -18,6 +18,7 @@ from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGath
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.rank.votes import norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.wire.facts import Failed, Parked, Settled
 from mainstay_core.wire.plan import Partial, Plan
@@ -508,7 +509,7 @@ def test_norms_of_inner_ranks_add_up_by_block() -> None:
         for norms in told
     ]
 
-    assert forks.norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
+    assert norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
 
 
 def test_norms_are_no_part_of_the_commit_chain() -> None:

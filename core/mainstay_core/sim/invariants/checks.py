@@ -13,7 +13,6 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
-from mainstay_core.rank.histories import history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
@@ -29,7 +28,7 @@ from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
+from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
@@ -58,7 +57,6 @@ class Checks:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
             self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self._truths, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -80,6 +78,8 @@ class Checks:
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
         self._lineages = Lineages(config, self._course, self.seen)
+        self.guarded = self._lineages.guarded
+        self.kept = Kept(num_units, self._lineages.truths, self.boundaries)
         self.undecided = False
         """Whether ranks gave up as half of a position's copies, or more, were bad."""
         self.num_checks = self._num_plans = 0
@@ -371,23 +371,6 @@ class Checks:
             if p.quorum.id >= first
         )
 
-    def guarded(
-        self,
-        trainer: Life,
-        commit: Commit,
-        copies: Sequence[GuardedDigest],
-        corrupted: int | None,
-    ) -> None:
-        """A rank has applied a step to what it guards; of an end it was just made wrong."""
-        history = history_at(trainer.state.history, commit.step)
-        right = self.truth(commit.step + 1, history) if copies else ()
-        for copy in copies:
-            _hold(
-                copy.stage == corrupted or copy.masters == terms.part(right[copy.stage]),
-                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
-                f"found wrong, or which it got too late, after step {commit.step}",
-            )
-
     def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
@@ -461,10 +444,6 @@ class Checks:
     def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
         """States of all positions in a run without failures but for its forks."""
         return self._course(version, history).states
-
-    def _truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
-        """States of all positions in runs of the histories that a lineage's states have."""
-        return [self.truth(version, each) for each in self._lineages.histories(lineage, version)]
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape
