@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later, Part
+from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits, collectives, kernels, late
@@ -32,11 +32,11 @@ from mainstay_train.checks.calls import (
 )
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.judging import Judging
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
-from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
@@ -45,18 +45,6 @@ HIDDEN = ", whose kernels cannot be executed one by one; write it with plain ope
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
-
-
-class Judging(late.Judged, Protocol):
-    """Checks of a trainer, as they hear of what was found and say what waits."""
-
-    replays: Replays
-
-    def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether a call is executed twice at once, though recomputes check its block."""
-
-    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
-        """Return until when the check of a call waits; None: it does not."""
 
 
 class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
