@@ -3,10 +3,11 @@
     python benchmarks/flips.py [--flips 2000] [--piggyback 500] [--clean 5000] [--seed 1] [--quick]
 
 A flip is put into one step of a chain: Llama and mixture of experts, fp32 and bf16, one stage and
-two, one rank to a stage and two, recompute of none, half and all of the blocks, and a training loop
-of one's own. The step is computed with checks, and without any: a flip that changes a digest there,
-or that ends the step, is *effective*. Flips of a second execution are put into the first one for
-that. Stages are threads of one process; where a stage has several ranks, each is a process.
+two, one rank to a stage and two, in order and swapped, recompute of none, half and all of the
+blocks, and a training loop of one's own. The step is computed with checks, and without any: a flip
+that changes a digest there, or that ends the step, is *effective*. Flips of a second execution are
+put into the first one for that. Stages are threads of one process; where a stage has several ranks,
+each is a process.
 
 The table says of each class of operators how many flips were drawn, effective, found, and with how
 many the checked step came to the digests of an undisturbed one. Then steps without a flip follow,
@@ -61,6 +62,7 @@ from benchmarks.support.flips.rank import (  # noqa: E402
 )
 from tests.train.crew import Nursery  # noqa: E402
 
+from mainstay_core.base.shape import Order  # noqa: E402
 from mainstay_core.dmr.flips import Execution, Flip  # noqa: E402
 from mainstay_core.dmr.operators import Pass  # noqa: E402
 
@@ -93,8 +95,26 @@ CHAINS = tuple(
         ("Llama dropout", 1.0, 1),
     )
 )
+SWAPPED = tuple(
+    Setting(
+        model=model,
+        recompute=share,
+        stages=stages,
+        inner=inner,
+        micro_batches=2,
+        waiting_bytes=MUCH if share else LITTLE,
+        order=Order.SWAPPED,
+    )
+    for model, share, stages, inner in (
+        ("Llama fp32", 0.0, 2, 1),
+        ("Llama fp32", 1.0, 3, 1),
+        ("Llama bf16", 0.5, 2, 1),
+        ("experts fp32", 1.0, 2, 1),
+        ("Llama fp32", 1.0, 2, 2),
+    )
+)
 LOOPS = (Setting(model="own loop fp32"), Setting(model="own loop bf16"))
-SETTINGS = (*CELLS, *CHAINS, *LOOPS)
+SETTINGS = (*CELLS, *CHAINS, *SWAPPED, *LOOPS)
 
 
 @dataclass(slots=True)

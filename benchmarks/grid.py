@@ -2,12 +2,13 @@
 
     python benchmarks/grid.py [--ranks 2] [--rounds 20] [--bucket-mebibytes 4] [--width 256]
 
-Each round does every part in both forms, by buckets and chunk by chunk as it once was, one after
-the other. ``ms`` is the processor time of the thread, median: other work on the machine hardly
-changes it. ``operations`` are those that reach torch's dispatcher, views among them: what the
-host does when the arithmetic is a GPU's, in whose batches buckets go there. The other
-ranks are played: nothing is sent. Both forms must have the same digests, and nearly the same norms,
-or the benchmark fails.
+Each round does every part in three forms by turns: chunk by chunk as it once was, by buckets in
+batches of torch's operations, and by buckets in compiled code (which reductions do not have).
+``ms`` is the processor time of the thread, median: other work on the machine hardly changes it.
+``operations`` are those that reach torch's dispatcher, views among them: what the host does when
+the arithmetic is a GPU's, in whose batches buckets go there. The other ranks are played: nothing is
+sent. All forms must have the same sums and digests, and those by buckets the same norms; chunk by
+chunk norms are nearly the same. Or the benchmark fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import math  # noqa: E402
 import os  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
@@ -31,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from mainstay_core.base.digest import Digest  # noqa: E402
 from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
-from mainstay_train.exact import digests, numerics  # noqa: E402
+from mainstay_train.exact import compiled, digests, numerics  # noqa: E402
 from mainstay_train.exact.digests import FlatDigest  # noqa: E402
 from mainstay_train.exact.gradients import GradientSums  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
@@ -41,6 +43,10 @@ from mainstay_train.exact.rows import Piece  # noqa: E402
 WARM_UP_ROUNDS = 2
 LAYERS = 4
 MEBIBYTE = 1024 * 1024
+COLUMNS = (
+    "ms by chunk", "ms in batches", "ms compiled", "by chunk / in batches", "by chunk / compiled",
+    "operations by chunk", "by bucket",
+)  # fmt: skip
 Form = Callable[[], object]
 
 
@@ -100,6 +106,17 @@ def make_layout(width: int) -> StageLayout:
     )
 
 
+@contextmanager
+def without_compiled_code() -> Iterator[None]:
+    """Have what is made meanwhile go by batches of torch's operations."""
+    load = compiled.load
+    compiled.load = lambda: None
+    try:
+        yield
+    finally:
+        compiled.load = load
+
+
 def make_parts(
     layout: StageLayout, ranks: int, bucket_bytes: int, device: str = "cpu"
 ) -> dict[str, tuple[Form, Form]]:
@@ -111,6 +128,7 @@ def make_parts(
     table = [Supply(partial=Partial(lane=i, first=i, last=i), index=i) for i in range(ranks)]
     members = list(range(ranks))
     reducer = Reducer(layout, device, bucket_bytes)
+    torch.manual_seed(1)
     own = {table[0].partial: layout.allocate(device=device).normal_()}
     sent, reduced, masters = (layout.allocate(device=device).normal_() for _ in range(3))
     gradients = GradientSums(layout, reducer.bounds, device=device)
@@ -196,40 +214,52 @@ def main() -> None:
     numerics.setup("cpu")
     digests.warm_up()
     layout = make_layout(args.width)
-    parts = make_parts(layout, args.ranks, args.bucket_mebibytes * MEBIBYTE)
-    for name, (form, former) in parts.items():
-        if not agree(name, form(), former()):
+    options = layout, args.ranks, args.bucket_mebibytes * MEBIBYTE
+    parts = make_parts(*options)
+    with without_compiled_code():
+        in_batches = make_parts(*options)
+    forms = {name: (former, in_batches[name][0], form) for name, (form, former) in parts.items()}
+    for name, (former, batches, form) in forms.items():
+        found = form()
+        if not agree(name, found, former()) or not same(found, batches()):
             raise SystemExit(f"{name}: the forms differ")
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
+    times: dict[str, list[list[float]]] = {name: [] for name in parts}
     for turn in range(args.rounds + WARM_UP_ROUNDS):
-        for name, (form, former) in parts.items():
-            if turn % 2:
-                row = (measure(form), measure(former))
-            else:  # whoever comes second finds the data in a cache
-                later = measure(former)
-                row = (measure(form), later)
+        for name, several in forms.items():
+            row = [0.0] * len(several)
+            for place in range(len(several)):  # whoever comes second finds the data in a cache
+                which = (place + turn) % len(several)
+                row[which] = measure(several[which])
             if turn >= WARM_UP_ROUNDS:
                 times[name].append(row)
     print(f"{layout.size} elements, {args.ranks} ranks, buckets of {args.bucket_mebibytes} MiB;")
     print(f"load average {os.getloadavg()[0]:.1f}\n")
-    print("| part | ms by chunk | ms by bucket | ratio | operations by chunk | by bucket | ratio |")
-    print("| --- |" + " --- |" * 6)
-    totals = [0.0] * 4
-    counted = make_parts(layout, args.ranks, args.bucket_mebibytes * MEBIBYTE, "meta")
+    print(f"| part | {' | '.join(COLUMNS)} |")
+    print("| --- |" + " --- |" * len(COLUMNS))
+    counted = make_parts(*options, "meta")
+    rows = []
     for name, (form, _) in counted.items():
         form()  # what is made once is there
-        ms = [statistics.median(t[i] for t in times[name]) * 1e3 for i in (1, 0)]
-        asked = [count(parts[name][1]), count(form)]
-        show(name, *ms, *asked)
-        totals = [a + b for a, b in zip(totals, [*ms, *asked], strict=True)]
-    show("together", *totals)
+        ms = [statistics.median(column) * 1e3 for column in zip(*times[name], strict=True)]
+        rows.append([*ms, count(parts[name][1]), count(form)])
+        show(name, rows[-1])
+    show("together", [sum(column) for column in zip(*rows, strict=True)])
 
 
-def show(name: str, before: float, after: float, asked: float, asks: float) -> None:
+def same(found: Any, expected: Any) -> bool:
+    """Whether both forms by buckets have the same bits."""
+    if isinstance(found, torch.Tensor):
+        return torch.equal(found, expected)
+    return all(map(torch.equal, found, expected))
+
+
+def show(name: str, row: Sequence[float]) -> None:
     """Print a row of the table."""
+    by_chunk_ms, batches_ms, compiled_ms, asked, asks = row
     print(
-        f"| {name} | {before:.2f} | {after:.2f} | {before / after:.2f} "
-        f"| {asked:.0f} | {asks:.0f} | {asked / asks:.2f} |"
+        f"| {name} | {by_chunk_ms:.2f} | {batches_ms:.2f} | {compiled_ms:.2f} "
+        f"| {by_chunk_ms / batches_ms:.2f} | {by_chunk_ms / compiled_ms:.2f} "
+        f"| {asked:.0f} | {asks:.0f} |"
     )
 
 

@@ -12,7 +12,8 @@ Processes of a local run are killed from outside, at a known time and anywhere i
 * ``all``: what all steps from the kill to ten steps after the join took beyond a median step
   each: a fork of the trainer on the same cores included.
 
-``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank.
+``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank. In
+the same run 64 processes of plain torch make four groups of 16 anew.
 
 In the same run: torchrun with our model as a plain module in a DDP loop and a checkpoint per
 step (a killed worker; one agent for three workers, and an agent for each), and a bare rebuild of
@@ -33,7 +34,7 @@ from collections.abc import Callable, Mapping  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
 from typing import Any  # noqa: E402
 
-from support import rebuild, torchrun  # noqa: E402
+from support import rebuild, torchrun, wide_rebuild  # noqa: E402
 from support.local_run import (  # noqa: E402
     POLL_S,
     TINY_LLAMA,
@@ -53,6 +54,8 @@ SETTLE_STEPS = 25
 AFTER_JOIN = 10
 REBUILD_ELEMENTS = 50_000
 """About the model's parameters."""
+LANES, STAGES_OF_WIDE = 16, 4
+"""Of the job of 64 ranks."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,12 +169,19 @@ def wide(kills: int) -> None:
     """Print the row of a job of 64 ranks, with the worst of its kills."""
     print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
     print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
-    times = measure("wide", 16, 4, kill_pod, kills, poll_s=2.0)
-    show("pod, 16 x 4", times)
+    times = measure("wide", LANES, STAGES_OF_WIDE, kill_pod, kills, poll_s=2.0)
+    show(f"pod, {LANES} x {STAGES_OF_WIDE}", times)
+    bare = wide_rebuild.measure(kills, LANES, STAGES_OF_WIDE, REBUILD_ELEMENTS)
     steps = [b / s for b, s in zip(times.beyond, times.step, strict=True)]
     print(
         f"\nnext commit beyond a step, in median steps: median {statistics.median(steps):.1f}, "
         f"at worst {max(steps):.1f}"
+    )
+    middle, floor = statistics.median(times.beyond), statistics.median(bare)
+    allowed = 1.5 * floor + statistics.median(times.step)
+    print(
+        f"bare rebuild of {STAGES_OF_WIDE} groups of {LANES}: {median_and_p90(bare)} ms; "
+        f"beyond is {middle / allowed:.2f} of 1.5 rebuilds and a step"
     )
 
 

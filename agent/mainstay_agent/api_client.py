@@ -9,9 +9,12 @@ the request will not help; its answer says what will. What is said when is decid
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib
 import json
 import logging
 import secrets
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -68,12 +71,15 @@ class ApiClient(SupervisorApi):
             timeout=REQUEST_TIMEOUT_S,
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
+            verify=_certificates(),
             # Whose token it is: one that was mixed up is refused, on every route.
             headers={"Mainstay-Pod": settings.pod},
         )
         self._token = Token(settings)
         self._urls = settings.api_urls
         self._turn = 0
+        self._newest: tuple[Plan, str] | None = None
+        """The newest plan that the stream has brought, and its JSON."""
         self.held: QuorumId | None = None
         """Quorum of the newest plan held here; every request names it (protocol section 9)."""
         self.on_fault: Callable[[str, str], None] = lambda _name, _data: None
@@ -103,7 +109,9 @@ class ApiClient(SupervisorApi):
     def _read(self, event: StreamEvent) -> Event | None:
         try:
             if event.name == "plan":
-                return PlanReceived(codec.loads(Plan, event.data))
+                plan = codec.loads(Plan, event.data)
+                self._newest = (plan, event.data)
+                return PlanReceived(plan)
             if event.name == "stop":
                 return Ended(f"the job is over: {event.data}")
             if event.name in FAULT_EVENTS:
@@ -111,6 +119,11 @@ class ApiClient(SupervisorApi):
         except (RemoteProtocolError, KeyError, ValueError) as error:
             logger.error("an event of the stream cannot be used: %r", error)
         return None
+
+    def json_of(self, plan: Plan) -> str:
+        """Return a plan as JSON: as it came, if the stream has brought it."""
+        newest = self._newest
+        return newest[1] if newest is not None and newest[0] is plan else codec.dumps(plan)
 
     async def stream(self, cursor: str) -> AsyncIterator[StreamEvent]:
         """Yield the job's events after ``cursor``, until the connection ends.
@@ -195,6 +208,22 @@ class ApiClient(SupervisorApi):
             # A replica that wants to be asked less is there; another one would only be asked more.
             self._turn += isinstance(failure, ApiUnavailable) and not failure.is_busy
             raise failure
+
+
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Return what certificates are checked by. To read those that are trusted takes a while."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def warm_up() -> None:
+    """Import, and read, what a client and its first request need: for a process that forks.
+
+    It takes 50 ms. The pod that takes a lost one's place starts just when the job recovers.
+    """
+    httpx.AsyncClient(trust_env=False, verify=_certificates())  # has httpx import its transport
+    for name in ("anyio._backends._asyncio", "httpcore._backends.anyio"):
+        importlib.import_module(name)  # chosen by name at the first request
 
 
 async def parse_events(lines: AsyncIterator[str]) -> AsyncIterator[StreamEvent]:

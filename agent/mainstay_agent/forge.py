@@ -19,6 +19,7 @@ from pathlib import Path
 # Not called here: what a supervisor imports late is to be there before the forks.
 import mainstay_agent.supervisor  # noqa: F401
 from mainstay_agent import __main__ as entry
+from mainstay_agent.api_client import warm_up
 from mainstay_core.base.frames import Frame
 from mainstay_core.base.logs import start_logging
 from mainstay_fork.children import share_imports
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="inherited Unix stream socket")
     args = parser.parse_args()
     start_logging("info")
+    warm_up()
     share_imports()
     # A session for each, so that a kernel that shares the processor by sessions serves each alike.
     return Forge(socket.socket(fileno=args.fd), _read_supervisor, new_sessions=True).run()

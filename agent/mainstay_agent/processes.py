@@ -56,10 +56,13 @@ class Processes:
 
     def send_trainers(self, slots: tuple[int, ...], head: dict[str, Any]) -> None:
         """Send one frame to the trainers of ``slots`` that are connected."""
-        message = pack(head)
+        self.send_packed(slots, pack(head))
+
+    def send_packed(self, slots: tuple[int, ...], frame: bytes) -> None:
+        """Send a frame that is bytes already; likewise."""
         for slot in slots:
             if slot in self.trainers:
-                self.trainers[slot].send_packed(message)
+                self.trainers[slot].send_packed(frame)
 
     def send_launcher(self, head: dict[str, Any]) -> None:
         """Send a frame to the launcher, if there is one."""

@@ -32,7 +32,7 @@ from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import Frame
+from mainstay_core.base.frames import Frame, pack_json
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.supervisor.events import (
@@ -253,10 +253,12 @@ class Supervisor(Pod):
 
     def send_trainers(self, action: Forward | StopTrainers) -> None:
         """Send a plan, or the word to stop."""
-        head: dict[str, Any] = {"kind": "stop"}
         if isinstance(action, Forward):
-            head = {"kind": "plan", "plan": codec.encode(action.plan)}
-        self._processes.send_trainers(action.slots, head)
+            # Not made anew: a plan of many members would take milliseconds.
+            frame = pack_json(f'{{"kind":"plan","plan":{self._client.json_of(action.plan)}}}')
+            self._processes.send_packed(action.slots, frame)
+        else:
+            self._processes.send_trainers(action.slots, {"kind": "stop"})
 
     def send_launcher(self, action: Fork | Signal) -> None:
         """Have the launcher fork or signal a trainer."""

@@ -9,7 +9,8 @@ from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.intake.facts import UnregisteredPodError
-from mainstay_core.coordinator.state import CoordinatorState, is_gone, slot_name
+from mainstay_core.coordinator.names import named_by_pod, place_name
+from mainstay_core.coordinator.state import CoordinatorState, is_gone
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.wire.findings import MAX_NEWEST, FindingsPage, KeptFinding, ToldFinding
@@ -38,8 +39,15 @@ def check_finding(state: CoordinatorState, finding: Finding) -> None:
 
 
 def with_names(state: CoordinatorState, told: Sequence[ToldFinding]) -> tuple[ToldFinding, ...]:
-    """Return findings with the names of their trainers, as the job's history has them."""
-    return tuple(replace(t, trainer=slot_name(state, t.finding.slot)) for t in told)
+    """Return findings with the names of pods and nodes, as the job's history has them."""
+    return tuple(
+        replace(
+            one,
+            trainer=place_name(state, one.finding.slot),
+            finding=replace(one.finding, reason=named_by_pod(state, one.finding.reason)),
+        )
+        for one in told
+    )
 
 
 def describe_findings(fresh: Sequence[ToldFinding]) -> str:

@@ -54,6 +54,51 @@ def forge(directory: Path) -> Iterator[Run]:
             assert process.wait(30) == 0
 
 
+def environment_of(directory: Path) -> dict[str, str]:
+    """Make a pod's directory; return what its supervisor finds in its environment."""
+    (directory / "pod").mkdir()
+    return {
+        "MAINSTAY_API_URL": "http://127.0.0.1:9",
+        "MAINSTAY_TOKEN": "none",
+        "MAINSTAY_JOB": "job",
+        "MAINSTAY_POD": "a",
+        "MAINSTAY_ADDRESS": "127.0.0.1",
+        "MAINSTAY_POD_DIR": str(directory / "pod"),
+    }
+
+
+FIRST_REQUEST = """
+import asyncio, os, sys
+import mainstay_agent.forge
+from mainstay_agent import api_client
+from mainstay_agent.settings import parse
+from mainstay_core.wire.api import ApiUnavailable
+api_client.warm_up()
+threads, before = len(os.listdir("/proc/self/task")), set(sys.modules)
+async def ask():
+    client = api_client.ApiClient(parse([], os.environ))
+    try:
+        await client.fetch_plan()
+    except ApiUnavailable:
+        pass
+    await client.close()
+asyncio.run(ask())
+print(threads, sorted(set(sys.modules) - before))
+"""
+
+
+def test_what_a_forked_supervisor_needs_for_its_requests_is_imported_before(tmp_path: Path) -> None:
+    """By one thread: a process with more than one cannot fork."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_REQUEST],
+        env=os.environ | environment_of(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "1 []\n"
+
+
 def test_what_cannot_be_a_supervisor_is_refused_or_ends_with_the_reason(tmp_path: Path) -> None:
     with forge(tmp_path) as run:
         assert run.ask(pod="a", log=str(tmp_path / "a.log"))["kind"] == "refused"
@@ -66,16 +111,8 @@ def test_what_cannot_be_a_supervisor_is_refused_or_ends_with_the_reason(tmp_path
 
 
 def test_supervisors_lead_sessions_and_end_with_the_forge(tmp_path: Path) -> None:
-    (tmp_path / "pod").mkdir()
-    environment = {
-        "MAINSTAY_API_URL": "http://127.0.0.1:9",
-        "MAINSTAY_TOKEN": "none",
-        "MAINSTAY_JOB": "job",
-        "MAINSTAY_POD": "a",
-        "MAINSTAY_ADDRESS": "127.0.0.1",
-        "MAINSTAY_POD_DIR": str(tmp_path / "pod"),
-    }
     with forge(tmp_path) as run:
+        environment = environment_of(tmp_path)
         head = run.ask(pod="a", log=str(tmp_path / "a.log"), environment=environment)
         pid = int(head["pid"])
         end = os.pidfd_open(pid)

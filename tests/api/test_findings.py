@@ -13,17 +13,22 @@ import redis
 from starlette.requests import Request
 from tests.api.conftest import MANIFEST, Job
 from tests.api.test_store_bounds import UID, driven
+from tests.worlds.pods import PlayedPods, make_config
 
 from mainstay_api import deps
 from mainstay_api import store as store_module
 from mainstay_api import transactions as transactions_module
+from mainstay_api.findings import with_names
 from mainstay_api.store import RedisStore
 from mainstay_core.base import codec
 from mainstay_core.base.ids import Incarnation, PodUid, RankId, Slot
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import PodRegistered
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_core.wire.facts import FactKind, PodRegistration
 from mainstay_core.wire.findings import MAX_BATCH, MAX_UNTOLD, FindingsPage, ToldFinding
 
 CHECKED = {
@@ -244,3 +249,37 @@ def test_any_order_of_telling_leaves_what_a_plain_model_says(
             assert list(places.items()) == [i for i in known.items() if i[1] >= first]
 
     driven(own_redis.url, drive)
+
+
+def test_a_finding_names_pods_and_nodes_where_a_trainer_knows_uids_alone() -> None:
+    state = machine.initial(make_config(), 0.0)
+    for number, uid in enumerate(("1b4e28ba", "6fa459ea")):
+        registration = PodRegistration(
+            pod=PodUid(uid),
+            name=f"llama-{number}",
+            address="10.0.0.1",
+            gather="10.0.0.1:1",
+            num_slots=1,
+            domain=f"worker-{number}",
+        )
+        state = machine.step(state, PodRegistered(registration=registration), 1.0, "n").state
+    wrong, other = (Slot(pod=PodUid(uid), index=0) for uid in ("1b4e28ba", "6fa459ea"))
+    one = codec.decode(ToldFinding, told(0, verdict=Verdict.TRANSIENT))
+    reason = f"computed wrongly: {wrong} (transient), and not {other}"
+    finding = replace(one.finding, slot=wrong, reason=reason)
+
+    (named,) = with_names(state, [replace(one, finding=finding)])
+
+    said = named.describe()
+    assert "of r0.s0.i0 on llama-0/0 (node worker-0): " in said
+    assert "computed wrongly: llama-0/0 (transient), and not llama-1/0" in said
+    assert "1b4e28ba" not in said
+
+
+def test_a_pod_that_leaves_as_its_device_is_wrong_is_told_with_its_node() -> None:
+    world = PlayedPods(make_config(lanes=1, replicas=1, stages=1))
+    world.register("pod-0", domain="worker-7")
+    world.up("pod-0")
+    member = world.member(0, 0)
+    world.tell(world.about(FactKind.NAMED, member, evidence=f"{member.slot} was wrong", since=0))
+    assert "the device of pod-0/0 (node worker-7) computes wrongly" in world.messages()

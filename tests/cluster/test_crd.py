@@ -156,11 +156,10 @@ REFUSED = [
             SMALLEST["spec"]
             | {"pipeline": {"order": "Swapped"}, "parallelism": {"stages": 4}}
             | other,
-            "is Swapped, with which this version can only have detection.dmr.mode Off",
+            "is Swapped, with which this version can only have detection.dmr.plan Naive",
         )
         for other in (
-            {"detection": {"dmr": {"mode": "Full"}}},
-            {"detection": {"witness": {"everySteps": 5}}},
+            {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
             {"snapshots": {"enabled": True, "replay": "Boundary"}},
             {"runtime": {"compile": "Blocks"}},
         )
@@ -257,7 +256,7 @@ REFUSED = [
         "type",
         "spec.detection.dmr.plan",
         "plan.json",
-        "must be Naive, Dynamic, Auto, or the path of a plan",
+        "must be Naive, Dynamic, Auto, or the absolute path of a plan",
     ),
     Refused("spec.detection.dmr.memory", "type", "spec.detection.dmr.memory", "much", AMOUNT),
     Refused(f"{RESOURCES}.limits.cpu", "type", f"{RESOURCES}.limits.cpu", "much", AMOUNT),
@@ -402,6 +401,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a swapped pipeline": {
         "parallelism": {"stages": 4},
         "pipeline": {"order": "Swapped"},
+        "detection": {"dmr": {"mode": "Full", "plan": "Auto"}, "witness": {"everySteps": 5}},
     },
     "an equal cut": {"parallelism": {"stages": 2}, "pipeline": {"cut": "Equal"}},
     "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},

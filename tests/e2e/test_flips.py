@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.e2e import matrix
 from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
+
+from mainstay_cli.commands import dmr
 
 pytestmark = pytest.mark.slow
 
@@ -273,4 +276,47 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
     ]
     assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
     assert report["dmr_coverage"].startswith(coverage)
+    assert "was not put in" not in logs
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(stages=2, lanes=2, shards_per_lane=2, spares=0),
+        Layout(stages=1, lanes=2, ranks_per_stage=2, ranks_per_pod=2, spares=0),
+    ],
+    ids=["two stages", "inner"],
+)
+def test_a_plan_that_was_made_offline_is_followed_and_finds_a_wrong_bit(
+    tmp_path: Path, layout: Layout
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    corpus = matrix.write_corpus(tmp_path / "corpus")
+    for name in ("undisturbed", "planned"):
+        (tmp_path / name).mkdir()
+    expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
+    checks = {"mode": "Full", "plan": str(tmp_path / "stage-{stage}.json"), "profileSteps": 1}
+    spec = {"detection": {"dmr": checks}, "runtime": {"recompute": True}}
+    job, file = make_job(layout, NUM_STEPS, corpus, **spec), tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+    for stage in range(layout.stages):
+        profile = tmp_path / f"profile-{stage}.json"
+        dmr.profile(file, out=profile, stage=stage, steps=2, window_s=0.01, budget="64Mi")
+        dmr.plan(profile, out=tmp_path / f"stage-{stage}.json")
+    fault = {
+        "at": {"step": 4, "phase": "forward"},  # behind the profile step and the one before it
+        "target": {"replica": 1, "stage": 0},
+        "action": "flip",
+        "flip": {"operator": "aten.mm", "element": 7, "bit": 30},
+    }
+
+    with local_job(tmp_path / "planned", job, [fault]) as running:
+        report = running.report()
+        logs = running.tails(num_lines=1000)
+
+    assert report["digests"] == expected["digests"], logs
+    assert [told["plan"] for told in report["checks"]] == ["File"] * layout.stages, logs
+    (finding,) = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
+    assert (finding["step"], finding["verdict"], finding["operator"]) == (4, "primary", "aten.mm")
     assert "was not put in" not in logs

@@ -6,6 +6,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from tests.train.crew import Crew, Nursery  # noqa: E402
 
+from mainstay_train.exact import compiled  # noqa: E402
+
 torch.set_num_threads(1)  # as in a trainer
 
 
@@ -20,3 +22,13 @@ def crew(nursery):
     workers = Crew(nursery)
     yield workers
     workers.end()
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def form(request, monkeypatch):
+    """The form of digests and norms: compiled code, or batches of torch's operations."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled, "load", lambda: None)
+    else:
+        pytest.importorskip("llvmlite")
+    return request.param

@@ -7,15 +7,18 @@ before has to be done first, and nothing new is given meanwhile.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
 
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 LOOK_S = 1e-4
 """Between two looks at a moment whose wait has a bound: what such a wait is late by."""
 
@@ -31,6 +34,24 @@ def choose_device(wanted: str, slot: int) -> str:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return "cpu"
     return f"cuda:{slot % max(1, torch.cuda.device_count())}"
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Return the bytes of memory of a device, whatever uses them; None where nobody says.
+
+    A CPU's memory is the machine's, or that of the container if that has less.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        limit = ""
+    return min(machine, int(limit)) if limit.isdecimal() else machine
 
 
 def choose_backend(wanted: str, device: str, ranks_per_pod: int) -> str:

@@ -1,5 +1,6 @@
 """Executes the kernels of a trainer's work twice, compares bits, and repairs what differs.
 
+- ``budget``: refuses a budget that no device could hold
 - ``kernels``: what a call of torch's dispatcher reads and writes
 - ``regions``: the bytes of memory that a view of a tensor covers
 - ``twins``: copies of the memory that a call overwrites
@@ -17,6 +18,7 @@
 - ``telling``: how checks are told of executions that differed
 - ``sums``: executes the sums of a reduction twice
 - ``scopes``: what may be asked of a part of the work that is checked
+- ``judging``: what a scope asks of the checks of a trainer
 - ``executions``: executes each kernel a second time, and a third one where two differ
 - ``checker``: the checks of one trainer, and what they have found
 """

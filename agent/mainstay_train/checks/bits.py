@@ -36,10 +36,11 @@ def are_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return whether two tensors have the same shape, type and bits; waits for the device."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if first.numel() == 0:
+    number = first.numel()
+    if number == 0:
         return True
-    if first.device.type == "cpu" and first.stride() == second.stride() and _is_dense(first):
-        size = first.numel() * first.element_size()
+    if first.is_cpu and first.stride() == second.stride() and _is_dense(first):
+        size = number * first.element_size()
         return bool(_memcmp(first.data_ptr(), second.data_ptr(), size) == 0)
     return torch.equal(words_of(first), words_of(second))
 

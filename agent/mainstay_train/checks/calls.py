@@ -12,7 +12,7 @@ from mainstay_core.base.errors import MainstayError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
-from mainstay_train.checks.kernels import Effects, Kernel
+from mainstay_train.checks.kernels import Effects, Kernel, tensors_in
 from mainstay_train.checks.twins import Overwritten, Twins
 
 
@@ -35,6 +35,11 @@ class Call:
     """From which it draws; None: it does not."""
     drawn_from: torch.Tensor | None
     """The generator's state before the call."""
+    places: tuple[int, ...] | None
+    """Of what it makes among what it returns, as the first execution has shown; None: it returns
+    none of that."""
+    is_far: bool
+    """Whether an operand is not in the host's memory."""
 
     def given_again(self, kept: Twins | None) -> Twins | None:
         """Return the twins for a further execution; ``kept``: those of what it reads there."""
@@ -58,10 +63,14 @@ class Call:
             args = [twins.put(value) for value in args]
             kwargs = {name: twins.put(value) for name, value in kwargs.items()}
         result = self.func(*args, **kwargs)
-        operands = self.kernel.operands(args, kwargs)
-        new = Effects.of(self.kernel, operands, result).new
+        if self.places is None:
+            new = Effects.of(self.kernel, self.kernel.operands(args, kwargs), result).new
+        else:
+            returned = tensors_in(result)
+            new = [returned[place] for place in self.places]
         outputs = [*new, *(twins.written if twins is not None else ())]
-        await_copies(operands, outputs)
+        if self.is_far:
+            await_copies(self.kernel.operands(args, kwargs), outputs)
         return result, outputs
 
 
@@ -69,8 +78,8 @@ def await_copies(
     operands: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]
 ) -> None:
     """Wait for what a device copies to the host: it may come after its call has returned."""
-    far = {tensor.device for tensor, _ in operands if tensor.device.type != "cpu"}
-    if far and any(tensor.device.type == "cpu" for tensor in outputs):
+    far = {tensor.device for tensor, _ in operands if not tensor.is_cpu}
+    if far and any(tensor.is_cpu for tensor in outputs):
         for device in far:
             devices.moment(device).wait()
 

@@ -9,7 +9,7 @@ modular redundancy (section 3) with a third execution in place of its rollback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -20,10 +20,11 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.schedule import Later
+from mainstay_core.dmr.schedule import Later, is_pointwise_cheaper
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.routes import Extent
 from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
@@ -38,6 +39,7 @@ from mainstay_train.checks.planned import (
     Planner,
     Spot,
     Tell,
+    Way,
     Window,
 )
 from mainstay_train.checks.replays import Replays
@@ -151,8 +153,11 @@ class Checks:
         """Return whether the recompute of a block of the stage is compared with its forward."""
         return self.piggybacks or block in self._planned.piggyback
 
-    def is_cheap(self, place: Place, call: Call) -> bool:
+    def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
+        if self.piggybacks:
+            sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
+            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes)
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 
@@ -189,15 +194,18 @@ class Checks:
             self.planner.align([each[1:] for each in told])
         return any(each[0] for each in told)
 
-    def begin_program(self, first: Flow | None) -> None:
-        """Say that the stage's program begins, and with which micro-batch; None: nobody sees it.
+    def begin_program(self, firsts: Mapping[Way, Flow]) -> None:
+        """Say that the stage's program begins, and with which micro-batches.
+
+        Args:
+            firsts: the first of each way through the stage; empty: it computes no step anew.
 
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.
         """
-        self._computes = first is not None
+        self._computes = bool(firsts)
         if self.planner is not None:
-            self._planned = self.planner.begin_program(first) or Orders()
+            self._planned = self.planner.begin_program(firsts) or Orders()
         self.replays.begin_program(self._planned.parts)
 
     def end_program(self, *, completed: bool) -> None:
@@ -298,6 +306,8 @@ class Checks:
         step: int | None = None,
         shard_type: int | None = None,
         micro_batch: int | None = None,
+        visit: int = -1,
+        extent: Extent = Extent.WHOLE,
     ) -> Scope:
         """Return the scope of a part of the work.
 
@@ -306,6 +316,8 @@ class Checks:
             step: whose work it is; None: of the step at hand.
             shard_type: whose micro-batch is computed; None: none is.
             micro_batch: its number in the type.
+            visit: place on its route.
+            extent: the part of the stage through which that leads.
 
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
@@ -320,7 +332,8 @@ class Checks:
         if self._broken is not None:
             raise self._broken
         step = self.step if step is None else step
-        place = Place(step, phase, Pass.STEP, shard_type, micro_batch)
+        about = shard_type, micro_batch
+        place = Place(step, phase, Pass.STEP, *about, visit=visit, extent=extent)
         seen = None
         if self.planner is not None and shard_type is not None and micro_batch is not None:
             seen = self.planner.seen((shard_type, micro_batch))

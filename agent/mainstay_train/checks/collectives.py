@@ -6,7 +6,7 @@ then they tell each other whether somebody's two results differ, and if so execu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,6 +44,10 @@ class Tell(Protocol):
         """
 
 
+Wait = Callable[[torch.Tensor, str], torch.Tensor]
+"""Returns the result of a group's newest collective once it is there."""
+
+
 class Hears(Protocol):
     """Hears of the collectives of a cell while one shard type is computed."""
 
@@ -65,12 +69,14 @@ class Call:
     func: Any
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    wait: Wait
+    """Waits for a result."""
 
     def run(self, flips: Sequence[Flip]) -> torch.Tensor:
         """Execute it once; wait for it only where flips are put in."""
         result: torch.Tensor = self.func(*self.args, **self.kwargs)
         if flips:
-            _put(flips, Execution.PRIMARY, waited(result))
+            _put(flips, Execution.PRIMARY, self.waited(result))
         return result
 
     def check(self, flips: Sequence[Flip], tell: Tell) -> torch.Tensor:
@@ -93,8 +99,12 @@ class Call:
         tell(output=0, num_elements=num_elements, judgement=judgement)
         return checker if judgement.remedy is Remedy.REPAIR else primary
 
+    def waited(self, result: torch.Tensor) -> torch.Tensor:
+        """Return the result of its group's newest collective once it is there."""
+        return self.wait(result, self._group)
+
     def _execute(self, flips: Sequence[Flip], execution: Execution) -> torch.Tensor:
-        result = waited(self.func(*self.args, **self.kwargs))
+        result = self.waited(self.func(*self.args, **self.kwargs))
         _put(flips, execution, result)
         return result
 
@@ -102,7 +112,7 @@ class Call:
         """Return whether the results differ on some rank of the group."""
         flag = torch.tensor([int(differs)], device=device)
         largest = torch.ops._c10d_functional.all_reduce(flag, "max", self._group)
-        return bool(waited(largest).item())
+        return bool(self.waited(largest).item())
 
     @property
     def _group(self) -> Any:

@@ -11,15 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later, Part
+from mainstay_core.dmr.profiles import WindowKind
+from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits, collectives, kernels, late
@@ -32,31 +33,20 @@ from mainstay_train.checks.calls import (
 )
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.judging import Judging
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
-from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.comm.interruptible import newest_of
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
-
-
-class Judging(late.Judged, Protocol):
-    """Checks of a trainer, as they hear of what was found and say what waits."""
-
-    replays: Replays
-
-    def is_cheap(self, place: Place, call: Call) -> bool:
-        """Return whether a call is executed twice at once, though recomputes check its block."""
-
-    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
-        """Return until when the check of a call waits; None: it does not."""
 
 
 class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
@@ -191,7 +181,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(_FAKE) is not None:
             return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
-        if any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
+        if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
         if not isinstance(func, torch._ops.OpOverload):
             return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
@@ -226,10 +216,13 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
         """Run a kernel, and check it."""
         operands = kernel.operands(args, kwargs)
-        if kernels.has_sparse(tensor for tensor, _ in operands):
-            return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
-        writes = any(is_written for _, is_written in operands)
-        part = self._part_of(kernel, operands)
+        writes = is_far = False
+        for tensor, is_written in operands:
+            if tensor.layout is not torch.strided:
+                return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
+            writes = writes or is_written
+            is_far = is_far or not tensor.is_cpu
+        part = self._part_of(kernel, operands) if self._checks.replays.is_used else None
         if writes and self._checks.waiting:
             self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
         overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
@@ -249,14 +242,17 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
-        await_copies(operands, outputs)
-        call = Call(func, args, kwargs, kernel, self._count(), overwritten, generator, drawn_from)
+        if is_far:
+            await_copies(operands, outputs)
+        given = func, args, kwargs, kernel, self._count()
+        call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far)
         if self._seen is not None:
             self._spot = Spot.of(self._place, call.ordinal, kernel.name)
         flips = self._flips_of(call)
-        put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
-        if flips and kernel.tells:
-            result = outputs[0].item()
+        if flips:
+            put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+            if kernel.tells:
+                result = outputs[0].item()
         if part is not None and not late.can_wait(self._place, call, effects):
             self._checks.replays.read(tensor for tensor, _ in operands)
             part = None
@@ -288,7 +284,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """
         (result, outputs), (twins, kept) = primary, copies
         if self._notes is not None:
-            if not self._is_cheap(call):
+            if not self._is_cheap(call, outputs):
                 self._notes.note(call.kernel.name, outputs)
                 return result
             self._notes.pass_by(call.kernel.name)
@@ -311,10 +307,10 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return result
         return self._check_at_once(call, primary, flips, (twins, kept))
 
-    def _is_cheap(self, call: Call) -> bool:
+    def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""
         is_plain = call.overwritten is None and call.generator is None
-        return is_plain and self._checks.is_cheap(self._place, call)
+        return is_plain and self._checks.is_cheap(self._place, call, outputs)
 
     def _check_at_once(
         self,
@@ -326,7 +322,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """Execute a call a second time, and return the result that counts; see :meth:`_check`."""
         (result, outputs), (twins, kept) = primary, copies
         second, found = call.again(twins)
-        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        if flips:
+            put(flips, (Execution.CHECKER, Execution.BOTH), found)
         differing = first_differing(outputs, found)
         if differing is None:
             return result
@@ -342,8 +339,6 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         What other segments make and it reads is compared then.
         """
         replays, part = self._checks.replays, None
-        if not replays.is_used:
-            return None
         at = self._place
         if at.block is not None:
             number = self._ordinals[at.in_pass, at.block]
@@ -387,9 +382,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         self._checks.replays.read(kernels.tensors_in([*args, *kwargs.values()]))
         at, number = self._place, self._num_collectives
         self._num_collectives += 1
-        flips, call = self._orders.take(at, None, name), collectives.Call(func, args, kwargs)
+        flips = self._orders.take(at, None, name)
+        call = collectives.Call(func, args, kwargs, self._waited)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
+        if self._notes is not None or self._noted is not None:
+            result = call.waited(result)
         given = kernels.tensors_in(tuple(args))
         if self._seen is not None:
             self._seen.exchange(given, result)
@@ -399,6 +397,19 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         records = self._notes, self._noted
         self._noted = late.take_shared(self._checks, at, records, name, number, result)
         return result
+
+    def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
+        """Return the result of a collective once it is there; checks are executed meanwhile.
+
+        Only such as are of this rank alone wait. So the others need not know which, and when.
+        """
+        waiting = self._checks.waiting
+        if waiting and self._place.block is not None:  # in the thread that uses them
+            work = newest_of(group)
+            if work is not None:
+                with _disable_current_modes():
+                    waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
+        return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
         """Call what cannot be checked.

@@ -1,16 +1,18 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
-An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is a
-chain of products of small integers, which runs three times as fast as the ledger's digest, and no
-weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is odd, so a change
-of one byte changes all 16 sums of its row. For a change of several bytes a key of theirs must have
-one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire and Kaser,
-"Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's digest has
-2^-64. No sum overflows, so the products are exact on every processor.
+An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
+of the ledger's sums of short runs of memory, where compiled code goes over that once. Elsewhere it
+is a chain of products of small integers, which runs three times as fast as the ledger's digest does
+there, and is no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is
+odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
+theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
+and Kaser, "Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's
+digest has 2^-64. No sum overflows, so the products are exact on every processor.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from functools import cache
@@ -23,7 +25,9 @@ from mainstay_train.exact import digests
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
-"""So many bytes are digested as they are."""
+"""So many bytes are digested as they are, before the chain's products."""
+FEW_BYTES_COMPILED = 512
+"""The same, before compiled code begins: to start that takes as long."""
 MAX_LEVELS = 8
 """Each product leaves a sixteenth of the bytes: enough for any memory."""
 
@@ -37,7 +41,14 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     if tensor.device.type != "cpu":
         sums = digests.tensor_sums("imprint", _packed(tensor)).tolist()
         return *what, repr(sums).encode()
-    return *what, _digest(_packed(tensor).view(-1).view(torch.int8))
+    packed = _packed(tensor)
+    size = packed.numel() * packed.element_size()
+    if size <= FEW_BYTES_COMPILED:
+        return *what, ctypes.string_at(packed.data_ptr(), size)
+    compiled = digests.memory_sums(packed)
+    if compiled is not None:
+        return *what, hashlib.blake2b(compiled, digest_size=16).digest()
+    return *what, _digest(packed.view(-1).view(torch.int8))
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:

@@ -74,20 +74,23 @@ class Kernel:
     """Whether it returns a number: see :data:`TELLING`."""
     unset: frozenset[int]
     """See :data:`UNSET`."""
-    arguments: tuple[tuple[str, bool], ...]
-    """Name of each, and whether the call writes it."""
+    is_pointwise: bool
+    """Whether it computes each element from elements of its operands at the same place."""
+    arguments: tuple[tuple[int, str, bool], ...]
+    """Of those that can be tensors: place, name, and whether the call writes it."""
 
     def operands(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[torch.Tensor, bool]]:
         """Return each tensor that a call is given, and whether the call writes it."""
         found: list[tuple[torch.Tensor, bool]] = []
-        for number, (name, is_written) in enumerate(self.arguments):
-            value = args[number] if number < len(args) else kwargs.get(name)
+        num_given = len(args)
+        for place, name, is_written in self.arguments:
+            value = args[place] if place < num_given else kwargs.get(name)
             if isinstance(value, torch.Tensor):
                 found.append((value, is_written))
-                continue
-            found += [(tensor, is_written) for tensor in tensors_in(value)]
+            elif value is not None:
+                found += [(tensor, is_written) for tensor in tensors_in(value)]
         return found
 
 
@@ -101,6 +104,8 @@ class Effects:
     new: list[torch.Tensor]
     """All that lie in such memory and are set; or one that holds the number which it returned.
     Attention's backward may return three that share one memory."""
+    places: tuple[int, ...] | None
+    """Their places among all that it returned; None: they are none of them."""
     written: list[torch.Tensor]
     """Operands."""
 
@@ -117,13 +122,19 @@ class Effects:
         """
         given = {key_of(tensor) for tensor, _ in operands}
         returned = tensors_in(result)
-        made = {key_of(tensor): tensor for tensor in returned if key_of(tensor) not in given}
+        keys = [key_of(tensor) for tensor in returned]
+        made = {key: t for key, t in zip(keys, returned, strict=True) if key not in given}
         unset = {id(result[place]) for place in kernel.unset}
-        new = [t for t in returned if key_of(t) in made and id(t) not in unset]
+        places: tuple[int, ...] | None = tuple(
+            number
+            for number, key in enumerate(keys)
+            if key in made and id(returned[number]) not in unset
+        )
+        new = [returned[number] for number in places or ()]
         if kernel.tells and is_number(result):
-            new = [torch.tensor(result, dtype=NUMBERS[type(result)])]
+            new, places = [torch.tensor(result, dtype=NUMBERS[type(result)])], None
         written = [tensor for tensor, is_written in operands if is_written]
-        return cls(returned, [*made.values()], new, written)
+        return cls(returned, [*made.values()], new, places, written)
 
 
 @cache
@@ -131,8 +142,12 @@ def kernel_of(func: Any) -> Kernel:
     """Return what is known of a function of the dispatcher (an ``OpOverload``)."""
     schema, name = func._schema, name_of(func)
     aliases = [returned.alias_info for returned in schema.returns]
-    arguments = tuple((arg.name, _is_written(arg)) for arg in schema.arguments)
-    writes = any(is_written for _, is_written in arguments)
+    arguments = tuple(
+        (place, arg.name, _is_written(arg))
+        for place, arg in enumerate(schema.arguments)
+        if not _is_plain(arg)
+    )
+    writes = any(is_written for _, _, is_written in arguments)
     return Kernel(
         name=name,
         allocates=name in ALLOCATING,
@@ -143,8 +158,18 @@ def kernel_of(func: Any) -> Kernel:
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
         tells=name in TELLING,
         unset=UNSET.get(name, frozenset()),
+        is_pointwise=torch.Tag.pointwise in func.tags,
         arguments=arguments,
     )
+
+
+PLAIN = frozenset({"bool", "complex", "Device", "float", "Generator", "int", "number", "str"})
+"""Types of arguments that hold no tensors; lists of them, and what may be absent, neither."""
+
+
+def _is_plain(argument: Any) -> bool:
+    told = str(argument.type).replace("Optional[", "").replace("List[", "")
+    return told.rstrip("]") in PLAIN
 
 
 def _is_written(argument: Any) -> bool:

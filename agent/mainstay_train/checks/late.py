@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -148,19 +147,18 @@ def can_wait(place: Place, call: Call, effects: Effects) -> bool:
 
 def executed_again(call: Call) -> list[torch.Tensor]:
     """Execute again a call that was kept; return what it makes, and what it writes elsewhere."""
+    if call.overwritten is None:
+        return call.again(None)[1]
     operands = call.kernel.operands(call.args, call.kwargs)
-    writes = any(is_written for _, is_written in operands)
-    twins = Overwritten(operands, replaces=True).copy() if writes else None
-    return call.again(twins)[1]
+    return call.again(Overwritten(operands, replaces=True).copy())[1]
 
 
 Kept = torch.Tensor | imprints.Imprint
 """What is left of a result: itself, or an imprint where its memory will hold something else."""
 
 
-def keep(call: Call, outputs: Sequence[torch.Tensor]) -> list[Kept]:
-    """Return what is kept of what a call has made and written."""
-    num_written = sum(is_written for _, is_written in call.kernel.operands(call.args, call.kwargs))
+def keep(outputs: Sequence[torch.Tensor], num_written: int) -> list[Kept]:
+    """Return what is kept of what a call has made, and written behind that."""
     num_made = len(outputs) - num_written
     return [*outputs[:num_made], *imprints.imprints(outputs[num_made:])]
 
@@ -203,19 +201,17 @@ def let_wait(
     Args:
         checks: hears of what will be found.
         place: of the call.
-        call: see :func:`can_wait`.
+        call: see :func:`can_wait`; it is kept, without a graph.
         outputs: what it made and wrote.
         flips: of the call.
         later: until when it waits.
     """
     assert place.shard_type is not None
-    call = replace(
-        call,
-        args=detached(tuple(call.args)),
-        kwargs={name: detached(value) for name, value in call.kwargs.items()},
-    )
-    kept = keep(call, detached(outputs))
+    call.args = detached(tuple(call.args))
+    call.kwargs = {name: detached(value) for name, value in call.kwargs.items()}
     operands = call.kernel.operands(call.args, call.kwargs)
+    num_written = sum(is_written for _, is_written in operands)
+    kept = keep(detached(outputs), num_written)
     held = [tensor for tensor, is_written in operands if not is_written]
     held += [one for one in kept if isinstance(one, torch.Tensor)]
     keys, size_bytes = kept_by(held, checks.given)

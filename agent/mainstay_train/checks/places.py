@@ -9,6 +9,7 @@ from typing import Self
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.faults.points import PHASES
+from mainstay_core.planning.routes import Extent
 
 
 class Phase(enum.StrEnum):
@@ -43,6 +44,10 @@ class Place:
     """In its stage."""
     name: str | None = None
     """Of the block."""
+    visit: int = -1
+    """Place on the micro-batch's route, as actions have it."""
+    extent: Extent = Extent.WHOLE
+    """The part of the stage through which that visit leads."""
 
     def fits(self, flip: Flip) -> bool:
         """Return whether a flip may mean this place."""

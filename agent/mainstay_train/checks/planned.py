@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.schedule import Later, Part
+from mainstay_core.dmr.schedule import NEXT_RECV, NEXT_RECV_B, Later, Part
 from mainstay_core.planning.program import Op
+from mainstay_core.planning.routes import Extent
 from mainstay_train.checks.places import Phase, Place
 
 Standing = tuple[int, ...]
@@ -26,6 +27,11 @@ Tell = Callable[[Sequence[int]], Sequence[Sequence[int]]]
 
 Flow = tuple[int, int]
 """Shard type and micro-batch."""
+Way = tuple[Extent, ...]
+"""The parts of a stage through which a micro-batch passes, in forward order. In a swapped pipeline
+half of them pass a stage at an end twice."""
+WHOLE: Way = (Extent.WHOLE,)
+"""The way of those that pass it once."""
 
 
 class Spot(NamedTuple):
@@ -37,11 +43,13 @@ class Spot(NamedTuple):
     """In its stage."""
     ordinal: int
     kernel: str
+    extent: Extent = Extent.WHOLE
+    """Of the visit: passages of two visits have a plan of their own."""
 
     @classmethod
     def of(cls, place: Place, ordinal: int, kernel: str) -> Self:
         """Return the spot of a kernel of one passage."""
-        return cls(place.phase, place.in_pass, place.block, ordinal, kernel)
+        return cls(place.phase, place.in_pass, place.block, ordinal, kernel, place.extent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,15 @@ class Orders:
     cheap: frozenset[Spot] = frozenset()
     """Kernels of them that are executed twice at once all the same, in forward and recompute."""
 
+    def beside(self, other: Orders) -> Orders:
+        """Return the orders of passages of either way: these, and others."""
+        return Orders(
+            {**self.later, **other.later},
+            {**self.parts, **other.parts},
+            self.piggyback & other.piggyback,  # a forward is noted or not whatever its way
+            self.cheap | other.cheap,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -64,6 +81,18 @@ class Window:
     op: Op
     flow: Flow
     """Of the micro-batch that is waited for."""
+    extent: Extent = Extent.WHOLE
+    """Of its visit."""
+
+    @property
+    def name(self) -> str:
+        """The name that plans have for it in the passage of that micro-batch."""
+        return self.op.value if self.extent is Extent.WHOLE else f"{self.op.value}.{self.extent}"
+
+    @property
+    def behind(self) -> tuple[str, str]:
+        """The names that plans have for it in passages that are over, in order and swapped."""
+        return NEXT_RECV_B if self.op is Op.RECV_B else "RECV_F", NEXT_RECV
 
 
 class Seen(Protocol):
@@ -113,11 +142,11 @@ class Planner(Protocol):
             standings: of each of them.
         """
 
-    def begin_program(self, first: Flow | None) -> Orders | None:
+    def begin_program(self, firsts: Mapping[Way, Flow]) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
 
         Args:
-            first: the first micro-batch of its own; None: it is not recorded.
+            firsts: the first micro-batch of each way through the stage; empty: it is not recorded.
 
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.

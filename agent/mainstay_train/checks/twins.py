@@ -68,6 +68,14 @@ class Overwritten:
 
     def __init__(self, operands: Sequence[Operand], *, replaces: bool) -> None:
         self._written = [tensor for tensor, is_written in operands if is_written]
+        self._alone = _find_alone(operands)
+        """The only tensor that is written, if its twin is what torch makes of it by itself."""
+        self.has_contents = not replaces
+        """Whether the call reads some of it, so that it has to be copied before."""
+        if self._alone is None:
+            self._find_stretches(operands, replaces=replaces)
+
+    def _find_stretches(self, operands: Sequence[Operand], *, replaces: bool) -> None:
         self._stretches = [
             _stretch(key, self._written, operands)
             for key in dict.fromkeys(key_of(t) for t in self._written if t.numel())
@@ -76,10 +84,12 @@ class Overwritten:
         inside = {id(t) for stretch in self._stretches for t in stretch.operands}
         read = {id(tensor) for tensor, is_written in operands if not is_written}
         self.has_contents = not replaces or bool((inside - written) | (inside & read))
-        """Whether the call reads some of it, so that it has to be copied before."""
 
     def copy(self) -> Twins:
         """Return twins of all operands that lie in it, as it is now."""
+        if (alone := self._alone) is not None:
+            twin = alone.clone() if self.has_contents else torch.empty_like(alone)
+            return Twins({id(alone): twin}, [twin])
         found: dict[int, torch.Tensor] = {}
         for stretch in self._stretches:
             found |= stretch.copy(contents=self.has_contents)
@@ -104,6 +114,27 @@ class Twins:
         if isinstance(value, list | tuple):
             return type(value)([self.put(part) for part in value])
         return value
+
+
+def _find_alone(operands: Sequence[Operand]) -> torch.Tensor | None:
+    """Return the tensor that a call writes if it is one, packed, and the only one in its memory.
+
+    It is aligned as new memory is: so new memory of its shape is its twin.
+    """
+    written = [tensor for tensor, is_written in operands if is_written]
+    (tensor,) = written if len(written) == 1 else (None,)
+    if (
+        tensor is None
+        or not tensor.is_contiguous()
+        or not tensor.numel()
+        or tensor.data_ptr() % ALIGNMENT_BYTES
+        or tensor.is_conj()
+        or tensor.is_neg()
+    ):
+        return None
+    key = key_of(tensor)
+    is_alone = sum(key_of(other) == key for other, _ in operands) == 1
+    return tensor if is_alone else None
 
 
 def _stretch(key: int, written: Sequence[torch.Tensor], operands: Sequence[Operand]) -> _Stretch:

@@ -18,8 +18,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr import dynamic
 from mainstay_core.dmr.dynamic import CheckQueue
 from mainstay_core.dmr.profiles import WindowKind
-from mainstay_core.dmr.schedule import NEXT_RECV_B
-from mainstay_core.planning.program import Op
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.planned import Flow, Window
 
@@ -52,10 +50,9 @@ class Waiting:
             passed: micro-batches whose passage is over.
         """
         flow = self.shard_type, self.micro_batch
-        if window.op is Op.RECV_B and self.window == "RECV_B":
-            return window.flow == flow
-        behind = NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F"
-        return self.window == behind and flow in passed
+        if window.flow == flow:
+            return self.window == window.name
+        return flow in passed and self.window in window.behind
 
 
 class WaitingChecks:
@@ -190,6 +187,7 @@ class WaitingChecks:
         is_open: Callable[[], bool],
         window: Window | None = None,
         goes_on: Callable[[], bool] = lambda: True,
+        kind: WindowKind = WindowKind.INTER,
     ) -> None:
         """Execute what a plan says of a window; then one after the other, in order, while it lasts.
 
@@ -197,6 +195,7 @@ class WaitingChecks:
             is_open: whether it lasts.
             window: None: no plan says anything of it.
             goes_on: whether the program goes on behind it, so that what is due is executed.
+            kind: whether it waits for another stage or cell, or for a rank of its own cell.
         """
         due = [
             name
@@ -210,7 +209,7 @@ class WaitingChecks:
         if not self._waiting or not is_open():
             return
         try:
-            self._take(dynamic.WindowOpened(kind=WindowKind.INTER, length_s=None))
+            self._take(dynamic.WindowOpened(kind=kind, length_s=None))
             while self._waiting and is_open():
                 self._take(dynamic.CheckDone())
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.group import Group
@@ -67,6 +68,11 @@ class InterruptibleWork(distributed._Work):
         """Whether the collective is over."""
         return bool(self._work.is_completed())
 
+    @property
+    def is_over(self) -> bool:
+        """Whether :meth:`wait` would return at once, or raise."""
+        return self.is_completed() or self._group.ended is not None
+
     def get_future(self) -> Any:
         """Return what torch's own work has."""
         return self._work.get_future()
@@ -84,11 +90,29 @@ class InterruptibleGroup(distributed.ProcessGroup):
         # The form that Python may subclass; its stub lacks it.
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._whole, self._of = whole, group
+        self.newest: InterruptibleWork | None = None
+        """What was started last."""
+
+
+def newest_of(name: str) -> InterruptibleWork | None:
+    """Return the collective that was started last on a group.
+
+    Args:
+        name: by which torch knows the group.
+
+    Returns:
+        None: nobody can see whether it is over.
+    """
+    resolve: Any = distributed_c10d._resolve_process_group  # newer torch has a type for names
+    group = resolve(name)
+    return group.newest if isinstance(group, InterruptibleGroup) else None
 
 
 def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
     def start(self: Any, *args: Any, **named: Any) -> InterruptibleWork:
-        return InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
+        work = InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
+        self.newest = work
+        return work
 
     start.__name__ = name
     return start

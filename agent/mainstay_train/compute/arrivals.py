@@ -9,6 +9,8 @@ over, so nobody else waits for them.
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +43,7 @@ def finish(
         return
     has_come = threading.Event()
     errors: list[BaseException] = []
+    waiter = _take_waiter()
 
     def wait() -> None:
         try:
@@ -50,11 +53,47 @@ def finish(
         finally:
             has_come.set()
 
-    threading.Thread(target=wait, name="arrival", daemon=True).start()
+    waiter.run(wait)
     waiting.use(lambda: not has_come.is_set(), window, lambda: not errors)
     has_come.wait()
+    _local.waiter = waiter  # not before: where a check raises it still waits
     if errors:
         raise errors[0]
+
+
+class _Waiter:
+    """A thread that waits for messages, one after the other, while its owner executes checks."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._jobs,), name="arrival", daemon=True).start()
+
+    def __del__(self) -> None:
+        self._jobs.put(None)
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Have a job run that raises nothing."""
+        self._jobs.put(job)
+
+
+def _serve(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # and the tensors that it knows
+
+
+_local = threading.local()
+"""Of each thread that waits, its idle waiter, if it has one."""
+
+
+def _take_waiter() -> _Waiter:
+    """Return a waiter of this thread; to start one takes longer than many a check."""
+    waiter: _Waiter | None = getattr(_local, "waiter", None)
+    _local.waiter = None
+    if waiter is None or waiter.process != os.getpid():
+        return _Waiter()
+    return waiter
 
 
 class ReductionWaits:

@@ -7,6 +7,7 @@ from functools import partial
 
 from mainstay_core.planning.program import Action, Op
 from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.planned import Flow, Way
 from mainstay_train.comm.mesh import InnerMesh, tell_all
 from mainstay_train.model.blocks import Block
 
@@ -37,13 +38,13 @@ class CellChecks:
             InvalidSpecError: the plan that the job names cannot be used.
             RuntimeError: the cell's group has ended.
         """
-        flows = [(a.type, a.micro_batch) for a in program if a.op is Op.FORWARD]
+        firsts = {} if is_again else firsts_of(program)
         self._unnoted.clear()
-        if self._inner.size > 1 and flows:
+        if self._inner.size > 1 and any(action.op is Op.FORWARD for action in program):
             is_new = any(block.is_new for block in self._blocks)
             if self._checks.align(is_new, partial(tell_all, inner=self._inner)):
                 self._unnoted.update(range(len(self._blocks)))
-        self._checks.begin_program(flows[0] if flows and not is_again else None)
+        self._checks.begin_program(firsts)
 
     def notes(self, number: int) -> bool:
         """Return whether the next forward of a block is noted, to be compared with its recompute.
@@ -54,3 +55,16 @@ class CellChecks:
         is_noted = self._checks.notes(number) and number not in self._unnoted
         self._unnoted.discard(number)
         return is_noted
+
+
+def firsts_of(program: Sequence[Action]) -> dict[Way, Flow]:
+    """Return the first micro-batch of each way through a stage."""
+    ways: dict[Flow, Way] = {}
+    for action in program:
+        if action.op is Op.FORWARD:
+            flow = action.type, action.micro_batch
+            ways[flow] = (*ways.get(flow, ()), action.extent)
+    firsts: dict[Way, Flow] = {}
+    for flow, way in ways.items():
+        firsts.setdefault(way, flow)
+    return firsts

@@ -34,6 +34,8 @@ class _Raised:
 
     place: Place
     why: str
+    is_alone: bool
+    """Whether all that the blocks were given was computed on this device."""
     is_told: bool
     """Whether a check has found what led to it."""
 
@@ -43,14 +45,13 @@ class Doubts:
 
     Args:
         checks: of the trainer.
-        stage: of this rank.
-        num_stages: of its chain.
+        num_stages: of the rank's chain.
         num_inner: ranks of its cell. Where there are several, the others wait in a collective when
             the blocks of one raise: that is doubted nowhere.
     """
 
-    def __init__(self, checks: Checks, stage: int, num_stages: int, num_inner: int) -> None:
-        self._checks, self._stage, self._num_stages = checks, stage, num_stages
+    def __init__(self, checks: Checks, num_stages: int, num_inner: int) -> None:
+        self._checks, self._num_stages = checks, num_stages
         self._num_inner, self._step, self._is_again = num_inner, -1, False
         self._raised: dict[int, _Raised] = {}
         self._before: frozenset[int] = frozenset()
@@ -99,11 +100,14 @@ class Doubts:
         self._checks.waiting.settle(shard_type)
         in_pass = Pass.FORWARD if phase is Phase.FORWARD else Pass.BACKWARD
         why = f"{type(error).__name__}: {brief(error)}"
-        self._raised[shard_type] = _Raised(
+        is_first = phase is Phase.FORWARD and action.visit == 0
+        raised = _Raised(
             Place(self._step, phase, in_pass, shard_type, action.micro_batch),
             why,
+            is_alone=self._num_stages == 1 or is_first,
             is_told=shard_type in self._checks.void,
         )
+        self._raised.setdefault(shard_type, raised)  # what comes after it may come of it
         self._checks.void.add(shard_type)
         logger.warning(
             "step %d: type %d is computed again, as its blocks raised %s",
@@ -124,9 +128,5 @@ class Doubts:
             operator=BLOCKS,
             output=0,
             num_elements=0,
-            judgement=judge_raised_type(raised.why, alone=self._is_alone(raised.place.phase)),
+            judgement=judge_raised_type(raised.why, alone=raised.is_alone),
         )
-
-    def _is_alone(self, phase: Phase) -> bool:
-        """Return whether all that blocks are given in a phase was computed on this device."""
-        return self._num_stages == 1 or (phase is Phase.FORWARD and self._stage == 0)

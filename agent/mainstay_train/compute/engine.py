@@ -41,7 +41,7 @@ from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.optimizer import Boosts, Shared, StageState
-from mainstay_train.exact.readout import Later, Readout
+from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, user_code
@@ -211,7 +211,8 @@ class Engine:
 
     def watch(self, shard_type: int, log: SentLog | None) -> WatchedType:
         """Return a log that digests what leaves this cell for a type, before another log."""
-        return WatchedType(shard_type, self.types, self._gradient, log, self.checks, self.inner)
+        about = self.types, self._gradient, log, self.checks, self.inner
+        return WatchedType(shard_type, *about, self.order)
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
@@ -402,14 +403,14 @@ class Engine:
         readout.fetch(None if group is None else group.wait_for)
         self._block_gradients = gradient.block_digests()
         self.sent = tuple(
-            PartialDigest(partial=partial, slot=slot, digest=_digest(sums).hex())
+            PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
             for partial, sums in sent
         )
         return Ballot(
             norms_sq=gradient.norms_sq(),
             gradient=total(self._block_gradients).hex(),
-            copies=self._copies_digest(_digest(copies), masters),
-            rest=_digest(rest).hex() if rest else "",
+            copies=self._copies_digest(digests.fetched(copies), masters),
+            rest=digests.fetched(rest).hex() if rest else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
@@ -421,9 +422,7 @@ class Engine:
         if self.inner.size > 1:  # there a block's identity names the inner rank, a unit's does not
             return {}
         told = zip(self.state.blocks, self._block_gradients, strict=False)
-        return {
-            next(iter(block.units)): digest.hex() for block, digest in told if len(block.units) == 1
-        }
+        return {next(iter(b.units)): digest.hex() for b, digest in told if len(b.units) == 1}
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""
@@ -491,8 +490,3 @@ class Engine:
     def reduced_blocks(self) -> list[torch.Tensor]:
         """Return the reduced gradient of each block, flat."""
         return self.state.layout.block_views(self.reducer.reduced)
-
-
-def _digest(sums: Sequence[Later]) -> Digest:
-    """The digest that sums make up, once their readout is fetched."""
-    return digests.added([part() for part in sums])

@@ -87,7 +87,7 @@ class Interpreter:
         checks: Checks | None = None,
     ) -> None:
         self._checks = checks or Checks()
-        self._doubts = Doubts(self._checks, stage, num_stages, inner.size)
+        self._doubts = Doubts(self._checks, num_stages, inner.size)
         self._scope: Scope = UNCHECKED
         self._workload, self._blocks = workload, tuple(blocks)
         self._checks.begin_stage(block.compute for block in blocks)
@@ -124,6 +124,7 @@ class Interpreter:
         self._closing: frozenset[Action] = frozenset()
         """The actions in which blocks are delivered."""
         self._completing: frozenset[Action] = frozenset()  # with these a type is complete
+        self._passing: frozenset[Action] = frozenset()  # with these a micro-batch's passage is over
         self._adds_at_once = True
         """Whether a backward may add weight gradients that a later action would add."""
         self._undelivered = 0
@@ -182,6 +183,7 @@ class Interpreter:
         self._closing = frozenset(closing(program) if deliver is not None else ())
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
         self._completing = frozenset({action.type: action for action in adds}.values())
+        self._passing = frozenset({visit_of(action)[:2]: action for action in adds}.values())
         backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
         # Another backward in between may be of the next type, for which there is no scratch yet.
         self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
@@ -297,7 +299,8 @@ class Interpreter:
     @contextmanager
     def _over(self, action: Action) -> Iterator[Scope]:
         phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
-        self._scope = self._checks.over(phase, self._step, action.type, action.micro_batch)
+        of = action.type, action.micro_batch, action.visit, action.extent
+        self._scope = self._checks.over(phase, self._step, *of)
         try:
             with self._scope as scope:
                 yield scope
@@ -381,7 +384,7 @@ class Interpreter:
         if not flow.is_void:
             with self._doubts.over(action, flow), self._over(action):
                 flow.gradient = self._leave_blocks(action, flow, gradient)
-        if flow.is_void and self._stage > 0:
+        if flow.is_void and action.visit > 0:
             flow.gradient = self.make_activation(self._device).zero_()
 
     def _leave_blocks(
@@ -421,8 +424,9 @@ class Interpreter:
                 for number in reversed(range(self._undelivered)):
                     self._deliver_block(number)
             sums = self._sums.get(action.type, TypeSums())
-            of = action.type, action.micro_batch
-            self._checks.passed(of, (sums.loss_sum, *sums.counted.values()))
+            if action in self._passing:
+                of = action.type, action.micro_batch
+                self._checks.passed(of, (sums.loss_sum, *sums.counted.values()))
             if completes:
                 scope.enter(Pass.STEP)
                 self._complete(action)

@@ -112,8 +112,9 @@ class _SilentGroup:
     def __init__(self, inner: InnerMesh) -> None:
         from torch._C._distributed_c10d import FakeProcessGroup
 
-        self.name, self.backend = "measure", "gloo"
+        self.name, self.backend, self.waits_can_hang = "measure", "gloo", False
         self.rank, self.size = inner.index, inner.size
+        self.waits_can_hang = False  # nobody is waited for
         # It takes part in every collective and sends nothing.
         self.process_group = FakeProcessGroup._create_internal(inner.index, inner.size)
 

@@ -22,9 +22,12 @@ from mainstay_core.dmr import schedule
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_train.base.device import memory_of
+from mainstay_train.checks.budget import check_budget
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import FIELD
 from mainstay_train.model import trial
 from mainstay_train.model.blocks import Block
@@ -48,6 +51,8 @@ def check(
     device: torch.device,
     mode: Mode = Mode.FULL,
     plan: PlanName = PlanName.NAIVE,
+    *,
+    memory_bytes: int = 0,
 ) -> None:
     """Run each kind of block some times under checks.
 
@@ -56,11 +61,13 @@ def check(
         device: where it is.
         mode: of the job, for people.
         plan: of the job: whether checks wait.
+        memory_bytes: what those that wait may retain.
 
     Raises:
-        InvalidSpecError: a block is no pure function.
+        InvalidSpecError: a block is no pure function, or the device has less memory than that.
         UnreliableDeviceError: it is the device that computes other bits each time.
     """
+    check_budget(memory_bytes, memory_of(device), str(device), mode, plan)
     batch = model.dataset.batch(trial.ADDRESS)
     x = trial.activation(model, device)
     for number, spec, _ in trial.kinds(model):
@@ -113,7 +120,7 @@ def _run(
     """
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=UNBOUNDED if is_late else 0)
-    checks.begin_program((0, 0))
+    checks.begin_program({WHOLE: (0, 0)})
     checks.end_program(completed=True)
     outputs: dict[str, torch.Tensor] = {}
     try:

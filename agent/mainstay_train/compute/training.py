@@ -141,7 +141,8 @@ class BlockTraining:
         """Run each kind of block some times under checks."""
         self.loader.rest()  # a data set is called by one thread
         with user_code("trying the blocks"):
-            purity.check(self.workload, torch.device(self.device), rules.mode, rules.plan)
+            device, memory = torch.device(self.device), rules.memory_bytes
+            purity.check(self.workload, device, rules.mode, rules.plan, memory_bytes=memory)
 
     def build_beside(
         self, stage: int, num_stages: int, inner: int, *, masters_only: bool

@@ -68,7 +68,7 @@ class Transfers:
         if receive not in self._posted:
             self.start(receive)
         tensor, pending = self._posted.pop(receive)
-        window = Window(action.op, (action.type, action.micro_batch))
+        window = Window(action.op, (action.type, action.micro_batch), action.extent)
         with self._checks.window(window, tensor):
             arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
         return tensor

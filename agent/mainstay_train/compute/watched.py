@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from mainstay_core.base.digest import Digest
+from mainstay_core.base.shape import Order
+from mainstay_core.dmr.accounts import make_account
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.witness import Account, Exchanged
+from mainstay_core.dmr.witness import Account, Exchanged, Sent
 from mainstay_core.planning.program import Action, Op
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
@@ -27,6 +30,7 @@ from mainstay_train.exact.gradients import GradientSums
 MOST_EXCHANGES = 4096
 """Collectives of a type of which a rank tells. With more of them a whole cell is suspected where
 one of its ranks was wrong."""
+_PASS_OF = {Op.SEND_F: Pass.FORWARD, Op.SEND_B: Pass.BACKWARD}
 
 
 class WatchedType:
@@ -39,6 +43,7 @@ class WatchedType:
         log: where all that is sent goes as well; None: nowhere.
         checks: of the rank, which see the collectives of its cell.
         inner: this rank's place in its cell.
+        order: in which micro-batches pass the stages.
     """
 
     def __init__(
@@ -49,7 +54,9 @@ class WatchedType:
         log: SentLog | None,
         checks: Checks,
         inner: InnerMesh,
+        order: Order = Order.IN_ORDER,
     ) -> None:
+        self._in_order = order is Order.IN_ORDER
         self.shard_type, self._types, self._gradient, self._log = shard_type, types, gradient, log
         self._checks, self._num_exchanged = checks, 0
         self._own = f"made/{inner.index}"
@@ -57,16 +64,17 @@ class WatchedType:
         self._is_partial = inner.size > 1 and not checks.shows_kernels
         if inner.size > 1 and checks.shows_kernels:
             checks.hears = self
-        self._exchanged: dict[tuple[int, Pass], tuple[list[str], list[str]]] = {}
-        """What was given, and what was got, by micro-batch and pass."""
-        self._sent: dict[Op, list[str]] = {Op.SEND_F: [], Op.SEND_B: []}
+        self._exchanged: dict[tuple[int, int | None, Pass], list[tuple[int, str, str]]] = {}
+        """By micro-batch, visit and pass: its block, what was given, and what was got."""
+        self._sent: list[Sent] = []
         self._account: Account | None = None
 
     def sent(self, action: Action, tensor: torch.Tensor) -> None:
         """Digest what a neighbour gets."""
-        if action.type == self.shard_type and action.op in self._sent:
-            name = f"{action.op}/{action.micro_batch}"
-            self._sent[action.op].append(tensor_digest(name, tensor).hex())
+        if action.type == self.shard_type and action.op in _PASS_OF:
+            digest = tensor_digest(f"{action.op}/{action.micro_batch}", tensor).hex()
+            place = {"micro_batch": action.micro_batch, "visit": action.visit}
+            self._sent.append(Sent(in_pass=_PASS_OF[action.op], digest=digest, **place))
         if self._log is not None:
             self._log.sent(action, tensor)
 
@@ -81,12 +89,15 @@ class WatchedType:
         assert place.micro_batch is not None
         is_forward = place.phase is Phase.FORWARD
         in_pass = Pass.FORWARD if is_forward else Pass.BACKWARD  # with what is recomputed there
-        # When weights follow depends on what else a chain computes.
+        # When weights follow, and which first, depends on what else a chain computes.
         in_pass = Pass.WEIGHT if place.in_pass is Pass.WEIGHT else in_pass
-        told = self._exchanged.setdefault((place.micro_batch, in_pass), ([], []))
+        block = place.block if in_pass is Pass.WEIGHT and place.block is not None else 0
+        visit = None if self._in_order else place.visit
         parts = (tensor_digest(f"given/{n}", tensor) for n, tensor in enumerate(given))
-        told[0].append(sum(parts, Digest.zero()).hex())
-        told[1].append(tensor_digest("made" if is_shared else self._own, made).hex())
+        in_all = sum(parts, Digest.zero()).hex()
+        got = tensor_digest("made" if is_shared else self._own, made).hex()
+        told = self._exchanged.setdefault((place.micro_batch, visit, in_pass), [])
+        told.append((block, in_all, got))
 
     def missed(self) -> None:
         """Note a collective of which nothing is told: nobody can say then on whom it depends."""
@@ -96,19 +107,17 @@ class WatchedType:
         """All of a type was sent, and the type is complete."""
         if shard_type == self.shard_type:
             self._checks.hears = None
-            self._account = Account(
-                forward=tuple(self._sent[Op.SEND_F]),
-                backward=tuple(self._sent[Op.SEND_B]),
-                weights=self._describe(),
-                exchanged=tuple(
-                    Exchanged(
-                        in_pass=in_pass,
-                        micro_batch=micro_batch,
-                        given=tuple(given),
-                        made=tuple(made),
-                    )
-                    for (micro_batch, in_pass), (given, made) in sorted(self._exchanged.items())
-                ),
+            exchanged = []
+            for (micro_batch, visit, in_pass), told in self._exchanged.items():
+                told.sort(key=lambda one: one[0])
+                _, given, made = zip(*told, strict=True)
+                one = Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=given, made=made)
+                exchanged.append(replace(one, visit=visit))
+            self._account = make_account(
+                self._sent,
+                exchanged,
+                self._describe(),
+                in_order=self._in_order,
                 is_partial=self._is_partial,
             )
         if self._log is not None:

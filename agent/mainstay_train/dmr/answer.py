@@ -2,7 +2,8 @@
 
 ``python -m mainstay_train.dmr.answer`` reads a question as JSON and prints the answer
 (:mod:`mainstay_core.wire.profiling`). It waits for nobody: there are no other stages and replicas,
-so the lengths of waits are told to it.
+so the lengths of waits are told to it. Where a stage has several ranks it is each of them in turn,
+and the profile is merged as the ranks of a cell merge theirs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import torch
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.merging import merge_profiles
 from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.schedule import RefusedPlanError
 from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_backend, choose_device
-from mainstay_train.comm.mesh import SINGLE
+from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute.measure import play_collectives
 from mainstay_train.dmr.passage import StagePasses
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Passage
@@ -59,6 +63,36 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
     with user_code("setting up the device"):
         device = numerics.setup(name)
     workload = _load(config)
+    meshes = [
+        InnerMesh(size=shape.ranks_per_stage, index=index, device_type=device.type)
+        for index in range(shape.ranks_per_stage)
+    ]
+    # Before anything is recorded: it refuses a mesh that no block uses.
+    fingerprint = _fingerprint(config, workload, device, meshes[0])
+    profiles = [
+        _profile_rank(question, workload, device, fingerprint, mesh, clock) for mesh in meshes
+    ]
+    try:
+        return merge_profiles(profiles)
+    except RefusedPlanError as error:
+        raise InvalidSpecError("spec.parallelism.ranksPerStage", str(error)) from error
+
+
+def _profile_rank(
+    question: ProfileQuestion,
+    workload: Workload,
+    device: torch.device,
+    fingerprint: str,
+    inner: InnerMesh,
+    clock: Clock,
+) -> Profile:
+    """Return what one rank of a stage executes; the others of its cell are played.
+
+    Its collectives send nothing, so what it gets from them has other values. Kernels and sizes do
+    not depend on these, and a collective is no operator of a plan.
+    """
+    config, shape = question.config, question.config.shape
+    play_collectives(inner)
     passes = StagePasses(
         workload,
         stage=question.stage,
@@ -67,6 +101,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         seed=shape.seed,
         recompute=config.recomputed,
         device=device,
+        inner=inner,
     )
     passes.run(0)  # the first one makes constants
     passages: list[Passage] = []
@@ -74,7 +109,6 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         _, passage = passes.run(step, timer_of(device, clock))
         assert passage is not None
         passages.append(passage)
-    fingerprint = _fingerprint(config, workload, device)
     planned = PlannedStage(
         shape=shape,
         stage=question.stage,
@@ -120,12 +154,6 @@ def _refuse(question: ProfileQuestion) -> None:
             "is Blocks: calls of compiled code are no operators yet, so such a job cannot be "
             "profiled; use Off",
         )
-    if shape.ranks_per_stage > 1:
-        raise InvalidSpecError(
-            "spec.parallelism.ranksPerStage",
-            f"is {shape.ranks_per_stage}: a single process has no inner ranks to wait for, so "
-            "such a job cannot be profiled yet; use 1",
-        )
 
 
 def _load(config: JobConfig) -> Workload:
@@ -140,10 +168,12 @@ def _load(config: JobConfig) -> Workload:
         return workloads.call(config.entrypoint, function, config.workload, config.args)
 
 
-def _fingerprint(config: JobConfig, workload: Workload, device: torch.device) -> str:
+def _fingerprint(
+    config: JobConfig, workload: Workload, device: torch.device, inner: InnerMesh
+) -> str:
     """Return the digest of the fingerprint that the job has on this machine."""
     backend = choose_backend(config.backend, device.type, config.shape.ranks_per_pod)
-    extra = workload.identify(device, SINGLE, backend)
+    extra = workload.identify(device, inner, backend)
     return fingerprint.digest_of(fingerprint.fingerprint(device, dtype=workload.dtype, extra=extra))
 
 

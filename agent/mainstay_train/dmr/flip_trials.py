@@ -19,6 +19,7 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import MAX_BITS, Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
@@ -285,6 +286,7 @@ def _prepare(config: JobConfig) -> tuple[JobConfig, Workload, str]:
         replicas=1,
         min_replicas=1,
         ranks_per_pod=1,
+        order=Order.IN_ORDER,  # a single stage has nothing to swap
     )
     return replace(config, shape=shape, snapshots=None), workload, device
 

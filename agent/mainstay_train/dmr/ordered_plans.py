@@ -32,7 +32,7 @@ def read_plan_file(path: str, stage: int, fingerprint: str) -> Plan:
     except OSError as error:
         raise InvalidSpecError(
             FIELD, f"{place} cannot be read: {error.strerror or error}"
-        ) from error
+        ) from None  # who reads it needs no more than that
     if len(text) > MAX_PLAN_BYTES:
         raise InvalidSpecError(FIELD, f"{place} has more than {MAX_PLAN_BYTES} bytes; is no plan")
     return read_ordered_plan(text, place, fingerprint)

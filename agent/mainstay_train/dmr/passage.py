@@ -19,6 +19,7 @@ from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.planning.program import Action, Op, compile_replay
 from mainstay_core.wire.plan import Partial
 from mainstay_train.comm.chains import Mark
+from mainstay_train.comm.mesh import SINGLE, InnerMesh
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
@@ -56,6 +57,8 @@ class StagePasses:
         seed: of first values and samples.
         recompute: share of the blocks whose forwards run again in the backward.
         device: where it computes.
+        inner: which of the stage's ranks it is. Its collectives are those of the group that the
+            mesh has.
 
     Raises:
         WorkloadError: the user's code failed.
@@ -71,12 +74,14 @@ class StagePasses:
         seed: int,
         recompute: float,
         device: torch.device,
+        inner: InnerMesh = SINGLE,
     ) -> None:
+        self._inner = inner
         self._workload, self._stage, self._num_stages = workload, stage, num_stages
         self._seed, self._recompute, self._device = seed, recompute, device
         with user_code("building the model"):
             self._numbers = workload.stages(num_stages, cut)[stage]
-            self._blocks = workload.build(self._numbers, device)
+            self._blocks = workload.build(self._numbers, device, inner)
             self._state = StageState(self._blocks, workload.optimizer)
             self._state.initialize(seed)
 
@@ -135,7 +140,7 @@ class StagePasses:
         address = Address(self._seed, step, 0, 0)
         x = self._workload.dataset.batch(address).tokens.to(self._device)
         for number in range(self._numbers[0]):
-            (block,) = self._workload.build([number], self._device)
+            (block,) = self._workload.build([number], self._device, self._inner)
             block.initialize(self._seed)
             x = block.forward(x, address).contiguous()
         return x
@@ -150,14 +155,26 @@ class StagePasses:
         return drawn.to(self._workload.dtype).to(self._device)
 
 
-def declare_stage(record: PassageRecord, blocks: Sequence[Block], store: PartialStore) -> None:
-    """Name what is there before a passage: parameters, and memory for gradients."""
+def declare_stage(
+    record: PassageRecord, blocks: Sequence[Block], store: PartialStore, *, adds: bool = False
+) -> None:
+    """Name what is there before a passage: parameters, and memory for gradients.
+
+    Args:
+        record: of the passage.
+        blocks: of the stage.
+        store: has the memory for gradients.
+        adds: whether sums of the type's earlier micro-batches lie there, to which it adds.
+    """
     for block in blocks:
         masters = block.layout.views(block.masters)
         for name, view in block.layout.views(block.compute).items():
             value = masters[name] if name in block.committed else view
             record.declare(value, name, Origin.ADDRESSED)
     record.allocate(store.scratch)
+    if adds:
+        for name, view in store.scratch_views.items():
+            record.declare(view, f"sum of {name}", Origin.RECEIVED)
 
 
 class _Boundary:

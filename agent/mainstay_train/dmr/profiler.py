@@ -12,7 +12,7 @@ from statistics import median
 
 from mainstay_core.dmr.operators import Operator, Pass, Tensor
 from mainstay_core.dmr.profiles import AcSegment, Profile, Window, WindowKind
-from mainstay_core.dmr.schedule import NEXT_RECV_B
+from mainstay_core.dmr.schedule import NEXT_RECV, NEXT_RECV_B
 from mainstay_train.dmr.recorder import Call, Passage
 
 WAITS = ("RECV_B", "RECV_F", NEXT_RECV_B, "REDUCE")
@@ -109,6 +109,45 @@ def plan_windows(
         places.append(("REDUCE", len(passage.calls)))
     elif num_passages > 1 and num_stages > 1:
         places.append(("RECV_F" if stage > 0 else NEXT_RECV_B, len(passage.calls)))
+    return _windows_at(places, lengths, headroom_bytes)
+
+
+def plan_routed_windows(
+    passage: Passage,
+    waits: Sequence[tuple[str, int]],
+    *,
+    num_passages: int,
+    replicas: int,
+    lengths: Mapping[str, tuple[float, float]],
+    headroom_bytes: int,
+) -> tuple[Window, ...]:
+    """Return the waits of a stage in one passage where micro-batches take two routes.
+
+    Within the passage they are what was seen: between the two visits, and behind their forwards and
+    backwards. Behind it comes whatever is received next.
+
+    Args:
+        passage: of the stage.
+        waits: those for what comes of the passage, each with the number of operators before it.
+        num_passages: micro-batches that a chain computes in a step.
+        replicas: cells that reduce together.
+        lengths: median and least seconds of each wait; one that is not named has not come.
+        headroom_bytes: memory that checks may retain in each.
+    """
+    places = [(name, after) for name, after in waits if after > 0]
+    if num_passages > 1:
+        places.append((NEXT_RECV, len(passage.calls)))
+    elif replicas > 1:
+        places.append(("REDUCE", len(passage.calls)))
+    known = {name: lengths.get(name, (0.0, 0.0)) for name, _ in places}
+    return _windows_at(places, known, headroom_bytes)
+
+
+def _windows_at(
+    places: Sequence[tuple[str, int]],
+    lengths: Mapping[str, tuple[float, float]],
+    headroom_bytes: int,
+) -> tuple[Window, ...]:
     return tuple(
         Window(
             name=name,

@@ -11,6 +11,7 @@ not stay unseen.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils._pytree import tree_map
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_train.checks import kernels
+from mainstay_train.checks.collectives import REPEATED, SILENT
 from mainstay_train.checks.kernels import Effects, kernel_of, name_of
 from mainstay_train.checks.regions import Region
 from mainstay_train.checks.twins import Overwritten
@@ -109,6 +111,7 @@ class PassageRecord:
         self._contents = Contents()
         self._place: _Place | None = None
         self._ordinals: Counter[tuple[int, Pass]] = Counter()
+        self._num_received = 0
         self._first: dict[tuple[int, str], list[Call]] = {}
         """Calls of each block's forward that were not yet executed again, by what they compute."""
         self.host_reads = _HostReads(self)
@@ -153,6 +156,13 @@ class PassageRecord:
         """Say that a tensor is a gradient, leaves the stage, or is read by the host."""
         for content in self._contents.covered(tensor):
             self.passage.results[content.name] = None
+
+    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
+        """See what inner ranks have computed together, and what this one has given for it."""
+        for tensor in given:
+            self.add_result(tensor)
+        self._num_received += 1
+        self.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
 
     def finish(self) -> Passage:
         """Return what was seen; waits for the device."""
@@ -337,6 +347,13 @@ class Recorder(PassageRecord, TorchDispatchMode):
         kwargs = kwargs or {}
         if self._place is None:
             return func(*args, **kwargs)
+        name = kernel_of(func).name
+        if name in REPEATED:
+            result = func(*args, **kwargs)
+            self.exchange(kernels.tensors_in(tuple(args)), result)
+            return result
+        if name in SILENT:
+            return func(*args, **kwargs)
         self._refuse(func, args, kwargs)
         result = self._run(func, args, kwargs)
         self.see(func, args, kwargs, result)
@@ -356,8 +373,8 @@ class Recorder(PassageRecord, TorchDispatchMode):
             )
         if kernel_of(func).communicates:
             self._fail(
-                f"calls the collective {name_of(func)}, and a single process waits for nobody; "
-                "such a block cannot be profiled"
+                f"calls the collective {name_of(func)}, whose operands do not say what it writes; "
+                "a block that calls functional collectives alone can be profiled"
             )
 
 

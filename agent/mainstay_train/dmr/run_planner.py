@@ -3,6 +3,8 @@
 The first step of an engine makes what is kept, as tables of rotations, and is not counted. In each
 of the next ones the first micro-batch is recorded, while all of it is checked at once; waits are
 measured of every micro-batch. Then the static planner plans, or the plan of a file is verified.
+In a swapped pipeline half of the micro-batches pass a stage at an end twice: of these the first one
+is recorded as well, and they have a plan of their own.
 
 Whatever goes wrong costs time alone: what no plan has wait is checked at once. But a plan from a
 file that cannot be used as a job starts fails it: whoever named it can mend that then.
@@ -12,24 +14,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError, brief
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import count
 from mainstay_core.dmr.coverage import UncoveredError
-from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import (
     FIELD,
-    NEXT_RECV_B,
     RefusedPlanError,
     Schedule,
     follow,
@@ -37,16 +35,30 @@ from mainstay_core.dmr.schedule import (
 )
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
-from mainstay_core.planning.program import Op
-from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import NO_STANDING, Flow, Orders, Seen, Spot, Standing, Window
+from mainstay_train.checks.planned import (
+    NO_STANDING,
+    WHOLE,
+    Flow,
+    Orders,
+    Seen,
+    Spot,
+    Standing,
+    Way,
+    Window,
+)
 from mainstay_train.compute.engine import Engine
 from mainstay_train.dmr.cells import CellProfile, agreed, number_of
 from mainstay_train.dmr.ordered_plans import read_plan_file
 from mainstay_train.dmr.passage import declare_stage
-from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
-from mainstay_train.dmr.recorder import Passage, PassageRecord
-from mainstay_train.dmr.timers import Clock, timer_of
+from mainstay_train.dmr.profiler import (
+    WAITS,
+    fullest_of,
+    make_profile,
+    plan_routed_windows,
+    plan_windows,
+)
+from mainstay_train.dmr.recordings import ProgramWaits, Recording, refused_if_it_fails
+from mainstay_train.dmr.timers import Clock
 from mainstay_train.model.blocks import Block
 
 logger = logging.getLogger(__name__)
@@ -85,9 +97,9 @@ class PlannedStage:
     def budget_bytes(self) -> int:
         """Return what checks of one passage may retain.
 
-        A stage has several micro-batches in flight (1F1B), and each may retain as much.
+        A stage has several micro-batches in flight, and each may retain as much.
         """
-        in_flight = min(self.num_passages, self.shape.stages - self.stage)
+        in_flight = min(self.num_passages, self.shape.flows_under_way(self.stage))
         return self.memory_bytes // max(1, in_flight)
 
 
@@ -141,18 +153,6 @@ def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) 
     tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
 
 
-@contextmanager
-def _refused_if_it_fails(what: str) -> Iterator[None]:
-    """Have what is raised by mistake meanwhile, where no code of a user runs, cost time alone."""
-    try:
-        yield
-    except (UncoveredError, RefusedPlanError, InvalidSpecError):
-        raise
-    except Exception as error:
-        logger.exception("it has failed %s", what)
-        raise RefusedPlanError(f"it has failed {what}: {brief(error)}") from error
-
-
 class RunPlanner:
     """Records the first steps of a trainer's stage, and says what its plan is then.
 
@@ -181,22 +181,25 @@ class RunPlanner:
         self._device = engine.reducer.reduced.device
         self._orders: Orders | None = None
         self._is_over, self._is_warm, self._problem = False, False, ""
-        self._first: Flow | None = None
-        self._recording: _Recording | None = None
-        """Of the program that runs; None: it is not recorded."""
+        self._firsts: Mapping[Way, Flow] = {}
+        self._recordings: dict[Flow, Recording] = {}
+        """Of the program that runs; empty: it is not recorded."""
         self._plan_number = 0
-        """Says which plan is followed; 0: none is."""
-        self._recorded: list[_Recording] = []
+        """Says which plans are followed; 0: none is."""
+        self._num_recorded = 0
+        """Programs."""
+        self._recorded: dict[Way, list[Recording]] = {}
+        self._program_waits = ProgramWaits()
         self._waits: dict[str, list[float]] = {}
         self._was_recorded = False
         """Whether the program was recorded whose gradient is reduced next."""
-        self.profile: Profile | None = None
-        """Of the recorded steps, once there is one."""
+        self.profiles: dict[Way, Profile] = {}
+        """Of the recorded steps, once there are any."""
 
     @property
     def standing(self) -> Standing:
         """How far it has come. The ranks of a cell record, plan and follow their plan together."""
-        progress = (self._is_warm, len(self._recorded), self._is_over, self._plan_number)
+        progress = (self._is_warm, self._num_recorded, self._is_over, self._plan_number)
         return (*progress, bool(self._problem))
 
     def align(self, standings: Sequence[Standing]) -> None:
@@ -218,56 +221,59 @@ class RunPlanner:
     def _begin_anew(self) -> None:
         self._orders, self._plan_number, self._problem = None, 0, ""
         self._is_over, self._is_warm, self._starts = False, False, False
-        self._recorded, self._waits = [], {}
+        self._num_recorded, self._recorded, self._waits = 0, {}, {}
 
-    def begin_program(self, first: Flow | None) -> Orders | None:
+    def begin_program(self, firsts: Mapping[Way, Flow]) -> Orders | None:
         """A program begins; return what the plan says, once there is one.
 
         Raises:
             InvalidSpecError: the plan that the job names cannot be used.
         """
-        if self._is_over or first is None:
+        if self._is_over or not firsts:
             return self._orders
-        if self._problem or len(self._recorded) == self._planned.profile_steps:
+        if self._problem or self._num_recorded == self._planned.profile_steps:
             self._decide()
             return self._orders
-        self._first, self._recording = first, None
+        self._firsts, self._recordings, self._program_waits = firsts, {}, ProgramWaits()
         if self._is_warm:
-            self._recording = _Recording(self._engine.first_block, self._device, self._clock)
             blocks = [block for block in self._engine.state.blocks if isinstance(block, Block)]
-            declare_stage(self._recording.record, blocks, self._engine.store)
+            for flow in firsts.values():
+                recording = Recording(self._engine.first_block, self._device, self._clock)
+                _, micro_batch = flow
+                declare_stage(recording.record, blocks, self._engine.store, adds=micro_batch > 0)
+                self._recordings[flow] = recording
         return None
 
     def end_program(self, *, completed: bool) -> None:
         """A program has ended."""
-        recording, self._recording = self._recording, None
-        self._was_recorded = completed and recording is not None
-        if self._is_over or self._first is None:
+        recordings, self._recordings = self._recordings, {}
+        self._was_recorded = completed and bool(recordings)
+        if self._is_over or not self._firsts:
             return
-        self._first = None
+        firsts, self._firsts = self._firsts, {}
         self._is_warm = self._is_warm or completed
-        if recording is None or not completed:
+        if not recordings or not completed:
             return
-        self._problem = recording.problem
-        if not self._problem:
-            recording.finish()
-            self._recorded.append(recording)
-            for name, waits in recording.waits.items():
-                self._waits.setdefault(name, []).extend(waits)
+        self._problem = next((r.problem for r in recordings.values() if r.problem), "")
+        if self._problem:
+            return
+        self._num_recorded += 1
+        for way, flow in firsts.items():
+            recordings[flow].finish()
+            self._recorded.setdefault(way, []).append(recordings[flow])
+        for name, waits in self._program_waits.lengths.items():
+            self._waits.setdefault(name, []).extend(waits)
 
     def seen(self, flow: Flow) -> Seen | None:
         """Return who sees a micro-batch's passage; None: nobody does."""
-        return self._recording if flow == self._first else None
+        return self._recordings.get(flow)
 
     def received(self, window: Window, tensor: torch.Tensor, wait_s: float) -> None:
         """Note what came from another stage, and how long it was waited for."""
-        recording = self._recording
-        if recording is None:
-            return
-        recording.note_wait(window, wait_s)
-        if window.flow == self._first:
-            kind = "activation" if window.op is Op.RECV_F else "gradient"
-            recording.record.declare(tensor, f"received {kind}", Origin.RECEIVED)
+        if self._recordings:
+            self._program_waits.note(window, wait_s)
+        if window.flow in self._recordings:
+            self._recordings[window.flow].receive(window, tensor)
 
     def reduced(self, waited_s: float) -> None:
         """Note for how long the cell has waited for others in a reduction."""
@@ -277,18 +283,16 @@ class RunPlanner:
 
     def sent(self, flow: Flow, tensor: torch.Tensor) -> None:
         """Note what goes to another stage."""
-        if self._recording is not None and flow == self._first:
-            self._recording.record.add_result(tensor)
+        if flow in self._recordings:
+            self._recordings[flow].record.add_result(tensor)
 
     def passed(self, flow: Flow, results: Sequence[object]) -> None:
         """A passage is over."""
-        if self._recording is None:
-            return
-        self._recording.has_passed = True
-        if flow == self._first:
+        self._program_waits.has_passed = True
+        if flow in self._recordings:
             for result in (self._engine.store.scratch, *results):
                 if isinstance(result, torch.Tensor):
-                    self._recording.record.add_result(result)
+                    self._recordings[flow].record.add_result(result)
 
     def now_s(self) -> float:
         """Return seconds that only grow."""
@@ -302,33 +306,51 @@ class RunPlanner:
         """
         name = PlanName.AUTO if self._ordered is None else PlanName.FILE
         try:
-            profile = self.profile = self._agree()
+            # Each rank of a cell has recorded the same ways, and all take them in one order.
+            ways = sorted(self._recorded) or [WHOLE]
+            self.profiles = {way: self._agree(way) for way in ways}
             self._is_over = True
-            if self._ordered is None:
-                with _refused_if_it_fails("to plan"):
-                    plan, schedule = plan_here(profile)
-            else:
-                plan, schedule = follow(profile, self._ordered)
+            planned = [self._plan(profile) for profile in self.profiles.values()]
         except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
             self._is_over = True
             self._give_up(error)
             return
         self._starts = False  # what comes later must not fail a job in its middle
-        fullest = self._recorded[self._fullest()]
-        self._orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
-        self._plan_number = number_of(plan)
-        totals = plan.totals
+        self._orders, shares, reasons = None, [], []
+        for way, (plan, schedule) in zip(ways, planned, strict=True):
+            fullest = self._recorded[way][self._fullest(way)]
+            orders = _orders_of(schedule, fullest.spots, self._engine.first_block)
+            self._orders = orders if self._orders is None else self._orders.beside(orders)
+            self._plan_number ^= number_of(plan)
+            totals, of = plan.totals, f" ({', '.join(way)})" if len(ways) > 1 else ""
+            shares.append(schedule.shares + of)
+            reasons.append(
+                f"{totals.exposed_s:.3g} s of {totals.operator_s:.3g} s a passage{of} are exposed, "
+                f"{totals.peak_bytes} of {plan.budget_bytes} bytes are retained at most"
+            )
         how = "planned from" if self._ordered is None else "verified against"
-        reason = (
-            f"{how} {count(len(self._recorded), 'step')}: "
-            f"{totals.exposed_s:.3g} s of {totals.operator_s:.3g} s a passage are exposed, "
-            f"{totals.peak_bytes} of {plan.budget_bytes} bytes are retained at most"
-        )
-        self._tell(Told(plan=name.value, shares=schedule.shares, reason=reason))
-        logger.info("checks of stage %d: %s; %s", self._planned.stage, schedule.shares, reason)
+        reason = f"{how} {count(self._num_recorded, 'step')}: {'; '.join(reasons)}"
+        told = Told(plan=name.value, shares="; ".join(shares), reason=reason)
+        self._tell(told)
+        logger.info("checks of stage %d: %s; %s", self._planned.stage, told.shares, reason)
 
-    def _agree(self) -> Profile:
-        """Return the profile of the stage; with several ranks to a stage that of all of them.
+    def _plan(self, profile: Profile) -> tuple[Plan, Schedule]:
+        """Return the plan of a profile, and what a trainer does of it.
+
+        Raises:
+            UncoveredError: the plan that the job names breaks the rule of coverage.
+            RefusedPlanError: a trainer cannot carry it out.
+        """
+        if self._ordered is not None:
+            return follow(profile, self._ordered)
+        with refused_if_it_fails("to plan"):
+            return plan_here(profile)
+
+    def _agree(self, way: Way) -> Profile:
+        """Return the profile of passages; with several ranks to a stage that of all of them.
+
+        Args:
+            way: of the passages.
 
         Raises:
             RefusedPlanError: a rank cannot be described, or they are not alike.
@@ -337,10 +359,10 @@ class RunPlanner:
         if self._engine.inner.size == 1:
             if self._problem:
                 raise RefusedPlanError(self._problem)
-            return self._make_profile()
+            return self._make_profile(way)
         profile, problem = None, self._problem
         try:
-            profile = None if problem else self._make_profile()
+            profile = None if problem else self._make_profile(way)
         except InvalidSpecError as error:
             problem = error.message
         ordered = "" if self._ordered is None else str(number_of(self._ordered))
@@ -354,24 +376,36 @@ class RunPlanner:
             ) from error
         _tell_naive(self._planned.stage, error, self._tell)
 
-    def _fullest(self) -> int:
-        passages = [recording.passage for recording in self._recorded]
+    def _fullest(self, way: Way) -> int:
+        passages = [recording.passage for recording in self._recorded[way]]
         return passages.index(fullest_of(passages))
 
-    def _make_profile(self) -> Profile:
-        planned, passages = self._planned, [recording.passage for recording in self._recorded]
+    def _make_profile(self, way: Way) -> Profile:
+        planned, shape = self._planned, self._planned.shape
+        recordings = self._recorded[way]
+        passages = [recording.passage for recording in recordings]
         budget_bytes = planned.budget_bytes
         lengths = dict.fromkeys(WAITS, (0.0, 0.0))  # of those that have not come
         lengths |= {name: (median(waits), min(waits)) for name, waits in self._waits.items()}
-        windows = plan_windows(
-            fullest_of(passages),
-            stage=planned.stage,
-            num_stages=planned.shape.stages,
-            num_passages=planned.num_passages,
-            replicas=planned.shape.replicas,
-            lengths=lengths,
-            headroom_bytes=budget_bytes,
-        )
+        if shape.order is Order.IN_ORDER:
+            windows = plan_windows(
+                fullest_of(passages),
+                stage=planned.stage,
+                num_stages=shape.stages,
+                num_passages=planned.num_passages,
+                replicas=shape.replicas,
+                lengths=lengths,
+                headroom_bytes=budget_bytes,
+            )
+        else:
+            windows = plan_routed_windows(
+                fullest_of(passages),
+                recordings[self._fullest(way)].own_waits,
+                num_passages=planned.num_passages,
+                replicas=shape.replicas,
+                lengths=lengths,
+                headroom_bytes=budget_bytes,
+            )
         return make_profile(
             passages,
             fingerprint=planned.fingerprint,
@@ -379,84 +413,6 @@ class RunPlanner:
             budget_bytes=budget_bytes,
             windows=windows,
         )
-
-
-class _Recording:
-    """The recording of one program: a passage, and the waits of all.
-
-    Args:
-        first_block: of the stage, by its number in the model.
-        device: where it computes.
-        clock: returns seconds that only grow.
-    """
-
-    def __init__(self, first_block: int, device: torch.device, clock: Clock) -> None:
-        self.record = PassageRecord(timer_of(device, clock))
-        self.passage = Passage()
-        self.spots: dict[Spot, str] = {}
-        """Names of operators."""
-        self.waits: dict[str, list[float]] = {}
-        self.problem = ""
-        """Why the passage cannot be described; empty: it can."""
-        self.has_passed = False
-        """Whether some micro-batch's passage is over."""
-        self._first_block, self._num_received = first_block, 0
-
-    def finish(self) -> None:
-        """Take the passage for complete."""
-        self.passage = self.record.finish()
-
-    def note_wait(self, window: Window, wait_s: float) -> None:
-        """Note the length of a wait: before a passage is over none of them is behind one."""
-        names = ["RECV_B"] if window.op is Op.RECV_B else []
-        if self.has_passed:
-            names.append(NEXT_RECV_B if window.op is Op.RECV_B else "RECV_F")
-        for name in names:
-            self.waits.setdefault(name, []).append(wait_s)
-
-    def __enter__(self) -> object:
-        self.record.host_reads.__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.record.host_reads.__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def enter(self, place: Place) -> None:
-        """Say which pass comes next."""
-        if place.block is None or place.in_pass is Pass.STEP:
-            self.record.leave()
-            return
-        again = place.phase is Phase.BACKWARD and place.in_pass is Pass.FORWARD
-        number = self._first_block + place.block
-        self.record.enter(number, place.name or "", place.in_pass, again=again)
-
-    def begin(self) -> None:
-        """A call begins."""
-        self.record.begin()
-
-    def end(self) -> None:
-        """It was given to the device."""
-        self.record.end()
-
-    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        """See what inner ranks have computed together, and what this one has given for it."""
-        for tensor in given:
-            self.record.add_result(tensor)
-        self._num_received += 1
-        self.record.declare(result, f"collective.{self._num_received}", Origin.RECEIVED)
-
-    def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
-        """See a call that has been made."""
-        if self.problem:
-            return
-        try:
-            with _refused_if_it_fails("to record a kernel"):
-                name = self.record.see(func, args, kwargs, result)
-        except (InvalidSpecError, RefusedPlanError) as error:
-            self.problem = brief(error)  # the step goes on: it is checked at once
-            return
-        if name is not None and spot is not None:
-            self.spots[spot] = name
 
 
 def _orders_of(schedule: Schedule, spots: Mapping[Spot, str], first_block: int) -> Orders:

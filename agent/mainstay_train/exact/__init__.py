@@ -8,6 +8,8 @@
 - ``wire_sums``: digests of what cells send each other in a reduction
 - ``readout``: fetches small results from a device with one wait
 - ``rows``: the chunks of a flat buffer, read in batches
+- ``assembly``: loops over chunks, in LLVM's language
+- ``compiled``: the same as code of this processor
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
 - ``row_sums``: their sums in one pass on a GPU

@@ -4,7 +4,8 @@ int64 arithmetic in torch wraps modulo 2^64 on CPU and CUDA alike, which is all 
 definition needs. Elements are widened to int64 as unsigned words, a batch of chunks at a
 time, and multiplied by the mixers' tables of element keys; then each chunk's sums are
 multiplied by the chunk's own keys. The number of tensor operations grows with the
-batches, never with the chunks.
+batches, never with the chunks. Where there is compiled code (``compiled`` on a CPU,
+``row_sums`` on a GPU), it goes over the words once and widens nothing.
 
 :class:`FlatDigest` does that for flat buffers whose layout is known beforehand,
 :func:`tensor_digest` for any tensor.
@@ -12,10 +13,12 @@ batches, never with the chunks.
 
 from __future__ import annotations
 
+import ctypes
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 from mainstay_core.base.errors import brief
 from mainstay_train.base import device as devices
+from mainstay_train.exact import compiled
 from mainstay_train.exact.rows import Piece, Rows, batch_for, read, scratch
 
 RowSums = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,6 +38,9 @@ logger = logging.getLogger(__name__)
 _FEW = 4
 """Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
 
+_CPU = torch.device("cpu")
+_RUN = 2048
+"""Words of a run of memory: so many keys stay in a processor's nearest cache."""
 _MASK = (1 << 64) - 1
 _NUM_MIXERS = len(digest.MIXER_SEEDS)
 
@@ -72,6 +79,12 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
     first = start // CHUNK
     num_chunks = -(-(start + words.numel()) // CHUNK) - first
     keys, key_sums = _tables(words.device)
+    if words.device.type == "cpu" and compiled.load() is not None:
+        borders = torch.arange(first, first + num_chunks + 1).mul_(CHUNK).sub_(start)
+        borders.clamp_(0, words.numel())
+        positions = torch.zeros(num_chunks, dtype=torch.int64)
+        positions[0] = start % CHUNK
+        return first, _row_sums(words, borders[:-1], positions, borders.diff())
     sums = torch.empty(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
     for row, count, low, high in _stretches(words.numel(), start, batch_for(words.device)):
         begin = (first + row) * CHUNK + low - start
@@ -83,9 +96,22 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
     return first, sums
 
 
+def _row_sums(
+    words: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
+) -> torch.Tensor:
+    """The sum of key times word plus one, by mixer and row: see ``compiled.row_sums``."""
+    keys, key_sums = _tables(words.device)
+    sums = compiled.row_sums(words, starts, positions, lengths, keys)
+    return sums.add_(key_sums[:, positions + lengths]).sub_(key_sums[:, positions])
+
+
 def warm_up(device: str | torch.device = "cpu") -> None:
-    """Make the key tables (0.1 s, once per process): for a parent whose children inherit them."""
+    """Make the key tables and compile what is compiled (0.2 s, once per process).
+
+    It is for a parent whose children inherit both.
+    """
     _tables(torch.device(device))
+    compiled.load()
 
 
 def rows_sums(name: str, rows: torch.Tensor, start: int, row_length: int) -> torch.Tensor:
@@ -107,6 +133,10 @@ def rows_sums(name: str, rows: torch.Tensor, start: int, row_length: int) -> tor
     first = start // CHUNK
     num_chunks = -(-last // CHUNK) - first
     sums = torch.zeros(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
+    if words.device.type == "cpu" and compiled.load() is not None:
+        for chunks, starts, positions, lengths in _runs(words, start - first * CHUNK, row_length):
+            sums.index_add_(1, chunks, _row_sums(flat, starts, positions, lengths))
+        return _keyed(name, first, sums)
     for chunk in range(num_chunks):
         for piece, offset in _pieces_in(words, start - (first + chunk) * CHUNK, row_length):
             wide = piece.to(torch.int64)
@@ -143,6 +173,76 @@ def _pieces_in(words: torch.Tensor, start: int, row_length: int) -> list[tuple[t
     return pieces
 
 
+def _runs(
+    words: torch.Tensor, start: int, row_length: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Cut rows of words at the borders of chunks, first the first run of each row.
+
+    Args:
+        words: [rows, columns].
+        start: position of the first word relative to the first chunk.
+        row_length: from a row's first word to the next row's.
+
+    Yields:
+        Of each run its chunk, its first word in the flat words, and its first position in the
+        chunk and its length.
+    """
+    count, width = words.shape
+    numbers = torch.arange(count)
+    begins = numbers * row_length + start
+    for further in range(-(-width // CHUNK) + 1):
+        chunks = begins // CHUNK + further
+        low = torch.maximum(begins, chunks * CHUNK)
+        lengths = torch.minimum(begins + width, (chunks + 1) * CHUNK) - low
+        there = lengths > 0
+        starts = numbers * width + (low - begins)
+        yield (
+            chunks[there],
+            starts[there],
+            (low - chunks * CHUNK)[there],
+            lengths[there],
+        )
+
+
+def memory_sums(tensor: torch.Tensor) -> bytes | None:
+    """Both sums of each short run of a tensor's memory, and the bytes behind its last whole word.
+
+    Args:
+        tensor: on a CPU, contiguous.
+
+    Returns:
+        None where no compiled code is: by batches of torch it would take long.
+    """
+    loops = compiled.load()
+    if loops is None:
+        return None
+    at, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    runs = _runs_of(size // 4)
+    sums = runs.zeros()
+    loops.row_sums[4](at, *runs.addresses, ctypes.addressof(sums))
+    return bytes(sums) + ctypes.string_at(at + size - size % 4, size % 4)
+
+
+class _Runs(NamedTuple):
+    """Consecutive runs of words, of which each begins with the first key."""
+
+    columns: tuple[torch.Tensor, ...]
+    """Start, first position and length of each, and the keys."""
+    addresses: tuple[int, ...]
+    """All that compiled code is told of them."""
+    zeros: type[ctypes.Array[ctypes.c_uint64]]
+    """Makes memory for their sums."""
+
+
+@lru_cache(maxsize=256)
+def _runs_of(count: int) -> _Runs:
+    starts = torch.arange(0, count, _RUN)
+    keys, _ = _tables(_CPU)
+    columns = starts, torch.zeros_like(starts), (count - starts).clamp_(max=_RUN)
+    addresses = *(column.data_ptr() for column in columns), len(starts), keys.data_ptr()
+    return _Runs((*columns, keys), addresses, ctypes.c_uint64 * (_NUM_MIXERS * len(starts)))
+
+
 def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:
     """The sum of the digests of whole tensors."""
     return digest.total(tensor_digest(name, tensor) for name, tensor in named)
@@ -171,6 +271,7 @@ class FlatDigest:
         self._rows = Rows(pieces, self._device, batch)
         rows = self._rows.rows
         self._num_rows = len(rows)
+        self._end = max((row.start + row.length for row in rows), default=0)
         bases = [_bases(piece.name) for piece in pieces]
         self._keys = _drawn(
             self._tensor(
@@ -209,6 +310,7 @@ class FlatDigest:
             return torch.zeros(_NUM_MIXERS, 0, dtype=torch.int64, device=self._device)
         keys, _ = _tables(self._device)
         words = flat.detach().view(torch.int32)
+        assert words.numel() >= self._end, "compiled code looks at no size"
         if self._fused is not None:
             sums = self._fused(words, self._starts, self._lengths, keys)
         else:
@@ -228,14 +330,27 @@ class FlatDigest:
         return added([self.sums(flat)])
 
 
-@lru_cache(maxsize=16)
 def _fused(device: torch.device) -> RowSums | None:
-    """The form that makes one pass over a buffer; None where there is none.
+    """The form that makes one pass over a buffer; None where there is none."""
+    if device.type == "cpu":
+        return _compiled if compiled.load() is not None else None
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    return _of_triton(device)
+
+
+def _compiled(
+    words: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    return compiled.row_sums(words, starts, torch.zeros_like(starts), lengths, keys)
+
+
+@lru_cache(maxsize=16)
+def _of_triton(device: torch.device) -> RowSums | None:
+    """The form of a GPU; None where it does not work.
 
     It is tried before it is used, since it calls a C compiler and writes to a cache of its own.
     """
-    if device.type != "cuda" or find_spec("triton") is None:
-        return None
     keys, _ = _tables(device)
     words = torch.arange(-1000, 1000, dtype=torch.int32, device=device) * 999_983
     starts, lengths = (torch.tensor([n], device=device) for n in (32, 1500))
@@ -262,6 +377,11 @@ def added(sums: Sequence[torch.Tensor]) -> Digest:
         return Digest.zero()
     first, second = torch.stack([*sums]).sum(0).tolist()
     return Digest(first & _MASK, second & _MASK)
+
+
+def fetched(parts: Sequence[Callable[[], torch.Tensor]]) -> Digest:
+    """The digest that several sums make up, once their readout has been fetched."""
+    return added([part() for part in parts])
 
 
 def of_pieces(sums: torch.Tensor) -> list[Digest]:

@@ -15,6 +15,7 @@ from itertools import groupby
 import torch
 
 from mainstay_core.base.digest import CHUNK
+from mainstay_train.exact import compiled
 from mainstay_train.exact.rows import Piece, Rows, read, scratch
 
 COLUMNS = CHUNK // 4
@@ -52,6 +53,14 @@ class FlatNorms:
         self._rows = Rows(pieces, self._device, batch or (_BATCH_ON_CPU if on_cpu else None))
         longest = self._rows.rows[0].length if self._rows.rows else 0
         self._columns = min(COLUMNS, 1 << max(0, longest - 1).bit_length())
+        self._end = max((row.start + row.length for row in self._rows.rows), default=0)
+        self._compiled: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        """Start, length and columns of each row, where compiled code squares them."""
+        if on_cpu and compiled.load() is not None:
+            each = [(r.start, r.length, compiled.columns_of(r.length)) for r in self._rows.rows]
+            numbers = torch.tensor(each, dtype=torch.int64).view(-1, 3)
+            starts, lengths, widths = numbers.t().contiguous()
+            self._compiled = starts, lengths, widths
         self._order = [(number, self._rows.rows[number].piece) for number in self._rows.in_order()]
 
     def squares(self, flat: torch.Tensor) -> torch.Tensor:
@@ -63,6 +72,9 @@ class FlatNorms:
         num_rows, columns = len(self._rows.rows), self._columns
         if not num_rows:
             return torch.zeros(0, dtype=torch.float64, device=self._device)
+        if self._compiled is not None:
+            assert flat.numel() >= self._end, "compiled code looks at no size"
+            return compiled.squares(flat.detach(), *self._compiled)
         words = flat.detach().view(torch.int32)
         left = scratch("columns", self._device, torch.float64, num_rows * columns)
         left = left.view(num_rows, columns)

@@ -124,7 +124,13 @@ def _load_blocks(
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
         if config.dmr is not Mode.OFF:
-            purity.check(loaded, torch.device(device), config.dmr, config.dmr_plan)
+            purity.check(
+                loaded,
+                torch.device(device),
+                config.dmr,
+                config.dmr_plan,
+                memory_bytes=config.dmr_memory_bytes,
+            )
         unskippable = _find_unskippable(config, loaded, torch.device(device))
     hello: dict[str, object] = {
         "slot": settings.slot,

@@ -22,6 +22,7 @@ from tests.train.compute.test_interpreter import Pipe, in_threads
 from tests.train.crew import Crew, Nursery, Worker
 
 from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.witness import Account
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks.planned import Standing
@@ -216,9 +217,15 @@ class ProcessChain:
         """Return how far each rank has come with its plan."""
         return self._all("standing", variant)
 
-    def renew(self, variant: Variant, rank: int) -> None:
-        """Have a rank be as one that has just come: it has no plan, and has called no block."""
-        self._workers[rank].say(("renew", (variant,)))
+    def renew(self, variant: Variant, rank: int, plan: Plan | None = None) -> None:
+        """Have a rank be as one that has just come: it has called no block, and made no plan.
+
+        Args:
+            variant: of its checks.
+            rank: of the chain.
+            plan: one that was made offline, for it to follow; None: it makes one.
+        """
+        self._workers[rank].say(("renew", (variant, plan)))
         self._workers[rank].hear()
 
     def close(self) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
@@ -52,6 +53,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts bf16": (MOE, EXPERTS | NARROW),
 }
 SEED, RATE, SCALE = 3, 0.01, 1e-2
+FINGERPRINT = "flips"
 TYPES = (0, 1, 2)
 """Two lie in one lane, so that a partial is a sum."""
 PROFILED = 2
@@ -95,9 +97,12 @@ class Setting:
     """Ranks of a stage."""
     micro_batches: int = 1
     waiting_bytes: int = MUCH
+    order: Order = Order.IN_ORDER
+    """In which micro-batches pass the stages."""
 
     def __str__(self) -> str:
         inner = f", {self.inner} inner ranks" if self.inner > 1 else ""
+        inner += "" if self.order is Order.IN_ORDER else ", swapped"
         stages = f"{self.stages} stage" + ("s" if self.stages > 1 else "")
         return f"{self.model}, recompute {self.recompute:g}, {stages}{inner}"
 
@@ -173,6 +178,40 @@ Outcome = tuple[tuple[str, ...], tuple[Finding, ...]]
 """Digests of what the vote tells and of the state after the step; findings."""
 
 
+def job_of(setting: Setting) -> JobConfig:
+    """Return the job whose chain is tried."""
+    entrypoint, config = MODELS[setting.model]
+    if setting.inner > 1:
+        config = config | {"kvHeads": setting.inner}  # they are split among the ranks
+    is_swapped = setting.order is not Order.IN_ORDER
+    if is_swapped:
+        config = config | {"layers": setting.stages}  # twins have equal numbers of them
+    shape = JobShape(
+        lanes=2,
+        shards_per_lane=2,
+        replicas=1,
+        min_replicas=1,
+        stages=setting.stages,
+        ranks_per_stage=setting.inner,
+        ranks_per_pod=setting.inner,
+        steps=1_000_000,
+        seed=SEED,
+        micro_batches=setting.micro_batches,
+        order=setting.order,
+        cut=Cut.EQUAL if is_swapped else Cut.BALANCED,
+    )
+    return JobConfig(
+        job=JobUid("flips"),
+        name="flips",
+        shape=shape,
+        entrypoint=entrypoint,
+        workload=config,
+        device="cpu",
+        recompute=setting.recompute > 0,
+        recompute_share=setting.recompute or 1.0,
+    )
+
+
 class RankTrials:
     """One rank of a chain under one variant of checks.
 
@@ -185,33 +224,9 @@ class RankTrials:
     def __init__(self, setting: Setting, rank: int, variant: Variant) -> None:
         self._rank, self._findings = rank, list[Finding]()
         stage, inner = divmod(rank, setting.inner)
-        entrypoint, config = MODELS[setting.model]
-        if setting.inner > 1:
-            config = config | {"kvHeads": setting.inner}  # they are split among the ranks
+        job = job_of(setting)
         numerics.setup("cpu")
-        workload = workloads.load(entrypoint, config)
-        shape = JobShape(
-            lanes=2,
-            shards_per_lane=2,
-            replicas=1,
-            min_replicas=1,
-            stages=setting.stages,
-            ranks_per_stage=setting.inner,
-            ranks_per_pod=setting.inner,
-            steps=1_000_000,
-            seed=SEED,
-            micro_batches=setting.micro_batches,
-        )
-        job = JobConfig(
-            job=JobUid("flips"),
-            name="flips",
-            shape=shape,
-            entrypoint=entrypoint,
-            workload=config,
-            device="cpu",
-            recompute=setting.recompute > 0,
-            recompute_share=setting.recompute or 1.0,
-        )
+        workload = workloads.load(job.entrypoint, job.workload)
         loader = Loader(workload.dataset, ahead=False, twice=variant.mode is Mode.FULL)
         training = BlockTraining(workload=workload, config=job, device="cpu", loader=loader)
         waits = variant in (Variant.DYNAMIC, Variant.AUTO)
@@ -226,7 +241,8 @@ class RankTrials:
             stage, setting.stages, inner, lambda _: None, checks
         )
         self._engine.state.initialize(SEED)
-        self._variant, self._shape, self._memory = variant, shape, waiting_bytes
+        self._variant, self._shape, self._memory = variant, job.shape, waiting_bytes
+        self._ordered: Plan | None = None
         self._attach()
         self._first = [flat.tensor.clone() for flat in self._engine.state.flats()]
 
@@ -236,16 +252,21 @@ class RankTrials:
             stage = PlannedStage(
                 shape=self._shape,
                 stage=self._engine.stage,
-                fingerprint="flips",
+                fingerprint=FINGERPRINT,
                 profile_steps=PROFILED,
                 memory_bytes=self._memory,
             )
             self._engine.checks.planner = RunPlanner(
-                stage, self._engine, ordered=None, clock=time.perf_counter, tell=self._plan
+                stage, self._engine, ordered=self._ordered, clock=time.perf_counter, tell=self._plan
             )
 
-    def renew(self) -> None:
-        """Be as a rank that has just come: without a plan, and no block was ever called."""
+    def renew(self, plan: Plan | None = None) -> None:
+        """Be as a rank that has just come: no block was ever called, and no plan was made.
+
+        Args:
+            plan: one that was made offline, to follow; None: one is made.
+        """
+        self._ordered = None if plan is None else replace(plan, fingerprint=FINGERPRINT)
         self._attach()
         for block in self._engine.state.blocks:
             assert isinstance(block, Block)
@@ -258,7 +279,8 @@ class RankTrials:
 
     def _plan(self, told: Told) -> None:
         """Take note of the plan that is followed from now on."""
-        assert told.plan == PlanName.AUTO.value, told.reason
+        expected = PlanName.AUTO if self._ordered is None else PlanName.FILE
+        assert told.plan == expected.value, told.reason
 
     def reset(self) -> None:
         """Go back to the first state; nothing is found or ordered."""

@@ -23,11 +23,14 @@ def read_text(path: Path, what: str) -> str:
         what: the option or argument that names it, for the error.
 
     Raises:
-        UsageError: it is too long, or no UTF-8.
-        OSError: it cannot be read.
+        UsageError: it cannot be read, is too long, or no UTF-8.
     """
-    with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{what}: {path} cannot be read: {why}") from error
     if len(content) > MAX_FILE_BYTES:
         raise UsageError(f"{what}: {path} has more than {MAX_FILE_BYTES >> 20} MiB")
     try:

@@ -33,6 +33,9 @@ from mainstay_core.wire.profiling import DEFAULT_STEPS, MAX_STEPS
 
 MAX_BUDGET_BYTES = 2**53
 DEFAULT_BUDGET = "1Gi"
+SHOW_HELP = """Show how the checks of a job's stages are planned and executed, running or ended.
+
+Example: mainstay dmr show demo; kubectl mainstay dmr show llama-tiny"""
 MAX_WINDOW_S = 86_400.0
 
 app = typer.Typer(
@@ -160,11 +163,7 @@ def explain(
     print("\n".join(describe_choice(stage, planned, choice)))
 
 
-@app.command(
-    "show",
-    help="Show how the checks of a job's stages are planned and executed, running or ended.\n\n"
-    "Example: mainstay dmr show demo",
-)
+@app.command("show", help=SHOW_HELP)
 def show(job: JOB = None, as_json: AS_JSON = False) -> None:
     told = _fetch(runs.find(job))
     if as_json:
@@ -230,8 +229,7 @@ def _load_plan(path: Path, profile: Profile) -> Plan:
     """Return a plan that keeps the rule of coverage for a profile.
 
     Raises:
-        UsageError: it is no plan, of another job, or refused by the rule.
-        OSError: it cannot be read.
+        UsageError: it cannot be read, is no plan, of another job, or refused by the rule.
     """
     try:
         plan = read_plan(read_text(path, "PLAN"))

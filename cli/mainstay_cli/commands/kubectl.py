@@ -20,6 +20,7 @@ from mainstay_cli.base.entry import run_app
 from mainstay_cli.base.exits import CliError, UsageError
 from mainstay_cli.cluster.jobs import ClusterJob, ClusterJobs, Options
 from mainstay_cli.commands import (
+    dmr,
     faults,
     findings,
     lineage,
@@ -70,6 +71,12 @@ stores = typer.Typer(
 stores.command("ls", help=snapshot_copies.LS_HELP)(snapshot_copies.ls)
 stores.command("verify", help=snapshot_copies.VERIFY_HELP)(snapshot_copies.verify)
 app.add_typer(stores, name="snapshots")
+checks = typer.Typer(
+    help="Show which checks by re-execution a job executes; mainstay dmr profiles and plans them.",
+    no_args_is_help=True,
+)
+checks.command("show", help=dmr.SHOW_HELP)(dmr.show)
+app.add_typer(checks, name="dmr")
 app.command("findings", help=findings.HELP)(findings.show)
 app.command("timeline", help=timeline.HELP)(timeline.show)
 app.command("report", help=run_report.HELP)(run_report.show)

@@ -39,7 +39,12 @@ class Frame:
 
 def pack_head(head: dict[str, Any], body_size: int = 0) -> bytes:
     """Return prefix and head of a frame whose body of ``body_size`` bytes follows."""
-    raw = json.dumps(head, separators=(",", ":")).encode()
+    return pack_json(json.dumps(head, separators=(",", ":")), body_size)
+
+
+def pack_json(head: str, body_size: int = 0) -> bytes:
+    """Return prefix and head of a frame; the head is JSON already."""
+    raw = head.encode()
     return PREFIX.pack(len(raw), body_size) + raw
 
 

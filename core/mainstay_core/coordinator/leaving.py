@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.events import Announce, DrainRequested, Transition
+from mainstay_core.coordinator.names import named_by_pod, place_name, slot_name
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
@@ -17,7 +18,6 @@ from mainstay_core.coordinator.state import (
     has_members,
     is_leaving,
     is_living,
-    slot_name,
     uid_of,
     with_pod,
 )
@@ -43,9 +43,10 @@ def note_named(state: CoordinatorState, fact: Named, now_s: float) -> Transition
     """
     pod, state = state.pod(fact.named.pod), note_taint(state, fact)
     if pod is None or pod.gone:
-        return Transition(state=state, reason=f"{fact.named} was wrong, and is gone")
-    name = slot_name(state, fact.named)
-    why = f"the device of {name} computes wrongly each time ({fact.evidence or 'no detail'})"
+        name = slot_name(state, fact.named)
+        return Transition(state=state, reason=f"{name} was wrong, and is gone")
+    told = named_by_pod(state, fact.evidence) or "no detail"
+    why = f"the device of {place_name(state, fact.named)} computes wrongly each time ({told})"
     return _leaves(state, pod, why, now_s, 0.0)
 
 

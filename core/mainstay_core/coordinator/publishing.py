@@ -20,7 +20,7 @@ from mainstay_core.wire.plan import Member, Plan
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
     """Return the state with ``plan`` as the newest one, and the actions that make it visible."""
-    plan = replace(plan, outgoing=_outgoing(state.plan, plan))
+    plan = replace(plan, outgoing=_outgoing(state.plan, plan), taints=state.taints)
     seated = []
     for member in plan.members:
         slot = state.slot(member.slot)

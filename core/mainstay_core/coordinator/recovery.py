@@ -16,6 +16,7 @@ from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.names import place_name, pod_name, slot_name
 from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
@@ -38,8 +39,6 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
-    pod_name,
-    slot_name,
     still_joining,
     with_slot,
 )
@@ -317,22 +316,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     assert state.suspicion is not None
     excluded = tuple(m for m in state.plan.members if m.slot in answer.excluded)
     excluded = excluded or _repeat_suspects(state)
-    method = Method.MASK if excluded or left else Method.REFORM
-    if answer.excluded:
-        reason = answer.reason
-    elif left:
-        reason = _ended_early(state, left)
-    elif excluded:
-        names = ", ".join(slot_name(state, m.slot) for m in excluded)
-        reason = f"suspected twice without a commit in between: {names}"
-    elif repeats.is_undecided(state.suspicion):
-        method = Method.RESTART
-        reason = (
-            "copies of a state differ and none has a majority: all go on from the newest version "
-            "that is kept elsewhere"
-        )
-    else:
-        reason = "nobody is confirmed gone: the same members meet again"
+    method, reason = _method_of(state, answer, excluded, left)
     plan = seating.mask_plan(
         state,
         Draft(
@@ -381,8 +365,13 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
     places = [m.rank for m in plan.members if m.slot in suspicion.doubted and is_living(state, m)]
     if not places:
         return None
-    names = ", ".join(slot_name(state, slot) for slot in suspicion.doubted)
+    names = ", ".join(place_name(state, slot) for slot in suspicion.doubted)
     said = f"{names} have computed a type of stage {places[0].stage} differently"
+    living = {m.slot for m in plan.members if is_living(state, m)}
+    gone = [slot_name(state, slot) for slot in suspicion.doubted if slot not in living]
+    if gone:
+        # It was hit once perhaps, or the other one is wrong each time: the words are the same.
+        said += f", and {', '.join(gone)} cannot be asked again"
     draft = Draft(
         method=Method.REFORM,
         planned=False,
@@ -401,7 +390,10 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         opened = open_suspicion(state, (), made, draft.reason)
         opened = replace(opened, reforms=state.reforms + 1)
         return publish(opened, made, JobPhase.RECOVERING)
-    reason = f"{said}: needs another trainer of that stage to say which of them is wrong"
+    reason = (
+        f"{said}: needs another trainer of that stage to say which of them is wrong; one more pod "
+        "is enough (spec.spares.replicas)"
+    )
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))
     answer = ladder.Decision(row=ladder.Row.WAIT, exact=True, reason=reason, why_not=(), lack=lack)
@@ -432,6 +424,30 @@ def _restart_all(
         state = _hold_back(state, member.slot, now_s)
     state = replace(state, reforms=state.reforms + 1, restarted_id=plan.quorum.id)
     return publish(state, plan, JobPhase.RECOVERING)
+
+
+def _method_of(
+    state: CoordinatorState,
+    answer: repeats.Escalation,
+    excluded: tuple[Member, ...],
+    left: tuple[Member, ...],
+) -> tuple[Method, str]:
+    """Return by which method the same members meet again, or all but those left out, and why."""
+    assert state.suspicion is not None
+    method = Method.MASK if excluded or left else Method.REFORM
+    if answer.excluded:
+        return method, answer.reason
+    if left:
+        return method, _ended_early(state, left)
+    if excluded:
+        names = ", ".join(slot_name(state, m.slot) for m in excluded)
+        return method, f"suspected twice without a commit in between: {names}"
+    if repeats.is_undecided(state.suspicion):
+        return Method.RESTART, (
+            "copies of a state differ and none has a majority: all go on from the newest version "
+            "that is kept elsewhere"
+        )
+    return method, "nobody is confirmed gone: the same members meet again"
 
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:

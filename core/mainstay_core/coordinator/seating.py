@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
+from mainstay_core.coordinator.hosts import hosts_of, other_stores_of, rendezvous_of
 from mainstay_core.coordinator.seats import (
     Seat,
     clean_from,
@@ -36,12 +37,11 @@ from mainstay_core.coordinator.state import (
     SlotState,
     all_settled,
     holds_state,
-    is_leaving,
 )
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.wire.plan import Chain, Member, Method, OtherStore, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan
 from mainstay_core.wire.reinitialisation import Fork, ForkOrder
 
 
@@ -367,11 +367,11 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         chains=chains,
         suppliers=suppliers,
         all_reduce_stack=depth,
-        rendezvous=_rendezvous(state, members, draft.avoid_rendezvous),
+        rendezvous=rendezvous_of(state, members, draft.avoid_rendezvous),
         reason="; ".join(r for r in (draft.reason, why) if r),
         faults_fired=tuple(f.fault for f in state.fired),
         created_at_s=draft.now_s,
-        hosts=_hosts_of(state, members),
+        hosts=hosts_of(state, members),
         replicas_wanted=state.wanted,
         suspend_wanted=state.suspend,
         other_stores=other_stores_of(state, members),
@@ -439,56 +439,3 @@ def _suppliers(
 @lru_cache(maxsize=64)
 def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tuple[int, ...], ...]:
     return plan_placement(lanes, shards_per_lane, redundancy).hosts
-
-
-def _rendezvous(
-    state: CoordinatorState, members: Sequence[Member], avoid: frozenset[PodUid]
-) -> Rendezvous:
-    """Return the pod where the quorum meets.
-
-    It is that of the first member that stayed, unless the draft avoids it.
-    """
-    known = {p.registration.pod for p in state.pods if p.registration.gather}
-    best = min(
-        members,
-        key=lambda m: (
-            m.slot.pod not in known,
-            m.joining,
-            is_leaving(state, m.slot.pod),
-            m.slot.pod in avoid,
-            m.index,
-        ),
-    )
-    (host,) = _hosts_of(state, (best,))
-    return host
-
-
-def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
-    """Return where each pod with a member can be met, in pod order."""
-    used = {m.slot.pod for m in members}
-    has_copies = state.config.snapshots is not None or state.config.guards > 0
-    return tuple(
-        Rendezvous(
-            pod=p.registration.pod,
-            gather=p.registration.gather,
-            store=p.registration.store,
-            snapshots=p.registration.snapshots,
-            domain=p.registration.domain if has_copies else "",
-        )
-        for p in state.pods
-        if p.registration.pod in used
-    )
-
-
-def other_stores_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[OtherStore, ...]:
-    """Return the stores of segments of living pods that none of ``members`` is in, in pod order."""
-    used = {m.slot.pod for m in members}
-    return tuple(
-        OtherStore(
-            pod=p.registration.pod,
-            address=p.registration.snapshots,
-            domain=p.registration.domain,
-        )
-        for p in state.pods
-        if p.registration.snapshots and not p.gone and p.registration.pod not in used
-    )

@@ -483,17 +483,6 @@ def all_settled(state: CoordinatorState) -> bool:
     return state.plan is not None and len(state.settled_at_s) == len(state.plan.members)
 
 
-def pod_name(state: CoordinatorState, uid: PodUid) -> str:
-    """Return the name of a pod, as people use it."""
-    pod = state.pod(uid)
-    return pod.registration.name if pod else uid
-
-
-def slot_name(state: CoordinatorState, slot: Slot) -> str:
-    """Return the name of a slot, as people use it."""
-    return f"{pod_name(state, slot.pod)}/{slot.index}"
-
-
 def median(values: Iterable[float]) -> float:
     """Return the lower median; 0 for no values."""
     ordered = sorted(values)

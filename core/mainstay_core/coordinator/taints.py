@@ -13,14 +13,17 @@ from dataclasses import replace
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
+from mainstay_core.coordinator.names import slot_name
 from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
+    PodState,
     has_members,
-    slot_name,
+    uid_of,
+    with_pod,
     with_slots,
 )
 from mainstay_core.job.phase import JobPhase
@@ -99,17 +102,53 @@ def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:
 
     Args:
         state: of a job whose members all go on.
-        step: at which they do.
+        step: at which they do, or which they have committed in the newest plan.
     """
     plan = state.plan
-    if plan is None or all(t.until is not None for t in state.taints):
+    if plan is None or not any(t.counts for t in state.taints):
         return state
     members = {m.slot for m in plan.members}
     taints = tuple(
-        t if t.until is not None or t.slot in members else replace(t, until=max(step, t.since))
-        for t in state.taints
+        t if not t.counts or t.slot in members else _over_at(t, step) for t in state.taints
     )
     return replace(state, taints=taints)
+
+
+def _over_at(taint: Taint, step: int) -> Taint:
+    """Return the taint of a device that takes no part from a step on, or that did not before."""
+    until = max(step, taint.since)
+    return replace(taint, until=until if taint.until is None else min(until, taint.until))
+
+
+def recovered(state: CoordinatorState, plan: Plan) -> CoordinatorState:
+    """Return the state with the taints of which a recovered plan tells.
+
+    It is newer than what the store may have kept: of a device that it names it knows more.
+    """
+    named = {t.slot for t in plan.taints}
+    kept = tuple(t for t in state.taints if t.slot not in named)
+    return replace(state, taints=(*kept, *plan.taints)[-MAX_TAINTS:])
+
+
+def leave_as_named(state: CoordinatorState, now_s: float) -> CoordinatorState:
+    """Return the state in which all pods leave of which the taints name a device."""
+    for pod in state.pods:
+        named = with_reason(state, pod, now_s)
+        state = state if named == pod else with_pod(state, named)
+    return state
+
+
+def with_reason(state: CoordinatorState, pod: PodState, now_s: float) -> PodState:
+    """Return a pod that leaves if the taints name a device of it; it may be a spare by now."""
+    named = [t for t in state.taints if t.slot.pod == uid_of(pod)]
+    if not named or pod.leaving:
+        return pod
+    newest = named[-1]
+    why = (
+        f"the device of {newest.trainer} computes wrongly each time (named in step "
+        f"{newest.named_in})"
+    )
+    return replace(pod, leaving=why, leaving_at_s=now_s)
 
 
 def due_taints(state: CoordinatorState) -> tuple[Taint, ...]:

@@ -24,12 +24,18 @@ FIELD = "spec.detection.dmr.plan"
 NEXT_RECV_B = "NEXT_RECV_B"
 """The wait behind a passage of the first stage: it waits for the gradient of another micro-batch,
 and so in a wait that is the RECV_B of that one."""
+NEXT_RECV = "NEXT_RECV"
+"""The wait behind a passage where micro-batches take two routes: whichever comes next."""
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
-IMPRINT_S, IMPRINT_S_PER_BYTE = 1e-5, 2e-10
+IMPRINT_S, IMPRINT_S_PER_BYTE = 2e-5, 2.5e-10
 """What an imprint of a tensor costs. Where that is more than to execute a kernel again, a recompute
 is not compared with its forward, but both are executed twice."""
+AGAIN_S, COMPARE_S_PER_BYTE = 8e-6, 3e-11
+"""What a second execution at once costs beside the kernel, and to compare what it has made."""
+POINTWISE_S_PER_BYTE = 8e-11
+"""What a kernel that computes element by element takes for each byte that it makes, at least."""
 STAGE = "{stage}"
 """Stands in the path of a plan's file for the number of the stage."""
 
@@ -105,8 +111,8 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
             continue
         if piece.method is Method.INTRA:
             raise RefusedPlanError(
-                f"{piece.name} waits for {piece.window}, a wait for inner ranks, in which trainers "
-                "execute nothing"
+                f"{piece.name} waits for {piece.window}, a wait for inner ranks, of which "
+                "trainers execute no plan"
             )
         if len(piece.operators) > 1:
             parts |= _parts_of(profile, piece, parts)
@@ -123,13 +129,28 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
     )
 
 
+def is_twice_cheaper(execution_s: float, sizes: Sequence[int]) -> bool:
+    """Return whether a kernel is executed twice for less than its imprints cost.
+
+    Args:
+        execution_s: of one execution.
+        sizes: bytes of each tensor that it makes.
+    """
+    again_s = execution_s + AGAIN_S + sum(sizes) * COMPARE_S_PER_BYTE
+    return again_s < len(sizes) * IMPRINT_S + sum(sizes) * IMPRINT_S_PER_BYTE
+
+
+def is_pointwise_cheaper(sizes: Sequence[int]) -> bool:
+    """Return the same of a kernel that computes element by element, and was not measured."""
+    return is_twice_cheaper(sum(sizes) * POINTWISE_S_PER_BYTE, sizes)
+
+
 def _is_cheap(profile: Profile, name: str) -> bool:
     """Return whether an operator is executed twice for less than its imprints cost."""
     graph = profile.graph
     operator = graph.operators[graph.places[name]]
     sizes = [graph.tensors[output].size_bytes for output in operator.outputs]
-    imprints_s = math.fsum(IMPRINT_S + size * IMPRINT_S_PER_BYTE for size in sizes)
-    return operator.median_s < imprints_s
+    return is_twice_cheaper(operator.median_s, sizes)
 
 
 def _parts_of(profile: Profile, piece: Piece, known: Mapping[str, Part]) -> dict[str, Part]:
@@ -222,8 +243,8 @@ def _timed(profile: Profile, plan: Plan) -> Plan:
 def demote(profile: Profile, plan: Plan) -> Plan:
     """Return a plan in which nothing waits in vain: it is checked at once, each operator alone.
 
-    A window of no length never came. And an operator that is over sooner than its check could be
-    put aside need not wait alone. The plan keeps the rule of coverage.
+    A window of no length never came. And what is over sooner than its check could be put aside need
+    not wait. The plan keeps the rule of coverage.
 
     Args:
         profile: of the stage in this run.
@@ -259,7 +280,10 @@ def demote(profile: Profile, plan: Plan) -> Plan:
 
 
 def _waits_in_vain(operators: Sequence[Operator], places: Mapping[str, int], piece: Piece) -> bool:
-    return len(piece.operators) == 1 and operators[places[piece.operators[0]]].median_s < WAIT_S
+    """Return whether all that a piece checks is over sooner than its operators are put aside."""
+    checked = [name for name in piece.operators if name not in piece.helpers]
+    checked_s = math.fsum(operators[places[name]].median_s for name in checked)
+    return checked_s < len(piece.operators) * WAIT_S
 
 
 def read_ordered_plan(text: bytes, path: str, fingerprint: str) -> Plan:

@@ -32,6 +32,7 @@ def plan_checks(
     budget_bytes: int | None = None,
     *,
     replays: bool = True,
+    queues: bool = True,
 ) -> Plan:
     """Return how and when each operator of a stage is executed again.
 
@@ -42,7 +43,8 @@ def plan_checks(
         policy: the paper's rules, or ours.
         budget_bytes: the most that checks retain at any time; the profile's if left out. With 0
             nothing waits for a window.
-        replays: whether AGC segments are replayed (phase 2); trainers execute none.
+        replays: whether AGC segments are replayed (phase 2).
+        queues: whether single operators wait (phase 3).
 
     Raises:
         InvalidSpecError: the budget is more than the profile's.
@@ -53,10 +55,13 @@ def plan_checks(
             "budget", f"is {budget} bytes, must be at most the profile's, {profile.budget_bytes}"
         )
     pieces, reasons = plan_piggyback(profile)
-    for phase in (_plan_segments, _plan_rest) if replays else (_plan_rest,):
-        more, why = phase(profile, pieces, policy, budget)
-        pieces += more
+    if replays:
+        pieces_of, why = _plan_segments(profile, pieces, policy, budget)
+        pieces += pieces_of
         reasons |= why
+    pieces_of, why = _plan_rest(profile, pieces, policy, budget, queues=queues)
+    pieces += pieces_of
+    reasons |= why
     completed = complete(profile, pieces)
     choices = _choose(profile, completed, reasons)
     plan = Plan(
@@ -93,8 +98,18 @@ def _plan_segments(
     return plan_segments(profile, _find_unchecked(profile, pieces), policy, budget)
 
 
-def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget: int) -> Planned:
-    """Put each operator that is left into a window, or check it at once (phase 3)."""
+def _plan_rest(
+    profile: Profile, pieces: Sequence[Piece], policy: Policy, budget: int, *, queues: bool
+) -> Planned:
+    """Put each operator that is left into a window, or check it at once (phase 3).
+
+    Args:
+        profile: of the stage.
+        pieces: of the phases before.
+        policy: the paper's rules, or ours.
+        budget: the most that checks retain.
+        queues: whether any of them waits whose shapes and times are known.
+    """
     graph = profile.graph
     places = sorted(_find_unchecked(profile, pieces))
     items = [
@@ -102,7 +117,8 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
         for place in places
         if profile.operators[place].static and profile.operators[place].waits
     ]
-    assignment = plan_queue(items, _waits(profile, pieces, budget), policy)
+    waits = _waits(profile, pieces, budget) if queues else []
+    assignment = plan_queue(items, waits, policy)
     window_of = {
         item.place: profile.windows[number]
         for item, number in zip(items, assignment, strict=True)
@@ -118,8 +134,10 @@ def _plan_rest(profile: Profile, pieces: Sequence[Piece], policy: Policy, budget
             reason = f"waits for {window.name}, {window.usable_s:.6g} s long"
         elif not operator.waits:
             method, reason = Method.NAIVE, "it cannot be executed again later"
-        elif operator.static:
+        elif operator.static and queues:
             method, reason = Method.NAIVE, _why_naive(profile, item_of[place], budget)
+        elif operator.static:
+            method, reason = Method.NAIVE, "single operators do not wait"
         else:
             method = Method.DYNAMIC
             reason = "has no fixed shapes or times; the dynamic planner has it when it runs"

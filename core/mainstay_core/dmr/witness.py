@@ -11,6 +11,10 @@ collective. So each tells digests of what it gave to every collective as well, a
 What went in wrongly was computed by the rank that gave it. What came out wrongly on all ranks any
 of them may have added up, so the whole cell is suspected, and no single device is named.
 
+In a swapped pipeline micro-batches take two routes, and may pass a stage twice. There what is told
+names its place on the micro-batch's route, and that decides what comes first: the number of a stage
+says nothing of it.
+
 These are pure functions: every rank calls them with the same votes and comes to the same answer.
 """
 
@@ -18,10 +22,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from mainstay_core.base.bounds import MAX_EXCHANGES, Digest, Index, Longest
+from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
@@ -64,6 +69,20 @@ class Exchanged:
     given: Digests
     made: Digests
     """Where each rank gets a part of its own, the digest says whose it is: equal parts differ."""
+    visit: Index | None = field(default=None, metadata=OMITTED)
+    """Place on the micro-batch's route; None where all micro-batches pass the stages in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """The digest of what a rank sent to another stage, where micro-batches take two routes."""
+
+    in_pass: Pass
+    """FORWARD or BACKWARD."""
+    micro_batch: Index
+    visit: Index
+    """The sender's place on the micro-batch's route."""
+    digest: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +90,11 @@ class Account:
     """The digests of all that left one cell while it computed a type."""
 
     forward: tuple[str, ...] = ()
-    """Of what it sent to the next stage, by micro-batch; of the loss, on the last stage."""
+    """Of what it sent to the next stage, by micro-batch."""
     backward: tuple[str, ...] = ()
     """Of what it sent to the stage before, by micro-batch."""
+    sent: tuple[Sent, ...] = ()
+    """Both, where micro-batches take two routes."""
     weights: tuple[str, ...] = ()
     """Of the type's gradient, by block."""
     exchanged: tuple[Exchanged, ...] = ()
@@ -101,6 +122,8 @@ class Difference:
     """Whether it is what came out of the collective, else what went in."""
     beside: tuple[int, ...] = ()
     """The other positions of the stage, where what all its ranks have is looked at together."""
+    visit: int | None = None
+    """Place on the micro-batch's route; None where all micro-batches pass the stages in order."""
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -110,7 +133,8 @@ class Difference:
     def describe(self) -> str:
         """Return the place for people: ``the forward pass of micro-batch 1``."""
         flow = "" if self.micro_batch is None else f" of micro-batch {self.micro_batch}"
-        place = f"the {self.in_pass} pass{flow}"
+        visit = "" if self.visit is None else f" (visit {self.visit} of its route)"
+        place = f"the {self.in_pass} pass{flow}{visit}"
         if self.exchange is None:
             return place
         way = "came out of" if self.came_out else "went into"
@@ -120,9 +144,9 @@ class Difference:
 def first_difference(one: Telling, other: Telling, width: int = 1) -> Difference | None:
     """Return where two chains differ first; None if they do not.
 
-    What a stage computes depends on what comes before it: in a micro-batch the forwards of the
-    stages before, then the backwards of those behind. So only the first difference says who was
-    wrong. A micro-batch does not depend on another one.
+    What a stage computes depends on what comes before it on the micro-batch's route: the forwards
+    of the visits before, then the backwards of those behind. So only the first difference says who
+    was wrong. A micro-batch does not depend on another one.
 
     Args:
         one: of a chain.
@@ -214,12 +238,17 @@ def rule(told: Sequence[Told], width: int = 1) -> Ruling:
     return _ruling(ordered, left[-1][0].telling, width)
 
 
+_Key = tuple[Pass, int, int | None]
+"""A pass of a micro-batch, and the visit of its route; None in order."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Indexed:
-    """An account whose collectives are found by pass and micro-batch: there may be thousands."""
+    """An account in which all is found by pass, micro-batch and visit: there may be thousands."""
 
     account: Account
-    exchanged: Mapping[tuple[Pass, int], Exchanged]
+    sent: Mapping[_Key, str]
+    exchanged: Mapping[_Key, Exchanged]
 
 
 def _indexed(telling: Telling) -> tuple[_Indexed, ...]:
@@ -227,10 +256,22 @@ def _indexed(telling: Telling) -> tuple[_Indexed, ...]:
         _Indexed(
             account=account,
             # Of several with one name the first counts.
-            exchanged={(e.in_pass, e.micro_batch): e for e in reversed(account.exchanged)},
+            sent=dict(reversed(list(_sent_of(account)))),
+            exchanged={(e.in_pass, e.micro_batch, e.visit): e for e in reversed(account.exchanged)},
         )
         for account in telling
     )
+
+
+def _sent_of(account: Account) -> Iterator[tuple[_Key, str]]:
+    for in_pass, digests in (
+        (Pass.FORWARD, account.forward),
+        (Pass.BACKWARD, account.backward),
+    ):
+        for micro_batch, digest in enumerate(digests):
+            yield (in_pass, micro_batch, None), digest
+    for sent in account.sent:
+        yield (sent.in_pass, sent.micro_batch, sent.visit), sent.digest
 
 
 Read = Sequence[_Indexed]
@@ -243,49 +284,78 @@ def _places(tellings: Sequence[Read], width: int) -> Iterator[Difference]:
     """Yield the places of a type's computation, each behind those on which it depends."""
     num_positions = len(tellings[0]) if tellings else 0
     cells = [range(first, first + width) for first in range(0, num_positions, width)]
-    accounts = [each.account for telling in tellings for each in telling]
-    flows = [len(a.forward) for a in accounts] + [len(a.backward) for a in accounts]
-    flows += [1 + e.micro_batch for a in accounts for e in a.exchanged]
-    for micro_batch in range(max(flows, default=0)):
-        for in_pass, order in ((Pass.FORWARD, cells), (Pass.BACKWARD, cells[::-1])):
-            for cell in order:
-                yield from _exchanges(tellings, cell, in_pass, micro_batch)
-                yield from _together(tellings, cell, in_pass, micro_batch)
+    routes = _routes(tellings, cells)
+    for micro_batch, route in enumerate(routes):
+        for in_pass, order in ((Pass.FORWARD, route), (Pass.BACKWARD, route[::-1])):
+            for visit, cell in order:
+                yield from _exchanges(tellings, cell, (in_pass, micro_batch, visit))
+                at = _place(cell, in_pass, micro_batch, visit)
+                yield from _together(tellings, cell, at)
     for cell in cells:
-        for micro_batch in range(max(flows, default=0)):
-            yield from _exchanges(tellings, cell, Pass.WEIGHT, micro_batch)
-        yield from _together(tellings, cell, Pass.WEIGHT, None)
+        for micro_batch, route in enumerate(routes):
+            for visit in [visit for visit, visited in route if visited == cell]:
+                yield from _exchanges(tellings, cell, (Pass.WEIGHT, micro_batch, visit))
+        yield from _together(tellings, cell, _place(cell, Pass.WEIGHT))
 
 
-def _exchanges(
-    tellings: Sequence[Read], cell: Sequence[int], in_pass: Pass, micro_batch: int
-) -> Iterator[Difference]:
+_Visits = list[tuple[int | None, Sequence[int]]]
+"""The visits of a route in forward order: the place on it, and the positions of the stage."""
+
+
+def _routes(tellings: Sequence[Read], cells: Sequence[Sequence[int]]) -> list[_Visits]:
+    """Return the route of each micro-batch, as what is told shows it.
+
+    What names no visit was told in a pipeline through which all go in order.
+    """
+    keys = {
+        (stage, key)
+        for telling in tellings
+        for stage, cell in enumerate(cells)
+        for position in cell
+        for key in (*telling[position].sent, *telling[position].exchanged)
+    }
+    num_flows = 1 + max((micro_batch for _, (_, micro_batch, _) in keys), default=-1)
+    visited: list[set[tuple[int, int]]] = [set() for _ in range(num_flows)]
+    in_order = True
+    for stage, (_, micro_batch, visit) in keys:
+        if visit is not None:
+            visited[micro_batch].add((visit, stage))
+            in_order = False
+    if in_order:
+        return [[(None, cell) for cell in cells] for _ in range(num_flows)]
+    return [[(visit, cells[stage]) for visit, stage in sorted(route)] for route in visited]
+
+
+def _place(
+    cell: Sequence[int], in_pass: Pass, micro_batch: int | None = None, visit: int | None = None
+) -> Difference:
+    """Return a place at which all ranks of a cell are looked at together."""
+    return Difference(
+        position=cell[0],
+        beside=tuple(cell[1:]),
+        in_pass=in_pass,
+        micro_batch=micro_batch,
+        visit=visit,
+    )
+
+
+def _exchanges(tellings: Sequence[Read], cell: Sequence[int], key: _Key) -> Iterator[Difference]:
     """Yield the places of a pass's collectives: what each rank gave, then what all of them got."""
     lengths = [
-        len(_exchanged(telling[position], in_pass, micro_batch).given)
-        for telling in tellings
-        for position in cell
+        len(_exchanged(telling[position], key).given) for telling in tellings for position in cell
     ]
     for exchange in range(max(lengths, default=0)):
         # Where a chain has had fewer, nothing says on which rank that was decided.
         is_told = exchange < min(lengths)
-        yield from _together(tellings, cell, in_pass, micro_batch, exchange, is_told=is_told)
-        yield Difference(
-            position=cell[0],
-            beside=tuple(cell[1:]),
-            in_pass=in_pass,
-            micro_batch=micro_batch,
-            exchange=exchange,
-            came_out=True,
-        )
+        place = replace(_place(cell, *key), exchange=exchange)
+        yield from _together(tellings, cell, place, is_told=is_told)
+        yield replace(place, came_out=True)
 
 
 def _together(
     tellings: Sequence[Read],
     cell: Sequence[int],
-    in_pass: Pass,
-    micro_batch: int | None,
-    exchange: int | None = None,
+    place: Difference,
     *,
     is_told: bool = True,
 ) -> Iterator[Difference]:
@@ -295,24 +365,19 @@ def _together(
     is_told = is_told and not _is_partial(tellings, cell)
     positions = [(position,) for position in cell] if is_told else [tuple(cell)]
     for first, *beside in positions:
-        yield Difference(
-            position=first,
-            beside=tuple(beside),
-            in_pass=in_pass,
-            micro_batch=micro_batch,
-            exchange=exchange,
-        )
+        yield replace(place, position=first, beside=tuple(beside))
 
 
 def _is_partial(tellings: Sequence[Read], cell: Sequence[int]) -> bool:
     return any(telling[position].account.is_partial for telling in tellings for position in cell)
 
 
-def _exchanged(told: _Indexed, in_pass: Pass, micro_batch: int) -> Exchanged:
-    exchanged = told.exchanged.get((in_pass, micro_batch))
+def _exchanged(told: _Indexed, key: _Key) -> Exchanged:
+    exchanged = told.exchanged.get(key)
     if exchanged is not None:
         return exchanged
-    return Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=(), made=())
+    in_pass, micro_batch, visit = key
+    return Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=(), made=(), visit=visit)
 
 
 def _first_of(one: Read, other: Read, width: int) -> Difference | None:
@@ -327,15 +392,15 @@ def _values(telling: Read, place: Difference) -> Values:
 
 
 def _value(told: _Indexed, place: Difference) -> tuple[str, ...]:
-    account = told.account
     if place.micro_batch is None:
-        return account.weights
+        return told.account.weights
+    key = place.in_pass, place.micro_batch, place.visit
     if place.exchange is not None:
-        exchanged = _exchanged(told, place.in_pass, place.micro_batch)
+        exchanged = _exchanged(told, key)
         digests = exchanged.made if place.came_out else exchanged.given
         return digests[place.exchange : place.exchange + 1]
-    flows = account.forward if place.in_pass is Pass.FORWARD else account.backward
-    return flows[place.micro_batch : place.micro_batch + 1]
+    digest = told.sent.get(key)
+    return () if digest is None else (digest,)
 
 
 def _voices(

@@ -156,12 +156,12 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
         field=".pipeline.order",
-        rule="self.pipeline.order == 'InOrder' || self.detection.dmr.mode == 'Off' && "
-        "self.runtime.compile == 'Off' && self.detection.witness.everySteps == 0 && "
+        rule="self.pipeline.order == 'InOrder' || self.detection.dmr.plan in "
+        "['Naive', 'Dynamic', 'Auto'] && self.runtime.compile == 'Off' && "
         "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
-        message="is Swapped, with which this version can only have detection.dmr.mode Off, "
-        "detection.witness.everySteps 0, runtime.compile Off and snapshots.replay Gradients; use "
-        "these, or InOrder",
+        message="is Swapped, with which this version can only have detection.dmr.plan Naive, "
+        "Dynamic or Auto, runtime.compile Off and snapshots.replay Gradients; use these, or "
+        "InOrder",
     ),
     Rule(
         section=SPEC,

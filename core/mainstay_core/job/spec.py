@@ -366,8 +366,7 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
         )
     others = {
         "runtime.compile Off": spec.runtime.compile != "Off",
-        "detection.dmr.mode Off": spec.detection.dmr.mode != "Off",
-        "detection.witness.everySteps 0": spec.detection.witness.every_steps > 0,
+        "detection.dmr.plan Naive, Dynamic or Auto": spec.detection.dmr.plan_name is PlanName.FILE,
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
     }

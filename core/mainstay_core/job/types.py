@@ -286,7 +286,11 @@ Amounts = Annotated[dict[str, Quantity], pydantic.Field(max_length=16)]
 AbsolutePath = Annotated[str, Text(r"/[^\x00]*", "the absolute path of a directory", 1024)]
 CheckPlan = Annotated[
     str,
-    Text(r"Naive|Dynamic|Auto|/[^\x00]*", "Naive, Dynamic, Auto, or the path of a plan", 1024),
+    Text(
+        r"Naive|Dynamic|Auto|/[^\x00]*",
+        "Naive, Dynamic, Auto, or the absolute path of a plan",
+        1024,
+    ),
 ]
 ObjectName = Annotated[
     str,

@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, recheck, repeating, windows
+from mainstay_core.rank import checkpoints, forks, histories, recheck, repeating, windows
 from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
@@ -236,7 +236,7 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
         state.settlement.fork is not None
         or forks.is_made(state.plan, state.history, state.settlement.version)
     )
-    history = forks.tell_history(state.history, made=made) if state.index == 0 else None
+    history = histories.tell_history(state.history, made=made) if state.index == 0 else None
     told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
     return _compute(settled, *prefix, SendFact(told))
 

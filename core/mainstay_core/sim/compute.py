@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.accounts import make_account
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.witness import Account, Exchanged
+from mainstay_core.dmr.witness import Account, Exchanged, Sent
 from mainstay_core.planning.partials import grow
 from mainstay_core.planning.program import Action, Op, compile_compute, compile_replay
 from mainstay_core.rank.connections import GroupEnded
@@ -91,7 +92,7 @@ class Compute:
         self._is_again = False
         self._watched: int | None = None
         """The type of which everything that leaves this cell is kept."""
-        self._left: dict[Op, list[str]] = {}
+        self._left: list[Sent] = []
         self._exchanged: list[Exchanged] = []
         self.accounts: dict[int, Account] = {}
         """Of watched types that are complete."""
@@ -161,7 +162,7 @@ class Compute:
         sends: list[tuple[int, int]] = []
         self.give_up()
         self._wrong.difference_update(types)
-        self._is_again, self._watched, self._left = is_again, watched, {}
+        self._is_again, self._watched, self._left = is_again, watched, []
         self._exchanged = []
         if watched in types:
             self.accounts.clear()
@@ -214,7 +215,14 @@ class Compute:
             tag += FORWARD if forward else BACKWARD
             self._sent(action, flows[key][1])
             if action.type == self._watched:
-                self._left.setdefault(action.op, []).append(flows[key][1])
+                self._left.append(
+                    Sent(
+                        in_pass=Pass.FORWARD if forward else Pass.BACKWARD,
+                        micro_batch=action.micro_batch,
+                        visit=action.visit,
+                        digest=flows[key][1],
+                    )
+                )
             group.send(flows[key][1], peer, tag)
             sends.append((peer, tag))
 
@@ -275,18 +283,16 @@ class Compute:
                     micro_batch=action.micro_batch,
                     given=(given,),
                     made=(made,),
+                    visit=None if self._order is Order.IN_ORDER else action.visit,
                 )
             )
 
     def _complete(self, shard_type: int, gradient: str) -> None:
         self.partials = self._with(shard_type, gradient)
         if shard_type == self._watched:
-            self.accounts[shard_type] = Account(
-                forward=tuple(self._left.get(Op.SEND_F, ())),
-                backward=tuple(self._left.get(Op.SEND_B, ())),
-                weights=(gradient,),
-                exchanged=tuple(sorted(self._exchanged, key=lambda e: (e.micro_batch, e.in_pass))),
-            )
+            in_order = self._order is Order.IN_ORDER
+            told = self._left, self._exchanged, (gradient,)
+            self.accounts[shard_type] = make_account(*told, in_order=in_order)
         self.complete.add(shard_type)
 
     def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:

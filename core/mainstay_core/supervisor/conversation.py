@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.base.words import count
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.job.config import JobConfig
@@ -121,6 +121,9 @@ class PodPort(Protocol):
     def offer(self) -> None:
         """Offer the newest plan to other supervisors: the api does not answer."""
 
+    def stream_ended(self) -> None:
+        """Take note that the api's stream has broken off: it may have brought others nothing."""
+
 
 class Conversation:
     """Keeps one pod in touch with the api."""
@@ -139,6 +142,8 @@ class Conversation:
         self._registering = port.lock()
         self._cursor = ""
         self._away = False
+        self._awaited: QuorumId | None = None
+        """Quorum of a plan that a heartbeat's answer named before it was here."""
         self.registered: Registration | None = None
         """The api's newest answer to a registration."""
         self.stands = False
@@ -363,13 +368,25 @@ class Conversation:
         held, reply = heartbeat.quorum, await self._port.post_heartbeat(heartbeat)
         if reply.state != "running":
             self._pod.feed(Ended(f"the job is {reply.state}"))
-        elif reply.quorum is not None and (held is None or reply.quorum.id > held.id):
+        elif reply.quorum is not None and self._has_missed(reply.quorum, held):
             plan = await self._port.fetch_plan()
             if plan is not None:
                 self._pod.feed(PlanReceived(plan))
         assert self.registered is not None
         if reply.restored_at_s != self.registered.restored_at_s:
             await self.register_again()
+
+    def _has_missed(self, quorum: QuorumId, held: QuorumId | None) -> bool:
+        """Return whether the plan of a quorum that the api names is newer and has to be fetched.
+
+        While the stream stands the plan is on its way, as a rule. To fetch it as well would take
+        time just when the job recovers. A stream that has broken off unseen brings none: then the
+        next heartbeat finds that the plan still lacks.
+        """
+        if held is not None and quorum.id <= held.id:
+            return False
+        awaited, self._awaited = self._awaited, quorum
+        return not self.stands or awaited == quorum
 
     async def follow_stream(self) -> None:
         """Read the stream, for ever; it goes on where it broke off."""
@@ -386,7 +403,9 @@ class Conversation:
             except (ApiUnavailable, ApiRefused) as error:
                 self._port.say("info", f"{error}; opening the stream again")
                 wait_s = error.retry_after_s
-            self.stands = False
+            if self.stands:
+                self.stands = False
+                self._pod.stream_ended()
             backoff = await self._wait(backoff, wait_s)
 
     def _take(self, entry: str, event: Event | None) -> None:

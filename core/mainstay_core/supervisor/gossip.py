@@ -4,7 +4,8 @@ The api's stream is the fast way. But a plan may be stored and known to one supe
 when the api dies, and then the recovery must complete without it (protocol section 9). So a
 supervisor offers its newest plan to a few member pods at ring distances 1, 2, 4, ... and takes
 a newer one that it is offered in return: after log2(pods) rounds all have it. An offer is one
-small message; the plan itself travels only to a supervisor that lacks it.
+small message; the plan itself travels only to a supervisor that lacks it. A plan whose members
+have met is not offered: each of them has it from its supervisor.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.plan import Plan
 
-OFFER_AFTER_S = 0.25
-"""While the api's stream stands: it brings a plan to everybody within milliseconds."""
+OFFER_AFTER_S = 2.0
+"""While the api's stream stands: it brings a plan to everybody within milliseconds. Then the
+members meet, and whoever has met them offers nothing. Where many ranks share a few processors that
+may take more than a second, in which the offers of all pods would be in the way."""
 OFFER_TIMEOUT_S = 2.0
 """Of one conversation; a pod that does not answer is offered the plan by others as well."""
 

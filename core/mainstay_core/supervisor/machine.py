@@ -60,7 +60,7 @@ from mainstay_core.supervisor.slots import (
     with_phase,
 )
 from mainstay_core.supervisor.state import SIGKILL, SlotPhase, SlotState, SupervisorState
-from mainstay_core.wire.facts import Finished, Parked, TrainerDown
+from mainstay_core.wire.facts import Fact, Finished, Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 
 
@@ -95,7 +95,7 @@ def _launcher_up(state: SupervisorState, event: object, now_s: float) -> Transit
 def _registered(state: SupervisorState, event: Registered, now_s: float) -> Transition:
     """Tell the api of all trainers anew: it may have lost the pod."""
     del now_s
-    facts = []
+    facts: list[Fact] = [*state.named]
     for slot in state.slots:
         up = slot.up if slot.phase is SlotPhase.UP else None
         down = slot.down if slot.phase is not SlotPhase.UP else None
@@ -133,14 +133,18 @@ def _plan_received(state: SupervisorState, event: PlanReceived, now_s: float) ->
     plan, held = event.plan, state.plan
     if held is not None and plan.quorum.id <= held.quorum.id:
         return Transition(state, (), f"{plan.quorum} is not newer than {held.quorum}")
-    slots = tuple(replace(s, parked=_unless_outdated(plan, s.parked)) for s in state.slots)
+    slots = tuple(_without_outdated(plan, slot) for slot in state.slots)
     state = replace(state, plan=plan, slots=slots)
     up = with_phase(state, SlotPhase.UP)
     return Transition(state, (Forward(plan, up),) if up else (), f"{plan.quorum}: {plan.reason}")
 
 
-def _unless_outdated(plan: Plan, fact: Parked | None) -> Parked | None:
-    return None if fact is None or outdates(plan, fact) else fact
+def _without_outdated(plan: Plan, slot: SlotState) -> SlotState:
+    """Return a slot without the fact that it parked, if a plan has an answer to that."""
+    if slot.parked is None or not outdates(plan, slot.parked):
+        return slot
+    later = None if isinstance(slot.later, Parked) else slot.later
+    return replace(slot, parked=None, later=later)
 
 
 def _ended(state: SupervisorState, event: Ended, now_s: float) -> Transition:
@@ -162,7 +166,12 @@ def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Trans
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
     unheard = tuple(SendFact(fact) for fact in facts if _unheard(state, fact))
-    return Transition(state, (*unheard, *repeated(state)))
+    # What has parked is told by this.
+    slots = tuple(
+        replace(slot, later=None) if isinstance(slot.later, Parked) else slot
+        for slot in state.slots
+    )
+    return Transition(replace(state, slots=slots), (*unheard, *repeated(state)))
 
 
 def _unheard(state: SupervisorState, fact: TrainerDown | Parked) -> bool:
@@ -189,6 +198,10 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
     actions: list[Action] = []
     reasons = []
     for slot in state.slots:
+        if slot.later is not None and now_s >= slot.later_due_s:
+            actions.append(SendFact(slot.later))
+            slot = replace(slot, later=None)
+            state = put(state, slot)
         why, lost_at_s = _overdue(state, slot, now_s)
         if why and not slot.killed_for:
             assert slot.incarnation is not None
@@ -281,6 +294,8 @@ def next_due_s(state: SupervisorState) -> float | None:
         times.append(state.ending_at_s + state.settings.stop_grace_s)
     for index in with_phase(state, SlotPhase.UP):
         slot = state.slots[index]
+        if slot.later is not None:
+            times.append(slot.later_due_s)
         if not slot.killed_for:
             times.append(slot.alive_at_s + state.settings.silence_s)
             times.append(slot.progress_at_s + state.settings.hang_s)

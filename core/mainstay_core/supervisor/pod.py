@@ -185,8 +185,13 @@ class Pod(ABC):
             self.log(f"a plan of job {plan.job} was passed on to this one")
 
     def _pass_on(self, plan: Plan) -> None:
-        if plan is self.state.plan:
+        if plan is self.state.plan and self.state.met != plan.quorum:
             self.offer()
+
+    def stream_ended(self) -> None:
+        """Offer a plan that may have reached this pod alone: the api may be gone."""
+        if self.state.plan is not None:
+            self._pass_on(self.state.plan)
 
     def offer(self) -> None:
         """Compare plans with the neighbours."""

@@ -30,6 +30,8 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
+    LATER_S,
+    MAX_NAMED,
     SIGKILL,
     STEPS_THAT_PROVE,
     SlotPhase,
@@ -38,8 +40,10 @@ from mainstay_core.supervisor.state import (
     SupervisorState,
 )
 from mainstay_core.wire.facts import (
+    Adopted,
     Failed,
     Finished,
+    Named,
     Parked,
     Paused,
     SlotStatus,
@@ -49,7 +53,7 @@ from mainstay_core.wire.facts import (
 from mainstay_core.wire.plan import Plan
 
 LAST_WORDS = (Finished, Failed)
-"""Facts that count even when the trainer that told them has ended."""
+"""Facts about itself that count even when the trainer that told them has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ def slot_step(state: SupervisorState, event: Any, now_s: float) -> Transition:
     if event.incarnation != slot.incarnation:
         if isinstance(event, FactSeen) and isinstance(event.fact, LAST_WORDS):
             return _last_words_before(state, slot, event.fact)
+        if isinstance(event, FactSeen) and isinstance(event.fact, Named):
+            return _named(state, event.fact)
         if isinstance(event, Crashed):
             return _crashed_before(state, slot, event)
         return Transition(state, (), f"{type(event).__name__} of a former life is ignored")
@@ -155,14 +161,46 @@ def _status(state: SupervisorState, slot: SlotState, event: StatusSeen, now_s: f
 def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float) -> Transition:
     fact = event.fact
     plan = state.plan
+    if isinstance(fact, Named):
+        return _named(put(state, replace(slot, alive_at_s=now_s)), fact)
     if isinstance(fact, Parked) and plan is not None and outdates(plan, fact):
         return Transition(state, (), f"parked quorum is older than {plan.quorum}: not told")
     if isinstance(fact, Parked):
         slot = replace(slot, parked=fact)
     elif isinstance(fact, (*LAST_WORDS, Paused)):
         slot = replace(slot, final=fact)
-    slot = replace(slot, alive_at_s=now_s)
-    return Transition(put(state, slot), (SendFact(fact),), f"slot {slot.index}: {fact.kind}")
+    if isinstance(fact, Adopted):
+        state = replace(state, met=fact.quorum)
+    before = (SendFact(slot.later),) if slot.later is not None else ()
+    slot = replace(slot, alive_at_s=now_s, later=None)
+    reason = f"slot {slot.index}: {fact.kind}"
+    if _can_wait(fact):
+        assert isinstance(fact, Adopted | Parked)
+        slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
+        return Transition(put(state, slot), before, reason)
+    return Transition(put(state, slot), (*before, SendFact(fact)), reason)
+
+
+def _can_wait(fact: object) -> bool:
+    """Return whether a fact is told a little later.
+
+    Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as others
+    have told it, gets a new plan: they have told the api as well.
+    """
+    return isinstance(fact, Adopted) or (isinstance(fact, Parked) and fact.was_told)
+
+
+def _named(state: SupervisorState, fact: Named) -> Transition:
+    """Tell that a device computes wrongly, and remember it: a store may lose it.
+
+    Of a device the last word is kept, with the first step of which any word says that it is wrong.
+    """
+    before = [known for known in state.named if known.named == fact.named]
+    steps = [known.since for known in (*before, fact) if known.since is not None]
+    kept = replace(fact, since=min(steps, default=None))
+    others = tuple(known for known in state.named if known not in before)
+    state = replace(state, named=(*others, kept)[-MAX_NAMED:])
+    return Transition(state, (SendFact(fact),), f"{fact.named} is named: {fact.evidence}")
 
 
 def outdates(plan: Plan, fact: Parked) -> bool:
@@ -177,7 +215,7 @@ def _last_words(
     state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
 ) -> Transition:
     """Take a fact of a trainer whose process was reaped before its socket was read to the end."""
-    if not isinstance(event.fact, LAST_WORDS):
+    if not isinstance(event.fact, (*LAST_WORDS, Named)):
         return Transition(state)
     return _fact(state, slot, event, now_s)
 
@@ -315,7 +353,7 @@ def report_down(
         evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
-    return replace(slot, down=fact, parked=None), SendFact(fact)
+    return replace(slot, down=fact, parked=None, later=None), SendFact(fact)
 
 
 _SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]

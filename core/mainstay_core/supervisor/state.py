@@ -8,12 +8,14 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.base.ids import Incarnation, PodUid, QuorumId
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
+    Adopted,
     Failed,
     Finished,
     Leaving,
+    Named,
     Parked,
     Paused,
     SlotStatus,
@@ -25,6 +27,12 @@ from mainstay_core.wire.plan import Plan
 EXIT_FINISHED = 0
 EXIT_USER_ERROR = 10
 SIGKILL = 9
+MAX_NAMED = 16
+"""Named devices that a pod remembers; the oldest go first."""
+LATER_S = 0.1
+"""How long a fact waits that another one, or a plan, makes needless as a rule: all of a quorum tell
+such facts at once, each with a request of its own, just when the job recovers and needs the
+processors. It is less than half of ``JobConfig.probe_s``, the time that the api leaves them."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
@@ -99,6 +107,9 @@ class SlotState:
     """The newest fact about an end."""
     parked: Parked | None = None
     """The fact that it gave up its quorum, until a newer plan arrives."""
+    later: Adopted | Parked | None = None
+    """A fact that is told a little later: with the next one of the trainer, or when it is due."""
+    later_due_s: float = 0.0
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost
     them. That a former life finished is kept until this one has last words of its own: it says what
@@ -121,6 +132,12 @@ class SupervisorState:
     registered: bool = False
     plan: Plan | None = None
     """Newest plan."""
+    named: tuple[Named, ...] = ()
+    """The last word that its trainers have had of each device that computes wrongly each time. It
+    is repeated to an api that has lost it, whatever has become of the trainer that told it."""
+    met: QuorumId | None = None
+    """The newest quorum in which a trainer of this pod has met all members: all their supervisors
+    have its plan."""
     leaving: Leaving | None = None
     """Why the pod was told to end. It serves until its work is handed over."""
     leave_by_s: float = 0.0

@@ -30,6 +30,7 @@ from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.wire.reinitialisation import ForkOrder
+from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
 FORMAT = 1
 """Format of plans, votes and the ledger, as plans carry it in their field ``version``."""
@@ -249,6 +250,9 @@ class Plan(_Derived):
     asks_first: bool = field(default=False, metadata=OMITTED)
     """Whether members of which a stage is lost ask before they all load a checkpoint, or the seed:
     what pods keep in memory did not bring the stage back, and it may be made anew of others."""
+    taints: Annotated[tuple[Taint, ...], Longest(MAX_TAINTS)] = field(default=(), metadata=OMITTED)
+    """Steps that devices may have computed wrongly, as of when the plan was made: for a store that
+    lost the job."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "reason")

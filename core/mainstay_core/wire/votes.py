@@ -27,7 +27,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.ids import Slot
-from mainstay_core.dmr.witness import Exchanged
+from mainstay_core.dmr.witness import Exchanged, Sent
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.windows import Measures, WindowBasis
@@ -70,12 +70,16 @@ class WitnessAccount:
     """Digests of what it sent to the next stage, by micro-batch."""
     backward: Annotated[tuple[Digest, ...], Longest(MAX_FLOWS)] = ()
     """Digests of what it sent to the stage before, by micro-batch."""
-    weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
-    """Digests of the type's gradient, and of what votes tell of the type."""
-    exchanged: Annotated[tuple[Exchanged, ...], Longest(3 * MAX_FLOWS)] = field(
+    sent: Annotated[tuple[Sent, ...], Longest(4 * MAX_FLOWS)] = field(
         default=(), metadata=codec.OMITTED
     )
-    """What it gave to the collectives of its cell, and got, by pass and micro-batch."""
+    """In place of both, where micro-batches take two routes: it sends at most twice each way."""
+    weights: Annotated[tuple[Digest, ...], Longest(MAX_BLOCKS)]
+    """Digests of the type's gradient, and of what votes tell of the type."""
+    exchanged: Annotated[tuple[Exchanged, ...], Longest(6 * MAX_FLOWS)] = field(
+        default=(), metadata=codec.OMITTED
+    )
+    """What it gave to the collectives of its cell, and got, by pass, micro-batch and visit."""
     is_partial: bool = field(default=False, metadata=codec.OMITTED)
     """Whether there were collectives of which it does not tell."""
 

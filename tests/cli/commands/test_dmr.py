@@ -99,6 +99,9 @@ def test_what_cannot_be_used_is_refused_by_the_field(tmp_path: Path) -> None:
     foreign.write_text(json.dumps(profile | {"fingerprint": "other"}))
     dmr.plan(EXAMPLE, out=plan)
 
+    missing = tmp_path / "missing.json"
+    assert refusal(missing) == f"PROFILE: {missing} cannot be read: No such file or directory"
+    assert refusal(EXAMPLE, plan=missing).startswith(f"PLAN: {missing} cannot be read")
     assert refusal(torn).startswith(f"{torn}: profile: not JSON")
     assert "plan.kind: is 'mainstay-dmr-profile'" in refusal(EXAMPLE, plan=EXAMPLE)
     assert "profile.kind: is 'mainstay-dmr-plan'" in refusal(plan)
@@ -189,7 +192,6 @@ def test_a_stage_of_a_job_is_profiled_planned_and_explained(
         ("quickstart.yaml", ("parallelism", "stages", 2), "--stage: is 2, must be between 0 and 1"),
         ("own-loop.yaml", None, "is a training loop of its own"),
         ("quickstart.yaml", ("runtime", "compile", "Blocks"), "spec.runtime.compile: is Blocks"),
-        ("inner.yaml", None, "spec.parallelism.ranksPerStage: is 2"),
     ],
 )
 def test_what_cannot_be_profiled_is_refused_by_the_field(

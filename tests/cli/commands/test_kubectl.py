@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.cluster import kube
@@ -275,3 +276,39 @@ def test_a_report_is_printed_or_written_to_a_file(
             run_report.show("j", tmp_path)
     finally:
         runs.PLACE.reset(before)
+
+
+def test_the_checks_of_a_job_in_a_cluster_are_shown_as_those_of_a_local_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"stage": 1, "plan": "Auto", "shares": "P 60 %, inter 40 %", "reason": "planned"}
+    shown = {"dmr_coverage": "stage 1: P 60 %, inter 40 %", "checks": [told]}
+
+    class Api:
+        async def __aenter__(self) -> Api:
+            return self
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+        async def fetch(self, job: str) -> dict[str, Any]:
+            assert job == "u"
+            return shown
+
+    class Job:
+        name, job = "llama", "u"
+
+        def is_running(self) -> bool:
+            return True
+
+        def connect(self) -> Api:
+            return Api()
+
+    monkeypatch.setattr(runs, "find", lambda _: Job())
+
+    ended = CliRunner().invoke(kubectl.app, ["dmr", "show", "llama"])
+
+    assert ended.exit_code == 0, ended.output
+    assert ended.output == "stage 1: plan Auto, P 60 %, inter 40 %\n  planned\n"
+    asked = CliRunner().invoke(kubectl.app, ["dmr", "show", "llama", "--json"])
+    assert json.loads(asked.output)["stages"] == [told]

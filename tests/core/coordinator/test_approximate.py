@@ -26,7 +26,7 @@ from mainstay_core.coordinator.permission import NotApplicableError, judge_permi
 from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.rank.forks import tell_history
+from mainstay_core.rank.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (
@@ -779,9 +779,10 @@ SWAPPED: Outline = tuple(
 )
 
 
-def swapped(start: Start, *, guards: int = 1, replicas: int = 1) -> Any:
+def swapped(start: Start, *, guards: int = 1, replicas: int = 1, goes_back: bool = False) -> Any:
     """A swapped pipeline of four stages with trainers to spare, which has committed no step yet."""
     how = {"order": Order.SWAPPED, "guards": guards, "approximate": ALLOWED}
+    how |= {"goes_back": goes_back}
     world = start(spares=4, replicas=replicas, lanes=replicas, stages=4, **how)
     world.register("teller")
     world.up("teller", outline=SWAPPED)
@@ -859,6 +860,23 @@ def test_guards_that_have_loaded_a_state_have_no_copy_until_a_step_is_committed(
     world.settle(step=0)
     world.commit(step=0)
     assert show_lineage(world.state).stages[0].possible
+
+
+def test_guards_of_tainted_steps_count_no_more(start: Start) -> None:
+    world = swapped(start, replicas=2, goes_back=True)
+    for _ in range(5):
+        world.commit()
+    assert show_lineage(world.state).stages[0].possible
+    wrong = world.member(1, 2)
+
+    world.tell(world.about(FactKind.NAMED, wrong, evidence="why", since=3, step=5))
+
+    assert [v.version for v in world.plan.voided] == [3]
+    assert not show_lineage(world.state).stages[0].possible
+    world.settle(step=0)
+    assert not show_lineage(world.state).stages[0].possible
+    world.commit(step=0)
+    assert show_lineage(world.state).stages[0].possible, "they have copied anew"
 
 
 def test_what_never_has_row_5_says_why(start: Start) -> None:

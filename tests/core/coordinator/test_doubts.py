@@ -145,6 +145,30 @@ def test_without_another_trainer_the_job_waits_and_goes_on_when_one_comes(start:
     assert world.state.phase is JobPhase.RUNNING
 
 
+def test_where_one_of_two_that_disagree_is_lost_the_condition_says_what_a_person_can_do(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1)
+    one, other = world.member(0, 0), world.member(1, 0)
+    world.pod_gone(other.slot.pod)
+    world.settle()
+
+    slots = (one.slot, other.slot)
+    world.tell(world.about(FactKind.PARKED, one, evidence="why", cause=Cause.RESULT, doubted=slots))
+    world.tick(after_s=PAUSE_S)
+
+    assert world.state.phase is JobPhase.WAITING
+    reason = world.state.waiting.reason
+    assert f"{other.slot} cannot be asked again" in reason
+    assert "one more pod is enough (spec.spares.replicas)" in reason
+
+    world.register("pod-9")
+    world.up("pod-9")
+
+    assert [m.slot.pod for m in world.plan.members if m.rank.replica is not None] == ["pod-9"]
+    assert one.slot in {m.slot for m in world.plan.members}, "it has the state, and may be right"
+
+
 def test_a_job_that_waits_for_a_judge_recovers_from_a_loss_meanwhile(start: Start) -> None:
     world = start(replicas=2, stages=1)
     one, other = world.member(0, 0), world.member(1, 0)

@@ -6,10 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.worlds.pods import PlayedPods
 
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.control_plane.transactions import find_news
-from mainstay_core.coordinator.events import JobSubmitted, StepsCommitted
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
+    JobSubmitted,
+    PlanReported,
+    StepsCommitted,
+    StoreReopened,
+    Tick,
+)
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
@@ -311,3 +320,158 @@ def test_the_last_clean_witness_of_a_device_outlives_its_trainer(start: Start) -
     assert (joiner.joining, joiner.clean_from) == (True, 2)
     world.settle(1)
     assert world.state.slot(victim.slot).clean_from == 1, "what comes again nobody has compared"
+
+
+def lose_store(world: PlayedPods) -> None:
+    """The store loses the job; a supervisor tells the plan, and all pods are heard."""
+    plan = world.plan
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+    world.send(Tick(heard=world.state.unheard))
+
+
+def come_back(world: PlayedPods, *names: str) -> None:
+    """Pods register again with the store that lost them."""
+    for pod in names:
+        world.register(pod)
+
+
+def test_a_store_that_lost_the_job_learns_from_the_plan_who_was_named_and_who_leaves(
+    start: Start,
+) -> None:
+    world = start(replicas=1, stages=1)
+    train(world, 5)
+    wrong = world.member(0, 0)
+    name(world, wrong)
+    world.register("late")
+    world.up("late")
+    assert [m.slot.pod for m in world.plan.members if m.joining] == ["late"]
+    (before,) = world.plan.taints
+    assert (before.since, before.until) == (3, None)
+
+    lose_store(world)
+
+    assert world.state.taints == (before,)
+    assert "computes wrongly each time" in world.state.pod(wrong.slot.pod).leaving
+    come_back(world, wrong.slot.pod, "late")
+    world.settle(6)
+    assert [m.slot.pod for m in world.plan.members] == ["late"]
+    world.settle(7)
+    (taint,) = world.state.taints
+    assert (taint.since, taint.until) == (3, 7)
+
+
+def test_a_named_device_that_is_known_from_a_plan_alone_gets_no_place_as_a_spare(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    wrong = world.member(1, 0)
+    name(world, wrong)
+    assert wrong.slot not in {m.slot for m in world.plan.members}
+    world.settle(6)
+
+    lose_store(world)
+    come_back(world, *(m.slot.pod for m in world.plan.members), wrong.slot.pod)
+    world.up(wrong.slot.pod)
+    for _ in range(3):
+        world.commit()
+
+    assert wrong.slot not in {m.slot for m in world.plan.members}
+    assert world.state.pod(wrong.slot.pod).leaving
+
+
+def test_after_a_store_was_lost_commits_say_from_when_a_device_took_no_part(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    name(world, world.member(1, 0))
+    lose_store(world)
+    for step in (9, 7, 8):
+        world.commit(step)
+    (taint,) = world.state.taints
+    assert taint.until == 7
+
+
+def test_a_job_that_went_back_does_not_go_back_again_for_what_supervisors_tell_again(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1, goes_back=True)
+    train(world, 5)
+    wrong, other, before = world.member(1, 0), world.member(0, 0), world.plan.quorum
+    name(world, wrong)
+    told = world.about(FactKind.NAMED, other, since=3, step=5, device=wrong.slot, quorum=before)
+    world.settle(2)
+
+    lose_store(world)
+    come_back(world, *(m.slot.pod for m in world.plan.members))
+    world.tell(told)
+
+    assert (world.plan.lineage, len(world.state.taints)) == (1, 1)
+    assert not world.state.taints[0].counts
+
+
+def test_a_lost_store_knows_the_last_clean_witness_of_a_device_from_the_plan(start: Start) -> None:
+    world = start(replicas=3, stages=1, restart_grace_s=0.0)
+    watched, victim = world.member(1, 0), world.member(2, 0)
+    clean = (CleanDevice(slot=watched.slot, clean_from=2),)
+    for step in range(4):
+        quorum = world.plan.quorum
+        told = clean if step == 1 else ()
+        world.send(StepsCommitted(step=step, quorum=quorum, committed_at_s=1.0, clean=told))
+    world.down(victim)
+    assert [m.clean_from for m in world.plan.members if m.slot == watched.slot] == [2]
+
+    lose_store(world)
+
+    assert world.state.slot(watched.slot).clean_from == 2
+
+
+def test_commits_from_before_a_job_went_back_say_nothing_to_a_store_that_lost_it(
+    start: Start,
+) -> None:
+    """Later plans tell of it, whatever their method is."""
+    world = start(replicas=4, stages=1, goes_back=True)
+    train(world, 5)
+    before, watched = world.plan.quorum, world.member(0, 0)
+    name(world, world.member(1, 0))
+    world.settle(2)
+    world.commit(2)
+    world.down(world.member(2, 0))
+    assert world.plan.method is Method.MASK
+    lose_store(world)
+    late = (CleanDevice(slot=watched.slot, clean_from=5),)
+    world.send(StepsCommitted(step=4, quorum=before, committed_at_s=1.0, clean=late))
+    assert world.state.slot(watched.slot).clean_from != 5
+
+
+def test_a_store_that_fell_back_takes_no_named_device_for_a_spare(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    wrong, former = world.member(1, 0), world.state
+    name(world, wrong)
+    plan = world.plan
+    assert wrong.slot not in {m.slot for m in plan.members}
+
+    world.state = former
+    world.send(StoreReopened(server="another"))
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
+    world.up(wrong.slot.pod, life=str(wrong.incarnation))
+    world.send(Tick(heard=world.state.unheard))
+    for step in (6, 7, 8, 9):
+        world.commit(step)
+
+    assert world.state.pod(wrong.slot.pod).leaving
+    assert wrong.slot not in {m.slot for m in world.plan.members}
+
+
+def test_a_supervisor_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1)
+    name(world, world.member(1, 0))
+    plan = world.plan
+    late = replace(plan.taints[0], named_in=world.state.shape.steps + 1)
+    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.plan\.taints: step 61 is more"):
+        world.send(
+            PlanReported(pod=plan.members[0].slot.pod, plan=replace(plan, taints=(late,)), step=1)
+        )

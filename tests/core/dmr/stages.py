@@ -104,7 +104,11 @@ def linear_stage(
 class RandomStage:
     """Draws a profile: blocks with AC segments, weights, operators in place, and windows."""
 
-    def __init__(self, seed: int, blocks: int = 2, most_operators: int = 5) -> None:
+    def __init__(
+        self, seed: int, blocks: int = 2, most_operators: int = 5, *, visits: int = 1
+    ) -> None:
+        self._visits = visits
+        """With 2, a micro-batch goes to another stage and back between the first two blocks."""
         self._rng = random.Random(seed)
         self._tensors: list[Tensor] = [
             Tensor(name="in", size_bytes=2, origin=Origin.RECEIVED),
@@ -123,11 +127,14 @@ class RandomStage:
         for block in range(self._blocks):
             inside.append(self._forward(block, inputs[-1]))
             outputs.append(inside[-1][-1])
-            inputs.append(outputs[-1])
+            crosses = self._visits > 1 and block == 0
+            inputs.append(self._cross(outputs[-1], "d-in") if crosses else outputs[-1])
         self._results.append(outputs[-1])
         gradient = "d-out"
         for block in reversed(range(self._blocks)):
             gradient = self._backward(block, [inputs[block], *inside[block]], gradient)
+            if self._visits > 1 and block == 1:
+                gradient = self._cross(gradient, "d-back")
         self._results.append(gradient)
         self._step()
         return Profile(
@@ -140,6 +147,12 @@ class RandomStage:
             ac_segments=tuple(self._segments),
             windows=self._windows(),
         )
+
+    def _cross(self, sent: str, received: str) -> str:
+        """Send a tensor to another stage; return what comes back of it."""
+        self._results.append(sent)
+        self._tensors.append(Tensor(name=received, size_bytes=2, origin=Origin.RECEIVED))
+        return received
 
     def _make(
         self,
@@ -205,7 +218,7 @@ class RandomStage:
             if rng.random() < 0.85:
                 self._results += weight
             inputs = [gradient, *rng.sample(forward, rng.randint(0, 1))]
-            overwrites = [gradient] if rng.random() < 0.3 and gradient != "d-out" else []
+            overwrites = [gradient] if rng.random() < 0.3 and not gradient.startswith("d-") else []
             (gradient,) = self._make(
                 block, Pass.BACKWARD, ordinal, inputs, 1, overwrites=overwrites
             )

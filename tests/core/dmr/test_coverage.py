@@ -42,10 +42,11 @@ def with_piece(plan: Plan, number: int, **changes: object) -> Plan:
     return replace(plan, pieces=tuple(pieces))
 
 
-def check_mutants(seeds: range) -> int:
+def check_mutants(seeds: range, *, visits: int = 1) -> int:
     dropped = 0
     for seed in seeds:
-        profile = RandomStage(seed, blocks=1 + seed % 2, most_operators=4).draw()
+        blocks = max(visits, 1 + seed % 2)
+        profile = RandomStage(seed, blocks=blocks, most_operators=4, visits=visits).draw()
         plan = plan_checks(profile, list(Policy)[seed // 2 % 2])
         verify_plan(profile, plan)
         for comparison, mutant in mutants_of(plan):
@@ -117,6 +118,11 @@ def test_every_plan_keeps_the_rule_and_no_mutant_does() -> None:
     assert check_mutants(range(1000)) > 10_000
 
 
+def test_plans_of_passages_with_two_visits_keep_the_rule_and_miss_no_flip() -> None:
+    assert check_mutants(range(300), visits=2) > 3000
+    assert check_drawn_pieces(range(30), visits=2) > 300
+
+
 @pytest.mark.chaos
 def test_every_plan_keeps_the_rule_and_no_mutant_does_in_many_graphs() -> None:
     assert check_mutants(range(1000, 11_000)) > 100_000
@@ -130,10 +136,10 @@ def test_every_flip_that_changes_a_result_is_seen() -> None:
     assert by_kept_alone > 20
 
 
-def check_drawn_pieces(seeds: range) -> int:
+def check_drawn_pieces(seeds: range, *, visits: int = 1) -> int:
     effective = 0
     for seed in seeds:
-        profile = RandomStage(seed, most_operators=4).draw()
+        profile = RandomStage(seed, most_operators=4, visits=visits).draw()
         pieces = draw_pieces(profile, seed)
         undisturbed = PlayedStage(profile)
         assert not undisturbed.is_seen(pieces), f"seed {seed}: a false alarm"

@@ -634,12 +634,11 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"detection": {"dmr": {"mode": "Full"}}}, "can only have detection.dmr.mode Off; use"),
-        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
-            {"detection": {"witness": {"everySteps": 3}}},
-            "can only have detection.witness.everySteps 0",
+            {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
+            "can only have detection.dmr.plan Naive, Dynamic or Auto; use",
         ),
+        ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
             {"training": {"steps": 9, "lanes": 1, "shardsPerLane": 1}},
             "a step has a single micro-batch, which takes one of the two ways; use InOrder, or",
@@ -670,6 +669,13 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
     found = problem(swapped_with(changes))
     assert found.field == "spec.pipeline.order"
     assert words in str(found)
+
+
+@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto"])
+def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
+    detection = {"dmr": {"mode": "Full", "plan": plan}, "witness": {"everySteps": 3}}
+    job = spec.parse_training_job(swapped_with({"detection": detection}))
+    assert (job.shape.order.value, job.spec.detection.dmr.plan) == ("Swapped", plan)
 
 
 @pytest.mark.parametrize(

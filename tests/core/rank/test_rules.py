@@ -18,7 +18,8 @@ from tests.core.rank.test_machine import report, vote
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Slot
-from mainstay_core.dmr.witness import Account, Told, rule
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.witness import Account, Exchanged, Told, rule
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.steps.doubts import Doubt, compared_of
 from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step
@@ -27,7 +28,7 @@ from mainstay_core.rank.votes import judge
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
 
-DECISIONS = {2: "5eac0bc64fff589d5b48106507e209f8"}
+DECISIONS = {2: "fe82ec4e07ca97933db8bdd9873cec36"}
 """Digest of the decisions below, by the number of the rules. From 1 to 2 it is the same: only what
 forks come to is another thing, which is not drawn here."""
 SHARDS = 2
@@ -35,10 +36,11 @@ NAMES = "abcdefgh"
 
 
 def draw_plan(rng: random.Random) -> Plan:
-    """Whole chains, and perhaps a broken one, whose cells are followers."""
-    stages, lanes = rng.choice((1, 2, 3)), rng.choice((1, 2, 3, 4))
-    chains = {lane: [f"{NAMES[lane]}{stage}.1" for stage in range(stages)] for lane in range(lanes)}
-    return make_plan(chains, shards_per_lane=SHARDS)
+    """Whole chains; in a part of the plans a stage has several ranks."""
+    stages, lanes, width = rng.choice((1, 2, 3)), rng.choice((1, 2, 3, 4)), rng.choice((1, 1, 2))
+    places = range(stages * width)
+    chains = {lane: [f"{NAMES[lane]}{place}.1" for place in places] for lane in range(lanes)}
+    return make_plan(chains, ranks_per_stage=width, shards_per_lane=SHARDS)
 
 
 def shown_step(step: StepPlan) -> Any:
@@ -139,29 +141,50 @@ def votes(rng: random.Random) -> Iterator[Any]:
     ]
 
 
+def draw_account(rng: random.Random, plan: Plan, made: str) -> Account:
+    """What one cell tells of a type; now and then something that the others do not."""
+    wrong = rng.choice(("", "", "", "", "forward", "backward", "weights", "given", "partial"))
+    in_pass = rng.choice((Pass.FORWARD, Pass.BACKWARD)) if wrong == "partial" else Pass.FORWARD
+    exchanged = Exchanged(
+        in_pass=in_pass,
+        micro_batch=0,
+        given=("h" if wrong == "given" else "g",),
+        made=("o" if rng.random() < 0.05 else made,),
+    )
+    return Account(
+        forward=("g" if wrong == "forward" else "f",),
+        backward=("c" if wrong == "backward" else "b",),
+        weights=("v" if wrong == "weights" else "w",),
+        exchanged=(exchanged,) if plan.ranks_per_stage > 1 else (),
+        is_partial=wrong == "partial" and rng.random() < 0.5,
+    )
+
+
 def witnesses(rng: random.Random) -> Iterator[Any]:
     plan = draw_plan(rng)
     told = []
     for attempt in range(rng.randint(1, 3)):
         for chain in plan.chains:
             cells = tuple(slot_of(plan.members[i].incarnation) for i in chain.cells)
-            accounts = tuple(
-                Account(
-                    forward=(rng.choice("fffg"),),
-                    backward=(rng.choice("bbbc"),),
-                    weights=(rng.choice("wwwv"),),
-                )
-                for _ in cells
-            )
+            made = rng.choice("mmmmn")  # what all ranks of a cell have added up
+            accounts = tuple(draw_account(rng, plan, made) for _ in cells)
             one = Told(
                 quorum=1, attempt=attempt, replica=chain.replica, cells=cells, telling=accounts
             )
             told.append(one)
-    ruling = rule(told)
+    ruling = rule(told, plan.ranks_per_stage)
     agreed = next((i for i, one in enumerate(told) if one.telling == ruling.agreed), None)
     yield [
         agreed,
-        [(str(d.slot), d.verdict.value, d.difference.position) for d in ruling.deviations],
+        [
+            (
+                str(d.slot),
+                d.verdict.value,
+                (d.difference.position, d.difference.exchange, d.difference.came_out),
+                [str(slot) for slot in d.beside],
+            )
+            for d in ruling.deviations
+        ],
         [str(slot) for slot in ruling.doubted],
         compared_of(plan, Doubt(type=0, told=tuple(told))).replicas,
     ]

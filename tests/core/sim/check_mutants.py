@@ -9,11 +9,13 @@ from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
-from mainstay_core.base.shape import Order
+from mainstay_core.base.shape import Cut, Order
+from mainstay_core.dmr import witness
 from mainstay_core.dmr.witness import Ruling, Told
+from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank import recheck, session, settle
-from mainstay_core.rank.events import DropHeld
+from mainstay_core.rank.events import DropHeld, ReportsGathered
 from mainstay_core.rank.steps import doubts, step_plan
 from mainstay_core.rank.steps.step_plan import UNKNOWN, Maker, Makers
 from mainstay_core.sim import draw
@@ -141,6 +143,64 @@ def _believe_the_first(told: Sequence[Told], width: int = 1) -> Ruling:
     return Ruling(agreed=newest[0].telling)
 
 
+def draw_swapped_witness(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a swapped pipeline whose chains watch each other."""
+    scenario = draw(seed, kinds)
+    stages = max(3, scenario.config.shape.stages)
+    shape = replace(scenario.config.shape, order=Order.SWAPPED, cut=Cut.EQUAL, stages=stages)
+    return replace(scenario, config=replace(scenario.config, shape=shape))
+
+
+def draw_tainted_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one with guards that goes back before tainted steps, and is disturbed meanwhile."""
+    scenario, rng = draw_swapped_witness(seed, ("stick",)), random.Random(f"guards {seed}")
+    shape = replace(
+        scenario.config.shape,
+        stages=3,
+        lanes=3,
+        replicas=3,
+        ranks_per_stage=1,
+        micro_batches=1,
+        shards_per_lane=2,
+        checkpoint_every_steps=2,
+        steps=12,
+    )
+    faults = [Fault(kind="stick", point="FORWARD", times=rng.randint(1, 40))]
+    faults += [
+        Fault(kind=rng.choice(kinds), point=rng.choice(GOING_BACK), times=rng.randint(1, 12))
+        for _ in range(6)
+    ]
+    config = replace(
+        scenario.config,
+        shape=shape,
+        spares=3,
+        guards=2,
+        goes_back=True,
+        approximate=ApproximateConfig(after_lost_steps=0),
+    )
+    return replace(scenario, config=config, faults=tuple(faults))
+
+
+GOING_BACK = ("FORWARD", "REDUCE", "reduced", "vote-posted", "applied")
+"""Where a job that goes back is disturbed before guards have copied anew, or after."""
+_ROUTES = vars(witness)["_routes"]
+
+
+def _by_stage(tellings: Any, cells: Any) -> Any:
+    """What is told counts in the order of the stages, as in a pipeline that all pass in order."""
+    return [sorted(route, key=lambda at: at[1][0]) for route in _ROUTES(tellings, cells)]
+
+
+_STEP = rank_machine.step
+
+
+def _guards_outlast(state: Any, event: Any) -> Any:
+    """A guard whose own state does not count goes on with what it has kept of an end."""
+    done = _STEP(state, event)
+    is_void = isinstance(event, ReportsGathered) and not done.state.guarded
+    return replace(done, state=replace(done.state, guarded=state.guarded)) if is_void else done
+
+
 INTERRUPTIONS = ("break-chain", "break-chain", "reset", "kill-meeting", "kill-trainer")
 
 CHECK_MUTANTS = {
@@ -148,6 +208,18 @@ CHECK_MUTANTS = {
         "a step is committed in which two chains have computed a type differently",
         [(recheck, "heard", lambda state, verdict, _: (state, verdict, ()))],
         WITNESSED,
+    ),
+    "named-by-stage": Mutant(
+        "in a swapped pipeline whose stage comes first is asked, not whose visit",
+        [(witness, "_routes", _by_stage)],
+        WITNESSED,
+        draws=draw_swapped_witness,
+    ),
+    "tainted-guard-used": Mutant(
+        "what a guard has copied of tainted steps counts when the job has gone back before them",
+        [(rank_machine, "step", _guards_outlast)],
+        ("reset", "kill-meeting"),
+        draws=draw_tainted_guards,
     ),
     "asked-once": Mutant(
         "of two chains that differ the first one is believed at once",

@@ -17,6 +17,7 @@ from tests.core.sim.check_mutants import (
     CHECK_MUTANTS,
     INTERRUPTIONS,
     draw_broken_chains,
+    draw_tainted_guards,
     draw_wrong_types,
 )
 from tests.core.sim.fork_mutants import (
@@ -33,6 +34,7 @@ from tests.core.sim.fork_mutants import (
 )
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
 from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
+from tests.core.sim.taint_mutants import BESIDE, TAINT_MUTANTS, draw_lost_stores, draw_lost_words
 
 from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
@@ -56,6 +58,7 @@ ALL_MUTANTS = {
     **BOUNDARY_MUTANTS,
     **CHECK_MUTANTS,
     **FORK_MUTANTS,
+    **TAINT_MUTANTS,
 }
 
 
@@ -373,6 +376,15 @@ def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdi
     assert seen[f"named {verdict}"]
 
 
+def test_guards_of_tainted_steps_copy_anew_in_a_swapped_pipeline_that_goes_back() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_tainted_guards(seed, ("reset", "kill-meeting")))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert min(seen["went back"], seen["guards connected"], seen["named deterministic"]) > 0
+
+
 def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:
     """With two replicas, too: another device is asked, or waited for."""
     seen: Counter[str] = Counter()
@@ -384,6 +396,29 @@ def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None
         seen["two replicas, named"] += few and bool(outcome.seen.get("named deterministic"))
         seen["lost, named"] += len(scenario.faults) > 1 and any("named" in s for s in outcome.seen)
     assert min(seen.values()) > 0, seen
+
+
+def test_a_named_device_leaves_and_its_steps_are_told_whatever_the_store_forgets() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        outcome = simulate(draw_lost_stores(seed, BESIDE))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["named at the end"] > 2
+    assert seen["plan restored"]
+
+
+def test_one_of_two_replicas_that_is_hit_once_and_lost_leaves_a_word_that_counts() -> None:
+    """The one that lives says the same as that word when it is asked again, or a third decides."""
+    seen: Counter[str] = Counter()
+    for seed in range(14):
+        world = World(draw_lost_words(seed, ("kill-pod", "node-loss")))
+        outcome = world.run()
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        asked = [plan for plan in world.checks.plans if "computed a type" in plan.reason]
+        seen["asked a third"] += bool(asked)
+        seen["went on"] += len(outcome.faults) > 1 and not asked
+    assert min(seen["asked a third"], seen["went on"]) > 1, seen
 
 
 def test_a_seed_without_snapshots_is_what_it_was_before_there_were_any() -> None:

@@ -8,11 +8,29 @@ from typing import Any, cast
 
 import pytest
 
-from mainstay_core.base.ids import PodUid
+from mainstay_core.base.ids import JobUid, PodUid, QuorumId
+from mainstay_core.base.shape import JobShape
+from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.conversation import ApiPort, Conversation, PodPort
-from mainstay_core.wire.api import ApiRefused, ApiUnavailable, Failure
+from mainstay_core.wire.api import (
+    ApiRefused,
+    ApiUnavailable,
+    Failure,
+    HeartbeatReply,
+    Registration,
+)
 from mainstay_core.wire.facts import Fact, Heartbeat, Leaving
 
+SHAPE = JobShape(
+    lanes=1,
+    shards_per_lane=1,
+    replicas=1,
+    min_replicas=1,
+    stages=1,
+    micro_batches=1,
+    steps=1,
+    seed=0,
+)
 FACT = Leaving(pod=PodUid("pod-0"), evidence="SIGTERM")
 
 
@@ -138,3 +156,90 @@ def test_an_api_that_is_busy_is_not_taken_for_one_that_is_away(
     asyncio.run(run())
     assert len(offers) == num_offers
     assert api.slept == [3.0]
+
+
+class Named(PlayedApi):
+    """An api whose heartbeats name a plan; it can be fetched, and a stream may stand."""
+
+    def __init__(self, num_beats: int) -> None:
+        super().__init__([None] * num_beats)
+        self.num_beats, self.fetched, self.ends = num_beats, [], asyncio.Event()
+
+    async def register(self, registration: Any) -> Registration:
+        del registration
+        config = JobConfig(job=JobUid("job"), name="job", shape=SHAPE, entrypoint="", workload={})
+        return Registration(config=config, manifest={}, plan=None, cursor="", restored_at_s=0.0)
+
+    async def post_heartbeat(self, heartbeat: Any) -> HeartbeatReply:
+        del heartbeat
+        if self.num_beats == 0:
+            raise asyncio.CancelledError
+        self.num_beats -= 1
+        return HeartbeatReply(quorum=QuorumId(id=5, nonce="x"))
+
+    async def fetch_plan(self) -> None:
+        self.fetched.append(self.num_beats)
+
+    async def follow(self, cursor: str, opened: Any, take: Any) -> None:
+        del cursor, take
+        opened()
+        await self.ends.wait()
+        raise ApiUnavailable("it broke")
+
+    def now_s(self) -> float:
+        return sum(self.slept)
+
+
+class Listening(PlayedPod):
+    """A pod that holds no plan, and counts the ends of the stream."""
+
+    def __init__(self) -> None:
+        self.num_ends = 0
+
+    def registration(self) -> None:
+        """It introduces itself with nothing."""
+
+    def welcomed(self, answer: Any) -> None:
+        """It takes up nothing."""
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(pod=PodUid("pod-0"), slots=())
+
+    def stream_ended(self) -> None:
+        self.num_ends += 1
+
+
+@pytest.mark.parametrize(("stands", "fetched"), [(True, [0]), (False, [1, 0])])
+def test_a_plan_that_a_heartbeat_names_is_fetched_unless_the_stream_may_still_bring_it(
+    stands: bool, fetched: list[int]
+) -> None:
+    api = Named(num_beats=2)
+
+    async def run() -> None:
+        conversation = Conversation(cast(ApiPort, api), cast(PodPort, Listening()))
+        await conversation.register()
+        conversation.stands = stands
+        with pytest.raises(asyncio.CancelledError):
+            await conversation.beat(1.0)
+
+    asyncio.run(run())
+    assert api.fetched == fetched
+
+
+def test_the_end_of_a_stream_that_stood_is_told_to_the_pod_once() -> None:
+    api, pod = Named(num_beats=0), Listening()
+
+    async def run() -> None:
+        conversation = Conversation(cast(ApiPort, api), cast(PodPort, pod))
+        following = asyncio.create_task(conversation.follow_stream())
+        while not conversation.stands:
+            await asyncio.sleep(0)
+        assert pod.num_ends == 0
+        api.ends.set()
+        while not pod.num_ends:
+            await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.wait([following])
+
+    asyncio.run(run())
+    assert pod.num_ends >= 1

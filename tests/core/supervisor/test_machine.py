@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.job.config import JobConfig
 from mainstay_core.supervisor.events import (
     Committed,
     Crashed,
@@ -39,9 +40,17 @@ from mainstay_core.supervisor.events import (
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.supervisor.slots import line_of
-from mainstay_core.supervisor.state import SlotPhase, SupervisorLimits
+from mainstay_core.supervisor.state import LATER_S, SlotPhase, SupervisorLimits
 from mainstay_core.wire.crashes import Crash
-from mainstay_core.wire.facts import Adopted, FactKind, Failed, Finished, Parked, SlotStatus
+from mainstay_core.wire.facts import (
+    Adopted,
+    FactKind,
+    Failed,
+    Finished,
+    Parked,
+    Settled,
+    SlotStatus,
+)
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
 
 POD = PodUid("pod-1")
@@ -139,6 +148,15 @@ def of(actions: list[Any], kind: type) -> list[Any]:
 def parked(life: Incarnation, number: int) -> Parked:
     quorum = QuorumId(id=number, nonce="x")
     return Parked(pod=POD, slot=0, incarnation=life, quorum=quorum)
+
+
+def hearsay(life: Incarnation, number: int) -> Parked:
+    return replace(parked(life, number), was_told=True)
+
+
+def adopted(life: Incarnation, number: int) -> Adopted:
+    quorum = QuorumId(id=number, nonce="x")
+    return Adopted(pod=POD, slot=0, incarnation=life, quorum=quorum)
 
 
 @pytest.mark.parametrize("launcher_first", [True, False])
@@ -483,6 +501,73 @@ def test_a_parked_quorum_is_told_until_a_plan_that_was_not_planned() -> None:
     assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
     pod.feed(PlanReceived(plan(6)))
     assert pod.feed(HeartbeatDue()) == []
+
+
+def test_that_a_trainer_parked_as_others_told_it_waits_for_the_plan_that_outdates_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = hearsay(pod.life(), 4)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == []
+    assert next_due_s(pod.state) == pod.now_s + LATER_S
+    pod.feed(PlanReceived(plan(5)))
+    assert pod.feed(Tick(), after_s=2 * LATER_S) == []
+    assert pod.feed(HeartbeatDue()) == []
+
+
+@pytest.mark.parametrize("make", [hearsay, adopted])
+def test_a_fact_that_can_wait_is_told_once_a_little_later(
+    make: Callable[[Incarnation, int], Adopted | Parked],
+) -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = make(pod.life(), 4)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == []
+    assert next_due_s(pod.state) == pod.now_s + LATER_S
+    assert pod.feed(Tick(), after_s=LATER_S / 2) == []
+    assert pod.feed(Tick(), after_s=LATER_S / 2 + 0.001) == [SendFact(fact)]
+    assert pod.feed(Tick(), after_s=LATER_S) == []
+    repeated = [SendFact(fact)] if isinstance(fact, Parked) else []
+    assert pod.feed(HeartbeatDue()) == repeated
+
+
+def test_a_heartbeat_that_comes_first_tells_who_parked_instead() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    fact = hearsay(pod.life(), 4)
+    pod.feed(FactSeen(0, pod.life(), fact))
+    assert pod.feed(HeartbeatDue()) == [SendFact(fact)]
+    assert pod.feed(Tick(), after_s=2 * LATER_S) == []
+
+
+def test_that_a_member_adopted_a_plan_is_told_with_its_next_fact() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    first = adopted(pod.life(), 4)
+    pod.feed(FactSeen(0, pod.life(), first))
+    next_one = Settled(pod=POD, slot=0, incarnation=pod.life(), quorum=first.quorum)
+    told = pod.feed(FactSeen(0, pod.life(), next_one))
+    assert told == [SendFact(first), SendFact(next_one)]
+    assert pod.feed(Tick(), after_s=2 * LATER_S) == []
+
+
+def test_what_waited_of_a_trainer_that_ends_is_told_no_more() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    pod.feed(FactSeen(0, pod.life(), adopted(pod.life(), 4)))
+    pod.feed(SocketEnded(0, pod.life()))
+    assert of(pod.feed(Tick(), after_s=2 * LATER_S), SendFact) == []
+
+
+def test_the_api_hears_what_could_wait_within_the_time_that_it_leaves_for_it() -> None:
+    assert JobConfig.__dataclass_fields__["probe_s"].default > 2 * LATER_S
+
+
+def test_a_pod_whose_trainer_has_adopted_a_plan_knows_that_all_supervisors_have_it() -> None:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4)))
+    assert pod.state.met is None
+    pod.feed(FactSeen(0, pod.life(), adopted(pod.life(), 4)))
+    assert pod.state.met == plan(4).quorum
 
 
 def test_who_had_finished_and_adopts_a_newer_plan_is_restarted_when_it_dies() -> None:

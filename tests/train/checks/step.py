@@ -9,7 +9,7 @@ from typing import Any
 from tests.train.compute.test_interpreter import Pipe, in_threads
 
 from mainstay_core.base.ids import JobUid
-from mainstay_core.base.shape import JobShape
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.plan import Plan
@@ -21,6 +21,7 @@ from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Place
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
@@ -46,7 +47,10 @@ MODELS = {
     "moe": (MOE, EXPERTS),
     "moe bf16": (MOE, EXPERTS | NARROW),
 }
-OTHERS = {"bounded": ("tests.train.checks.bounded:workload", SMALL)}
+OTHERS = {
+    "bounded": ("tests.train.checks.bounded:workload", SMALL),
+    "llama three": (LLAMA, SMALL | {"layers": 3}),
+}
 """Models of single tests."""
 RATE = 0.1
 TYPES = (0, 1, 2)
@@ -116,6 +120,7 @@ class Step:
         waiting_bytes: what checks of mode Full that wait may retain.
         profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
         is_warm: whether the stages count as having completed a step, so that checks may wait.
+        order: in which micro-batches pass the stages.
     """
 
     def __init__(
@@ -128,7 +133,9 @@ class Step:
         waiting_bytes: int = 0,
         profile_steps: int | None = None,
         is_warm: bool = True,
+        order: Order = Order.IN_ORDER,
     ) -> None:
+        self._order = order
         self._is_warm = is_warm
         self._profile_steps = profile_steps
         self.told: list[Told] = []
@@ -149,6 +156,8 @@ class Step:
             steps=2,
             seed=3,
             micro_batches=self._micro_batches,
+            order=self._order,
+            cut=Cut.BALANCED if self._order is Order.IN_ORDER else Cut.EQUAL,
         )
         job = self.config = JobConfig(
             job=JobUid("job"),
@@ -175,7 +184,7 @@ class Step:
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
             if self._is_warm:
-                checks.begin_program((0, 0))
+                checks.begin_program({WHOLE: (0, 0)})
                 checks.end_program(completed=True)
             if mode is Mode.FULL and self._profile_steps is not None:
                 self.attach(engines[-1])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +21,10 @@ from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
+from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.checks.waiting import Waiting
+from mainstay_train.comm.interruptible import InterruptibleGroup, InterruptibleWork
 
 NAME = "checks-of-collectives"
 ALL_REDUCE = "_c10d_functional.all_reduce"
@@ -162,3 +169,61 @@ def test_what_a_collective_reads_is_compared(kind: str, is_flipped: bool) -> Non
 
     assert [finding.ordinal for finding in segment.found] == [0] * is_flipped
     assert segment.checks.void == ({TYPE} if is_flipped else set())
+
+
+def connect(store: distributed.Store, rank: int) -> tuple[str, distributed.ProcessGroup]:
+    """Connect a rank of a cell of two; return its group, and the name that it has for that."""
+    name, kind = f"{NAME}-{rank}", distributed.ProcessGroup.BackendType.GLOO
+    group = distributed.ProcessGroup(store, rank, 2)
+    group._set_default_backend(kind)
+    gloo = distributed.ProcessGroupGloo(store, rank, 2)
+    group._register_backend(torch.device("cpu"), kind, gloo)
+    of: Any = SimpleNamespace(rank=rank, size=2, ended=None)
+    of.finish_collective = lambda work: work.wait()
+    group = InterruptibleGroup(group, of)
+    group._set_group_name(name)
+    distributed_c10d._register_process_group(name, group)
+    return name, group
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_while_another_inner_rank_is_waited_for_checks_are_executed(records: bool) -> None:
+    """The other one gives nothing before the check of this one has been executed."""
+    store, executed, late = distributed.HashStore(), threading.Event(), list[bool]()
+    with ThreadPoolExecutor(2) as ranks:
+        groups = [*ranks.map(lambda rank: connect(store, rank), range(2))]
+
+        def share(rank: int) -> tuple[list[float], list[Finding]]:
+            found: list[Finding] = []
+            budget = 0 if rank else 1 << 20
+            checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=budget)
+            checks.begin_program({WHOLE: (0, 0)})
+            if rank:
+                late.append(not executed.wait(60.0))
+            else:
+                checks.waiting.add(Waiting(0, frozenset(), 1, executed.set))
+            with torch.no_grad(), checks.over(Phase.FORWARD, 0, 0, 0) as scope:
+                scope.enter(Pass.FORWARD, 0, "layers.0")
+                with scope.note(ForwardRecord("layers.0")) if records else scope.twice():
+                    x = torch.full((3,), rank + 1.0)
+                    result = torch.ops._c10d_functional.all_reduce(x, "sum", groups[rank][0])
+                    total = torch.ops._c10d_functional.wait_tensor(result)
+            assert not checks.waiting
+            return total.tolist(), found
+
+        outcomes = [*ranks.map(share, range(2))]
+    for name, _ in groups:
+        distributed_c10d._unregister_process_group(name)
+    assert outcomes == [([3.0] * 3, [])] * 2
+    assert late == [False]
+
+
+@pytest.mark.parametrize(("is_completed", "ended"), [(True, None), (False, "a peer is gone")])
+def test_a_collective_that_is_over_or_whose_group_has_ended_is_no_window(
+    is_completed: bool, ended: str | None
+) -> None:
+    work: Any = SimpleNamespace(is_completed=lambda: is_completed)
+    group: Any = SimpleNamespace(ended=ended)
+    assert InterruptibleWork(work, group).is_over
+    group.ended = None
+    assert InterruptibleWork(work, group).is_over == is_completed

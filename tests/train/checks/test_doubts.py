@@ -109,7 +109,7 @@ def test_without_checks_nothing_is_computed_again(monkeypatch: pytest.MonkeyPatc
 
 def test_two_micro_batches_that_raise_at_once_are_doubted_once() -> None:
     """A table or a weight that is wrong for a while makes each of them raise."""
-    doubts = Doubts(Checks(Mode.FULL), stage=0, num_stages=1, num_inner=1)
+    doubts = Doubts(Checks(Mode.FULL), num_stages=1, num_inner=1)
 
     def raise_in(micro_batch: int) -> bool:
         action = Action(op=Op.FORWARD, stage=0, type=0, micro_batch=micro_batch)

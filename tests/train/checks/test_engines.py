@@ -29,8 +29,22 @@ def checked(tell: Any) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("kernel", [0, 9, "aten.copy_", "aten.add_", "aten.mul"])
-def test_a_reduction_that_begins_early_is_checked_in_its_own_thread(kernel: int | str) -> None:
+KERNELS = {
+    "compiled": (0, 9, "mainstay.row_sums", "mainstay.squares", "aten.addcmul"),
+    "torch": (0, 9, "aten.copy_", "aten.add_", "aten.mul"),
+}
+"""Of a reduction, its digest and its norms, by the form of both."""
+
+
+@pytest.mark.parametrize(
+    ("form", "kernel"),
+    [(form, kernel) for form, kernels in KERNELS.items() for kernel in kernels],
+    indirect=["form"],
+)
+def test_a_reduction_that_begins_early_is_checked_in_its_own_thread(
+    form: str, kernel: int | str
+) -> None:
+    del form
     found: list[tuple[Finding, threading.Thread]] = []
     expected = run(build(0, 1), TYPES, Cells(), None)
     engine = checked(lambda finding: found.append((finding, threading.current_thread())))

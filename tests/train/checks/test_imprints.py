@@ -9,12 +9,23 @@ import torch
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.checks import bits, imprints
-from mainstay_train.checks.imprints import FEW_BYTES, NUM_KEYS, ROW_BYTES, imprint
+from mainstay_train.checks.imprints import (
+    FEW_BYTES,
+    FEW_BYTES_COMPILED,
+    NUM_KEYS,
+    ROW_BYTES,
+    imprint,
+)
 from mainstay_train.checks.recomputes import ForwardRecord
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
-SIZES = (0, 1, 7, 300, FEW_BYTES // 4 + 1, 40_000)
-"""Digested as they are, by one product, and by two."""
+SIZES = (0, 1, 7, 300, FEW_BYTES_COMPILED + 3, FEW_BYTES // 4 + 1, 40_000)
+"""Kept, digested as they are, by one product, and by two; or by one run, and by several."""
+
+
+@pytest.fixture(autouse=True)
+def _in_both_forms(form: str) -> None:
+    """Each test runs with compiled code and without."""
 
 
 def filled(size: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -68,6 +79,12 @@ def test_top_bits_of_several_elements_do_not_cancel() -> None:
         assert imprint(tensor) != before
         for place in places:
             bits.flip_bit(tensor, place, 63)
+
+
+def test_memory_may_begin_anywhere() -> None:
+    raw = torch.randint(0, 256, (5003,), dtype=torch.uint8)
+    for start in range(1, 5):
+        assert imprint(raw[start : start + 4001]) == imprint(raw[start : start + 4001].clone())
 
 
 def test_products_are_those_of_whole_numbers_and_no_key_is_even() -> None:

@@ -6,6 +6,7 @@ import logging
 import random
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -13,11 +14,12 @@ from tests.train.checks.step import MODELS, Spot, Step
 from tests.train.checks.test_flips import draw, has_effect
 
 from mainstay_core.base.ids import PodUid, Slot
-from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
+from mainstay_train.checks import checker
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
@@ -29,6 +31,14 @@ Setting = tuple[str, int]
 """Model, stages."""
 QUICK: list[Setting] = [("llama", 2), ("llama bf16", 1), ("llama dropout", 1), ("moe", 1)]
 ALL: list[Setting] = [(model, stages) for model in MODELS for stages in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def cheap(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether kernels that compute element by element are executed twice at once: they are not."""
+    is_cheap = [False]
+    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda _: is_cheap[0])
+    return is_cheap
 
 
 def is_last(step: Step, spot: Spot) -> bool:
@@ -87,6 +97,27 @@ def test_each_flip_in_a_forward_or_a_recompute_is_found_once_and_changes_nothing
     setting: Setting, flipped: list[bool]
 ) -> None:
     assert sum(check_flips(setting, 12, 1, flipped).values()) > 0
+
+
+def test_what_is_executed_twice_for_less_than_its_imprint_is_repaired_at_once(
+    cheap: list[bool], flipped: list[bool]
+) -> None:
+    cheap[0] = True
+    step = Step("llama", recompute=True, stages=2, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    num_changed = 0
+    for phase, kernel in product((Phase.FORWARD, Phase.BACKWARD), ("aten.add", "aten.mul")):
+        spot = first(step, phase, kernel)
+        for execution in (Execution.PRIMARY, Execution.CHECKER):
+            flipped.clear()
+            flip = spot.flip(element=3, bit=30, execution=execution)
+            ended = step.run(Mode.PIGGYBACK, flip, spot)
+            assert (ended.digests, ended.num_refused) == (clean.digests, 0)
+            assert len(ended.findings) == len(flipped) == 1
+            for finding in ended.findings:
+                num_changed += 1
+                assert (finding.operator, finding.ordinal) == (kernel, spot.ordinal)
+    assert num_changed == 8
 
 
 @pytest.mark.chaos

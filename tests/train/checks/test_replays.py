@@ -18,7 +18,7 @@ from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import Orders, Spot
+from mainstay_train.checks.planned import WHOLE, Orders, Spot
 
 TYPE = 3
 SIZE = 16 * 16 * 4
@@ -41,7 +41,7 @@ class Kernels:
         self._pass, self._phase = in_pass, phase
         self.found: list[Finding] = []
         self.checks = Checks(Mode.FULL, tell=self.found.append, waiting_bytes=budget, plan=plan)
-        self.checks.begin_program((TYPE, 0))
+        self.checks.begin_program({WHOLE: (TYPE, 0)})
         self.checks.end_program(completed=True)
         self.checks.given = frozenset({key_of(W)})
         last = len(kernels) - 1
@@ -250,7 +250,7 @@ def test_a_product_that_a_gradient_takes_is_compared_by_its_imprint(kernel: int 
 def test_a_product_waits_that_writes_into_a_gradient(flipped_in: Execution | None) -> None:
     found: list[Finding] = []
     checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=1 << 20, plan=PlanName.DYNAMIC)
-    checks.begin_program((TYPE, 0))
+    checks.begin_program({WHOLE: (TYPE, 0)})
     checks.end_program(completed=True)
     scratch = torch.full((2, 16, 16), 7.0)
     if flipped_in in (Execution.PRIMARY, Execution.CHECKER):

@@ -83,8 +83,8 @@ def planned(setting: Setting) -> Step:
 def profiles_of(step: Step) -> list[Profile]:
     planners = [engine.checks.planner for engine in step._engines[Mode.FULL]]
     assert all(isinstance(planner, RunPlanner) for planner in planners)
-    found = [planner.profile for planner in planners if isinstance(planner, RunPlanner)]
-    return [profile for profile in found if profile is not None]
+    planned = [planner.profiles for planner in planners if isinstance(planner, RunPlanner)]
+    return [profile for profiles in planned for profile in profiles.values()]
 
 
 @pytest.mark.parametrize("setting", QUICK, ids=str)
@@ -320,7 +320,7 @@ def test_a_rank_without_a_planner_leaves_its_whole_cell_without_a_plan() -> None
     planner = make_planner(told, starts=True)
     for _ in range(3):
         planner.align([planner.standing, NO_STANDING])
-        assert planner.begin_program(None) is None
+        assert planner.begin_program({}) is None
     assert len(told) == 1, told
     assert "another rank of the cell" in told[0]
 

@@ -21,6 +21,11 @@ def _arithmetic():
     numerics.setup("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _in_both_forms(form):
+    """Each test runs with compiled code and without."""
+
+
 def _bits(dtype, count, seed):
     raw = random.Random(seed).randbytes(count * dtype.itemsize)
     if dtype == torch.bool:

@@ -18,6 +18,11 @@ def _arithmetic():
     numerics.setup("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _in_both_forms(form):
+    """Each test runs with compiled code and without."""
+
+
 def stage(*sizes):
     blocks = (BlockLayout.of(f"b{i}", {"w": (size,)}) for i, size in enumerate(sizes))
     return StageLayout(blocks=tuple(blocks))

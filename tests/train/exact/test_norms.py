@@ -17,6 +17,11 @@ def _arithmetic():
     numerics.setup("cpu")
 
 
+@pytest.fixture(autouse=True)
+def _in_both_forms(form):
+    """Each test runs with compiled code and without."""
+
+
 def twin(values: list[float]) -> float:
     """A chunk's squared norm in Python, number by number."""
     squares = [value * value for value in values] + [0.0] * (CHUNK - len(values))

@@ -29,6 +29,7 @@ from mainstay_core.coordinator.intake.ends import end_all, end_slot, lose_pod, n
 from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
+from mainstay_core.coordinator.names import named_by_pod, slot_name
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -36,13 +37,12 @@ from mainstay_core.coordinator.state import (
     SlotState,
     all_settled,
     has_left,
-    slot_name,
     with_pod,
     with_slot,
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
-from mainstay_core.coordinator.taints import forget_clean, note_gone
+from mainstay_core.coordinator.taints import forget_clean, note_gone, with_reason
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -103,7 +103,7 @@ def note_pod(state: CoordinatorState, registration: PodRegistration, now_s: floa
         silent_since_s=0.0,
         placeholder=False,
     )
-    state = with_pod(state, pod)
+    state = with_pod(state, with_reason(state, pod, now_s))
     slots = [Slot(pod=registration.pod, index=i) for i in range(registration.num_slots)]
     state = with_slots(state, [SlotState(slot=s) for s in slots if state.slot(s) is None])
     what = "registered" if known is None else "registered again"
@@ -278,7 +278,7 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
             first_s=now_s,
             reporters=(),
             suspects=(),
-            evidence=fact.evidence,
+            evidence=named_by_pod(state, fact.evidence),
             observed_at_s=_when(fact, now_s),
             differing=fact.differing,
         )

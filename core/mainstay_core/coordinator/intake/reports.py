@@ -41,7 +41,7 @@ from mainstay_core.coordinator.state import (
     all_settled,
     uid_of,
 )
-from mainstay_core.coordinator.taints import note_clean
+from mainstay_core.coordinator.taints import note_clean, note_gone
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Checkpoint, PodGone
 
@@ -98,7 +98,8 @@ def take_commit(state: CoordinatorState, event: StepsCommitted, now_s: float) ->
     state = note_commit(forget_overcome(replace(state, step=committed)), event)
     result = Transition(state=state, reason=f"step {event.step} is committed in {event.quorum}")
     if event.quorum == plan.quorum:
-        result = result.then(_quorum_works(state, event.committed_at_s))
+        # After a store's recovery nobody says again at which step a plan was adopted.
+        result = result.then(_quorum_works(note_gone(state, event.step), event.committed_at_s))
     state, closed = close_known(step_committed(result.state, event, late_s))
     recorded = tuple(RecordRecovery(recovery=r) for r in closed)
     return result.then(Transition(state=state, actions=recorded))

@@ -28,6 +28,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.intake.silence import patience_s
 from mainstay_core.coordinator.invariants import find_contradiction
 from mainstay_core.coordinator.leaving import outgoing
+from mainstay_core.coordinator.names import pod_name
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -35,14 +36,14 @@ from mainstay_core.coordinator.state import (
     Progress,
     SlotState,
     has_members,
-    pod_name,
     uid_of,
     with_pod,
     with_slots,
 )
+from mainstay_core.coordinator.taints import leave_as_named, recovered
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import PodRegistration
-from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.plan import Member, Method, Plan
 
 
 class StoreBehindError(RemoteProtocolError):
@@ -123,6 +124,11 @@ def _check_told(state: CoordinatorState, event: PlanReported) -> None:
         raise RemoteProtocolError(
             f"HeldJob.approximate_since: {since} is more than the job's {steps}"
         )
+    named_in = max((max(t.since, t.named_in) for t in plan.taints), default=0)
+    if named_in > steps:
+        raise RemoteProtocolError(
+            f"HeldJob.plan.taints: step {named_in} is more than the job's {steps}"
+        )
     if plan.quorum.id > MAX_TOLD_ID:
         raise RemoteProtocolError(f"HeldJob.plan.quorum: no plan follows on {plan.quorum.id}")
     problem = find_contradiction(plan, state.shape)
@@ -201,11 +207,13 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     wish may be over.
     """
     plan = event.plan
-    state = _with_slots(_with_pods(state, plan), plan)
+    state = leave_as_named(_with_pods(recovered(state, plan), plan), now_s)
+    state = _with_slots(state, plan)
     # Whether a replay, or a fork, has lost steps is not known: nothing before its first commit
     # counts.
     is_restart = plan.method in (Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
     restarted_id = plan.quorum.id if is_restart else 0
+    went_back = (v.quorum for v in plan.voided)
     state = replace(
         state,
         phase=JobPhase.RECOVERING,
@@ -216,7 +224,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         suspend=plan.suspend_wanted,
         paused=(),
         last_id=plan.quorum.id,
-        restarted_id=max(state.restarted_id, restarted_id),
+        restarted_id=max(state.restarted_id, restarted_id, *went_back),
         adopted_at_s={},
         settled_at_s={},
         settled_step=None,
@@ -269,6 +277,11 @@ def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
 
 
 def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
+    """Return the state in which the plan's members live, and others are known when they are told.
+
+    Since when no witness has agreed with a device is as of when the plan was made, or later: the
+    ledger's entries, which are told again, say the rest.
+    """
     members = {m.slot: m for m in (*plan.outgoing, *plan.members)}
     slots = []
     for known in (*state.slots, *(SlotState(slot=s) for s in members if state.slot(s) is None)):
@@ -276,7 +289,9 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
         if member is None:
             # The slot may have another trainer by now: its supervisor reports it again.
             slots.append(replace(known, incarnation=None, restarting=False))
-        elif member.incarnation in known.ended:
+            continue
+        known = replace(known, clean_from=_clean_from(known, member))
+        if member.incarnation in known.ended:
             slots.append(replace(known, incarnation=None, stage=member.rank.stage))
         else:
             slots.append(
@@ -289,6 +304,10 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
                 )
             )
     return with_slots(state, slots)
+
+
+def _clean_from(known: SlotState, member: Member) -> int | None:
+    return known.clean_from if member.clean_from is None else member.clean_from
 
 
 def _with_hints(state: CoordinatorState, event: PlanReported) -> CoordinatorState:

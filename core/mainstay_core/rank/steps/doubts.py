@@ -47,6 +47,7 @@ def account_of(account: Account, shard_type: int) -> WitnessAccount:
         type=shard_type,
         forward=account.forward,
         backward=account.backward,
+        sent=account.sent,
         weights=account.weights,
         exchanged=account.exchanged,
         is_partial=account.is_partial,
@@ -58,6 +59,7 @@ def read_account(told: WitnessAccount) -> Account:
     return Account(
         forward=told.forward,
         backward=told.backward,
+        sent=told.sent,
         weights=told.weights,
         exchanged=told.exchanged,
         is_partial=told.is_partial,

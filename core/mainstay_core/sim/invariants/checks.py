@@ -22,6 +22,8 @@ from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
+from mainstay_core.sim.invariants.named import Named
+from mainstay_core.sim.invariants.quorum_ends import QuorumEnds
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
@@ -62,19 +64,17 @@ class Checks:
         self.fell_back = False
         """Whether the store has lost something: ids may come again, with other nonces."""
         self._by_name: dict[str, Plan] = {}
+        self.ends = QuorumEnds(self._by_name)
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
+        self._named = Named()
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
         self._connected: defaultdict[str, set[Incarnation]] = defaultdict(set)
         """Whom a group connects, by its name."""
-        self._over: set[str] = set()
-        """Quorums that a member has ended, as its gather server knows."""
-        self._told: set[tuple[str, int]] = set()
-        """Who was told so, by quorum and index."""
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
         self._lineages = Lineages(config, self._course, self.seen)
@@ -193,35 +193,6 @@ class Checks:
         _hold(newest < plan.quorum.id, f"I4: {life} goes back from {newest} to {plan.quorum}")
         self._adopted[life] = plan.quorum.id
 
-    def joined(self, quorum: str, index: int, incarnation: str) -> None:
-        """A gather server lets somebody into a room."""
-        self.num_checks += 1
-        plan = self._by_name[quorum]
-        member = plan.members[index]
-        _hold(
-            member.incarnation == incarnation,
-            f"I4: {incarnation} enters {quorum} as {member.rank}, which is {member.incarnation}",
-        )
-        _hold(quorum not in self._over, f"I4: {incarnation} enters {quorum}, which has ended")
-
-    def posted(self, quorum: str, key: str, *, refused: bool) -> None:
-        """A member has posted a key, and its gather server has answered."""
-        late = quorum in self._over
-        _hold(refused or not late, f"I4: a post of {key} counts in {quorum}, which has ended")
-
-    def told(self, quorum: str, index: int) -> None:
-        """A gather server tells a member that its quorum has ended."""
-        self._told.add((quorum, index))
-
-    def ended(self, quorum: str, others: Sequence[int]) -> None:
-        """A member has ended its quorum; ``others`` are the members that have not."""
-        self._over.add(quorum)
-        for index in others:
-            _hold(
-                (quorum, index) in self._told,
-                f"I5: member {index} of {quorum} is not told that the quorum has ended",
-            )
-
     def moved(self, trainer: Life, before: RankState, event: Event) -> None:
         """A rank's state machine took a step."""
         self.num_checks += 1
@@ -313,6 +284,7 @@ class Checks:
     def accused(self, trainer: Life, verdict: Verdict) -> None:
         """The votes have named a device that computed wrongly."""
         self.seen[f"named {verdict}"] += 1
+        self._named.note(trainer, verdict)
         _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
@@ -448,6 +420,7 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
+        self._named.check(state, self._shape.steps, self.seen)
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.

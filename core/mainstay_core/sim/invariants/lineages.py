@@ -23,7 +23,8 @@ from mainstay_core.rank.events import (
     StateLoaded,
     VotesGathered,
 )
-from mainstay_core.rank.forks import ForkRules, digest_of, history_at
+from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.histories import digest_of, history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks

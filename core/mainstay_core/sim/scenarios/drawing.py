@@ -122,7 +122,7 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     )
     scenario = _with_what_lasts(_with_wishes(scenario, kinds), kinds)
     if kinds and set(kinds) <= set(WITNESSED):
-        return _with_witness(scenario, kinds)
+        return with_order(_with_witness(scenario, kinds))
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
     return with_order(_with_what_is_checked(scenario, kinds), kinds)
 
