@@ -6,5 +6,6 @@
 - ``kept``: what was confirmed to be in memory
 - ``lineages``: what forks do to a job
 - ``named``: devices that were named leave, and their steps are told
+- ``quorum_ends``: that nobody enters a quorum that has ended
 - ``checks``: the invariants
 """

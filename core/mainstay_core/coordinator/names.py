@@ -1,9 +1,20 @@
-"""Names pods and their nodes for people, where trainers know UIDs alone."""
+"""Names pods, slots and places of a job for people."""
 
 from __future__ import annotations
 
-from mainstay_core.base.ids import Slot
-from mainstay_core.coordinator.state import CoordinatorState, slot_name, uid_of
+from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.coordinator.state import CoordinatorState, uid_of
+
+
+def pod_name(state: CoordinatorState, uid: PodUid) -> str:
+    """Return the name of a pod, as people use it."""
+    pod = state.pod(uid)
+    return pod.registration.name if pod else uid
+
+
+def slot_name(state: CoordinatorState, slot: Slot) -> str:
+    """Return the name of a slot, as people use it."""
+    return f"{pod_name(state, slot.pod)}/{slot.index}"
 
 
 def place_name(state: CoordinatorState, slot: Slot) -> str:
