@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.profiles import WindowKind
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
@@ -41,7 +40,6 @@ from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
-from mainstay_train.comm.interruptible import newest_of
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -399,16 +397,9 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         return result
 
     def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
-        """Return the result of a collective once it is there; checks are executed meanwhile.
-
-        Only such as are of this rank alone wait. So the others need not know which, and when.
-        """
-        waiting = self._checks.waiting
-        if waiting and self._place.block is not None:  # in the thread that uses them
-            work = newest_of(group)
-            if work is not None:
-                with _disable_current_modes():
-                    waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
+        """Return the result of a collective once it is there; checks are executed meanwhile."""
+        if self._place.block is not None:  # in the thread that uses them
+            collectives.use_wait(group, self._checks.waiting)
         return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:
