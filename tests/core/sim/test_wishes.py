@@ -57,7 +57,7 @@ def test_a_suspension_that_is_withdrawn_unheard_but_carried_out_is_told_to_be_ov
 
 def test_a_wish_that_was_heard_and_is_forgotten_is_found(world: World) -> None:
     world.wishes.begin_suspension()
-    _go_on_for(world, LOOK_S / 2)
+    _go_on_for(world, LOOK_S)  # nothing is under way by then that the store would take yet
     job = world.store.job
     assert job is not None
     assert job.state.suspend
