@@ -260,10 +260,10 @@ def measure_phases(bench: Bench) -> None:
     link, stages = bench.waiting([OFF, NAIVE, AUTO], 0.55, config)
     planner = stages[AUTO].planner
     assert planner is not None
-    assert planner.profile is not None
+    (profile,) = planner.profiles.values()
     phases = {
-        "P-DMR": plan_checks(planner.profile, replays=False, queues=False),
-        "and segments": plan_checks(planner.profile, queues=False),
+        "P-DMR": plan_checks(profile, replays=False, queues=False),
+        "and segments": plan_checks(profile, queues=False),
     }
     for name, plan in phases.items():
         stages[name] = Stage(

@@ -9,7 +9,8 @@ from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.intake.facts import UnregisteredPodError
-from mainstay_core.coordinator.state import CoordinatorState, is_gone, named_by_pod, place_name
+from mainstay_core.coordinator.names import named_by_pod, place_name
+from mainstay_core.coordinator.state import CoordinatorState, is_gone
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.wire.findings import MAX_NEWEST, FindingsPage, KeptFinding, ToldFinding

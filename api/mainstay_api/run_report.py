@@ -15,11 +15,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.injection import FaultStatus, list_faults
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    pod_name,
-    slot_name,
-)
+from mainstay_core.coordinator.names import pod_name, slot_name
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.wire.facts import Heartbeat, SlotStatus
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey

@@ -15,18 +15,11 @@ from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.intake.checkpoints import describe_problem
 from mainstay_core.coordinator.leaving import leaving_pods
+from mainstay_core.coordinator.names import pod_name, slot_name
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    has_members,
-    is_gone,
-    median,
-    pod_name,
-    slot_name,
-    uid_of,
-)
+from mainstay_core.coordinator.state import CoordinatorState, has_members, is_gone, median, uid_of
 from mainstay_core.dmr.settings import describe_coverage
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.job.protections import Protection, entry_of, protections_of

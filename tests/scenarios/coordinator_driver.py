@@ -48,14 +48,9 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.intake.store_recovery import refuse_behind
 from mainstay_core.coordinator.invariants import check_invariants
+from mainstay_core.coordinator.names import pod_name, slot_name
 from mainstay_core.coordinator.scaling import plan_pods
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    all_settled,
-    is_living,
-    pod_name,
-    slot_name,
-)
+from mainstay_core.coordinator.state import CoordinatorState, all_settled, is_living
 from mainstay_core.faults.points import FaultAction, FaultPoint
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.wire.crashes import Crash

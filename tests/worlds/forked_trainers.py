@@ -22,7 +22,8 @@ from tests.worlds.trainers import (
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank import forks
 from mainstay_core.rank.events import Event, LoadFailed, LoadState, QuorumLost, StateLoaded
-from mainstay_core.rank.forks import ForkRules, digest_of, history_at
+from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.histories import digest_of, history_at
 from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import BlockOutline, ForkOrder, History, MadePosition

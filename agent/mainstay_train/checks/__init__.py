@@ -18,6 +18,7 @@
 - ``telling``: how checks are told of executions that differed
 - ``sums``: executes the sums of a reduction twice
 - ``scopes``: what may be asked of a part of the work that is checked
+- ``judging``: what a scope asks of the checks of a trainer
 - ``executions``: executes each kernel a second time, and a third one where two differ
 - ``checker``: the checks of one trainer, and what they have found
 """

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.profiles import WindowKind
 from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Place
+from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.comm.interruptible import newest_of
 
 REPEATED = frozenset(
     {
@@ -120,6 +124,21 @@ class Call:
         names = [argument.name for argument in self.func._schema.arguments]
         place = names.index(GROUP)
         return self.args[place] if place < len(self.args) else self.kwargs[GROUP]
+
+
+def use_wait(group: str, waiting: WaitingChecks) -> None:
+    """Execute checks while a group's newest collective is under way.
+
+    Only such as are of this rank alone wait. So the others need not know which, and when.
+
+    Args:
+        group: by the name that torch has for it.
+        waiting: the checks.
+    """
+    work = newest_of(group) if waiting else None
+    if work is not None:
+        with _disable_current_modes():  # the caller is in a scope of checks
+            waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
 
 
 def waited(result: torch.Tensor) -> torch.Tensor:

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.profiles import WindowKind
-from mainstay_core.dmr.schedule import Later, Part
+from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits, collectives, kernels, late
@@ -33,32 +32,19 @@ from mainstay_train.checks.calls import (
 )
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.judging import Judging
 from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
-from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
-from mainstay_train.comm.interruptible import newest_of
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
-
-
-class Judging(late.Judged, Protocol):
-    """Checks of a trainer, as they hear of what was found and say what waits."""
-
-    replays: Replays
-
-    def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
-        """Return whether a call is executed twice at once, though recomputes check its block."""
-
-    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
-        """Return until when the check of a call waits; None: it does not."""
 
 
 class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
@@ -411,16 +397,9 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         return result
 
     def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
-        """Return the result of a collective once it is there; checks are executed meanwhile.
-
-        Only such as are of this rank alone wait. So the others need not know which, and when.
-        """
-        waiting = self._checks.waiting
-        if waiting and self._place.block is not None:  # in the thread that uses them
-            work = newest_of(group)
-            if work is not None:
-                with _disable_current_modes():
-                    waiting.use(lambda: not work.is_over, kind=WindowKind.INTRA)
+        """Return the result of a collective once it is there; checks are executed meanwhile."""
+        if self._place.block is not None:  # in the thread that uses them
+            collectives.use_wait(group, self._checks.waiting)
         return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:

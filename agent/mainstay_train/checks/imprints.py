@@ -45,9 +45,9 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     size = packed.numel() * packed.element_size()
     if size <= FEW_BYTES_COMPILED:
         return *what, ctypes.string_at(packed.data_ptr(), size)
-    sums = digests.memory_sums(packed)
-    if sums is not None:
-        return *what, hashlib.blake2b(sums, digest_size=16).digest()
+    compiled = digests.memory_sums(packed)
+    if compiled is not None:
+        return *what, hashlib.blake2b(compiled, digest_size=16).digest()
     return *what, _digest(packed.view(-1).view(torch.int8))
 
 

@@ -103,14 +103,16 @@ def newest_of(name: str) -> InterruptibleWork | None:
     Returns:
         None: nobody can see whether it is over.
     """
-    group = distributed_c10d._resolve_process_group(name)
+    resolve: Any = distributed_c10d._resolve_process_group  # newer torch has a type for names
+    group = resolve(name)
     return group.newest if isinstance(group, InterruptibleGroup) else None
 
 
 def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
     def start(self: Any, *args: Any, **named: Any) -> InterruptibleWork:
-        self.newest = InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
-        return self.newest
+        work = InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
+        self.newest = work
+        return work
 
     start.__name__ = name
     return start

@@ -41,7 +41,7 @@ from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.optimizer import Boosts, Shared, StageState
-from mainstay_train.exact.readout import Later, Readout
+from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, user_code
@@ -403,14 +403,14 @@ class Engine:
         readout.fetch(None if group is None else group.wait_for)
         self._block_gradients = gradient.block_digests()
         self.sent = tuple(
-            PartialDigest(partial=partial, slot=slot, digest=_digest(sums).hex())
+            PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
             for partial, sums in sent
         )
         return Ballot(
             norms_sq=gradient.norms_sq(),
             gradient=total(self._block_gradients).hex(),
-            copies=self._copies_digest(_digest(copies), masters),
-            rest=_digest(rest).hex() if rest else "",
+            copies=self._copies_digest(digests.fetched(copies), masters),
+            rest=digests.fetched(rest).hex() if rest else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
@@ -422,9 +422,7 @@ class Engine:
         if self.inner.size > 1:  # there a block's identity names the inner rank, a unit's does not
             return {}
         told = zip(self.state.blocks, self._block_gradients, strict=False)
-        return {
-            next(iter(block.units)): digest.hex() for block, digest in told if len(block.units) == 1
-        }
+        return {next(iter(b.units)): digest.hex() for b, digest in told if len(b.units) == 1}
 
     def gradient_digest(self) -> str:
         """Digest of the reduced gradient."""
@@ -439,11 +437,7 @@ class Engine:
         return self._masters.whole.hex()
 
     def apply_again(
-        self,
-        commit: Commit,
-        learning_rate: float,
-        parameters: Sequence[str],
-        boosts: Boosts | None = None,
+        self, commit: Commit, learning_rate: float, parameters: Sequence[str], boosts: Boosts
     ) -> None:
         """Apply to some parameters a step that this rank's position has applied before.
 
@@ -453,21 +447,17 @@ class Engine:
             parameters: their model-wide names.
             boosts: factors of the learning rate, by block; 1 for what is not named.
         """
-        gradients, names = self.reduced_blocks(), frozenset(parameters)
-        counted = self._counted(commit)
+        counted, reduced = self._counted(commit), self.reduced_blocks()
         with self.checks.over(Phase.APPLY, commit.step):
-            self.state.apply(gradients, commit.scale, learning_rate, counted, names, boosts)
+            only = frozenset(parameters)
+            self.state.apply(reduced, commit.scale, learning_rate, counted, only, boosts)
 
     def _counted(self, commit: Commit) -> list[tuple[int, ...]] | None:
         """What each block counted in a step; None where no block counts anything."""
         return [commit.statistics[where] for where in self.statistics] or None
 
     def counted_masters(self, masters: str) -> str:
-        """What this rank's masters add to the digest of the whole model.
-
-        Args:
-            masters: digest of all its masters, as they are now.
-        """
+        """What a digest of all this rank's masters, as they are now, adds to that of the model."""
         return self._shared(masters).counted(self.inner).hex()
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:
@@ -500,8 +490,3 @@ class Engine:
     def reduced_blocks(self) -> list[torch.Tensor]:
         """Return the reduced gradient of each block, flat."""
         return self.state.layout.block_views(self.reducer.reduced)
-
-
-def _digest(sums: Sequence[Later]) -> Digest:
-    """The digest that sums make up, once their readout is fetched."""
-    return digests.added([part() for part in sums])

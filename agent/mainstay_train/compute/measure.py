@@ -114,6 +114,7 @@ class _SilentGroup:
 
         self.name, self.backend, self.waits_can_hang = "measure", "gloo", False
         self.rank, self.size = inner.index, inner.size
+        self.waits_can_hang = False  # nobody is waited for
         # It takes part in every collective and sends nothing.
         self.process_group = FakeProcessGroup._create_internal(inner.index, inner.size)
 

@@ -14,6 +14,7 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.accounts import make_account
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.witness import Account, Exchanged, Sent
 from mainstay_core.planning.program import Action, Op
@@ -112,7 +113,7 @@ class WatchedType:
                 _, given, made = zip(*told, strict=True)
                 one = Exchanged(in_pass=in_pass, micro_batch=micro_batch, given=given, made=made)
                 exchanged.append(replace(one, visit=visit))
-            self._account = Account.of(
+            self._account = make_account(
                 self._sent,
                 exchanged,
                 self._describe(),

@@ -7,6 +7,7 @@
 - ``profiler``: makes a profile of several recorded passages
 - ``cells``: the ranks of a cell tell each other what they have measured
 - ``ordered_plans``: reads the plan of checks that a job names
+- ``recordings``: records one passage of a trainer's program, and how long that waits
 - ``run_planner``: makes a trainer's plan of checks from its first steps
 - ``answer``: profiles a stage of a job in a process of its own
 - ``flip_trials``: computes a step again and again, each time with a wrong bit drawn from a seed

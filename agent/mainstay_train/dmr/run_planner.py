@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -26,7 +24,6 @@ from mainstay_core.base.errors import InvalidSpecError, MainstayError, brief
 from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import count
 from mainstay_core.dmr.coverage import UncoveredError
-from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import (
@@ -38,9 +35,6 @@ from mainstay_core.dmr.schedule import (
 )
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
-from mainstay_core.planning.program import Op
-from mainstay_core.planning.routes import Extent
-from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import (
     NO_STANDING,
     WHOLE,
@@ -63,8 +57,8 @@ from mainstay_train.dmr.profiler import (
     plan_routed_windows,
     plan_windows,
 )
-from mainstay_train.dmr.recorder import Passage, PassageRecord
-from mainstay_train.dmr.timers import Clock, timer_of
+from mainstay_train.dmr.recordings import ProgramWaits, Recording, refused_if_it_fails
+from mainstay_train.dmr.timers import Clock
 from mainstay_train.model.blocks import Block
 
 logger = logging.getLogger(__name__)
@@ -159,18 +153,6 @@ def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) 
     tell(Told(plan=PlanName.NAIVE.value, shares="naive 100 %", reason=reason))
 
 
-@contextmanager
-def _refused_if_it_fails(what: str) -> Iterator[None]:
-    """Have what is raised by mistake meanwhile, where no code of a user runs, cost time alone."""
-    try:
-        yield
-    except (UncoveredError, RefusedPlanError, InvalidSpecError):
-        raise
-    except Exception as error:
-        logger.exception("it has failed %s", what)
-        raise RefusedPlanError(f"it has failed {what}: {brief(error)}") from error
-
-
 class RunPlanner:
     """Records the first steps of a trainer's stage, and says what its plan is then.
 
@@ -200,14 +182,14 @@ class RunPlanner:
         self._orders: Orders | None = None
         self._is_over, self._is_warm, self._problem = False, False, ""
         self._firsts: Mapping[Way, Flow] = {}
-        self._recordings: dict[Flow, _Recording] = {}
+        self._recordings: dict[Flow, Recording] = {}
         """Of the program that runs; empty: it is not recorded."""
         self._plan_number = 0
         """Says which plans are followed; 0: none is."""
         self._num_recorded = 0
         """Programs."""
-        self._recorded: dict[Way, list[_Recording]] = {}
-        self._program_waits = _Waits()
+        self._recorded: dict[Way, list[Recording]] = {}
+        self._program_waits = ProgramWaits()
         self._waits: dict[str, list[float]] = {}
         self._was_recorded = False
         """Whether the program was recorded whose gradient is reduced next."""
@@ -252,11 +234,11 @@ class RunPlanner:
         if self._problem or self._num_recorded == self._planned.profile_steps:
             self._decide()
             return self._orders
-        self._firsts, self._recordings, self._program_waits = firsts, {}, _Waits()
+        self._firsts, self._recordings, self._program_waits = firsts, {}, ProgramWaits()
         if self._is_warm:
             blocks = [block for block in self._engine.state.blocks if isinstance(block, Block)]
             for flow in firsts.values():
-                recording = _Recording(self._engine.first_block, self._device, self._clock)
+                recording = Recording(self._engine.first_block, self._device, self._clock)
                 _, micro_batch = flow
                 declare_stage(recording.record, blocks, self._engine.store, adds=micro_batch > 0)
                 self._recordings[flow] = recording
@@ -361,7 +343,7 @@ class RunPlanner:
         """
         if self._ordered is not None:
             return follow(profile, self._ordered)
-        with _refused_if_it_fails("to plan"):
+        with refused_if_it_fails("to plan"):
             return plan_here(profile)
 
     def _agree(self, way: Way) -> Profile:
@@ -431,97 +413,6 @@ class RunPlanner:
             budget_bytes=budget_bytes,
             windows=windows,
         )
-
-
-@dataclass(slots=True)
-class _Waits:
-    """The waits of one program, for all of its micro-batches."""
-
-    lengths: dict[str, list[float]] = field(default_factory=dict)
-    """Seconds, by the names that windows of plans have."""
-    has_passed: bool = False
-    """Whether some micro-batch's passage is over: before that no wait is behind one."""
-
-    def note(self, window: Window, wait_s: float) -> None:
-        """Note the length of a wait."""
-        names = {window.name} - {Op.RECV_F.value}  # that one comes before a passage
-        if self.has_passed:
-            names.update(window.behind)
-        for name in sorted(names):
-            self.lengths.setdefault(name, []).append(wait_s)
-
-
-class _Recording:
-    """The recording of one passage.
-
-    Args:
-        first_block: of the stage, by its number in the model.
-        device: where it computes.
-        clock: returns seconds that only grow.
-    """
-
-    def __init__(self, first_block: int, device: torch.device, clock: Clock) -> None:
-        self.record = PassageRecord(timer_of(device, clock))
-        self.passage = Passage()
-        self.spots: dict[Spot, str] = {}
-        """Names of operators."""
-        self.own_waits: list[tuple[str, int]] = []
-        """The waits for what comes of it, each with the number of operators before it."""
-        self.problem = ""
-        """Why the passage cannot be described; empty: it can."""
-        self._first_block, self._num_received = first_block, 0
-
-    def finish(self) -> None:
-        """Take the passage for complete."""
-        self.passage = self.record.finish()
-
-    def receive(self, window: Window, tensor: torch.Tensor) -> None:
-        """See what has come from another stage."""
-        self.own_waits.append((window.name, len(self.record.passage.calls)))
-        kind = "activation" if window.op is Op.RECV_F else "gradient"
-        part = "" if window.extent is Extent.WHOLE else f" of the {window.extent}"
-        self.record.declare(tensor, f"received {kind}{part}", Origin.RECEIVED)
-
-    def __enter__(self) -> object:
-        self.record.host_reads.__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.record.host_reads.__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def enter(self, place: Place) -> None:
-        """Say which pass comes next."""
-        if place.block is None or place.in_pass is Pass.STEP:
-            self.record.leave()
-            return
-        again = place.phase is Phase.BACKWARD and place.in_pass is Pass.FORWARD
-        number = self._first_block + place.block
-        self.record.enter(number, place.name or "", place.in_pass, again=again)
-
-    def begin(self) -> None:
-        """A call begins."""
-        self.record.begin()
-
-    def end(self) -> None:
-        """It was given to the device."""
-        self.record.end()
-
-    def exchange(self, given: Sequence[torch.Tensor], result: torch.Tensor) -> None:
-        """See what inner ranks have computed together, and what this one has given for it."""
-        self.record.exchange(given, result)
-
-    def see(self, func: Any, args: Any, kwargs: Any, result: Any, spot: Spot | None) -> None:
-        """See a call that has been made."""
-        if self.problem:
-            return
-        try:
-            with _refused_if_it_fails("to record a kernel"):
-                name = self.record.see(func, args, kwargs, result)
-        except (InvalidSpecError, RefusedPlanError) as error:
-            self.problem = brief(error)  # the step goes on: it is checked at once
-            return
-        if name is not None and spot is not None:
-            self.spots[spot] = name
 
 
 def _orders_of(schedule: Schedule, spots: Mapping[Spot, str], first_block: int) -> Orders:

@@ -379,6 +379,11 @@ def added(sums: Sequence[torch.Tensor]) -> Digest:
     return Digest(first & _MASK, second & _MASK)
 
 
+def fetched(parts: Sequence[Callable[[], torch.Tensor]]) -> Digest:
+    """The digest that several sums make up, once their readout has been fetched."""
+    return added([part() for part in parts])
+
+
 def of_pieces(sums: torch.Tensor) -> list[Digest]:
     """The digests that :meth:`FlatDigest.sums_of_pieces` makes up, of each piece one."""
     firsts, seconds = sums.tolist()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
-from mainstay_core.rank.forks import boosts_of
+from mainstay_core.rank.histories import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine

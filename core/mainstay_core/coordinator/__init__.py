@@ -1,6 +1,7 @@
 """Decides who of a job lives, who is gone, and how the job goes on: facts come in, plans go out.
 
 - ``state``: everything that is known of one job
+- ``names``: pods, slots and places of a job by name, for people
 - ``causes``: why quorums ended, as members told it, and what comes back
 - ``events``: what the coordinator learns, and what its shell is told to do
 - ``machine``: the state machine: its table names who handles which event
@@ -21,6 +22,7 @@
 - ``stores``: which stores of segments the pods still have
 - ``siting``: which free slots there are, and which serve together
 - ``seats``: which trainer has which place, with copies of a position in several pods
+- ``hosts``: where the pods of a plan are reached
 - ``seating``: builds the next plan from trainers that are up
 - ``suspension``: suspends a job and takes it up again
 - ``scaling``: how many replicas are wanted

@@ -10,11 +10,12 @@ from dataclasses import replace
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Action, Transition
 from mainstay_core.coordinator.fingerprints import difference_of, refusal
+from mainstay_core.coordinator.names import slot_name
 from mainstay_core.coordinator.progress import begin_progress
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.siting import usable_slots
-from mainstay_core.coordinator.state import CoordinatorState, slot_name, with_slot
+from mainstay_core.coordinator.state import CoordinatorState, with_slot
 from mainstay_core.coordinator.suspension import suspend_now
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Plan

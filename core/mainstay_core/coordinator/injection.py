@@ -19,14 +19,9 @@ from mainstay_core.coordinator.events import (
     Inject,
     Transition,
 )
+from mainstay_core.coordinator.names import pod_name
 from mainstay_core.coordinator.siting import spare_pods
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    FiredFault,
-    all_settled,
-    pod_name,
-    uid_of,
-)
+from mainstay_core.coordinator.state import CoordinatorState, FiredFault, all_settled, uid_of
 from mainstay_core.faults.points import STEPS_TO_BE_OVER, FaultPoint, View
 
 

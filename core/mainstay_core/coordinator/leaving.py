@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.events import Announce, DrainRequested, Transition
+from mainstay_core.coordinator.names import named_by_pod, place_name, slot_name
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
@@ -17,9 +18,6 @@ from mainstay_core.coordinator.state import (
     has_members,
     is_leaving,
     is_living,
-    named_by_pod,
-    place_name,
-    slot_name,
     uid_of,
     with_pod,
 )

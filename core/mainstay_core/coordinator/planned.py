@@ -17,23 +17,16 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
-from mainstay_core.coordinator import ladder, seating
+from mainstay_core.coordinator import hosts, ladder, seating
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import leaving_members, leaving_pods
+from mainstay_core.coordinator.names import pod_name, slot_name
 from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_hand_over, open_join
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.seats import Seat, keep_whole, living_seats, seat_joiners
 from mainstay_core.coordinator.siting import locations_of, restarting_slots, usable_slots
-from mainstay_core.coordinator.state import (
-    CoordinatorState,
-    PodState,
-    SlotState,
-    pod_name,
-    slot_name,
-    uid_of,
-    with_pod,
-)
+from mainstay_core.coordinator.state import CoordinatorState, PodState, SlotState, uid_of, with_pod
 from mainstay_core.coordinator.stores import has_store
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.snapshots.stores import lacks_holders
@@ -231,7 +224,7 @@ def _name_stores(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         return Transition(state=state)  # after a recovery of the api's store pods register anew
     gone = [o.pod for o in plan.other_stores if not has_store(state, o.pod, o.address)]
     known = {o.pod for o in plan.other_stores}
-    new = [o.pod for o in seating.other_stores_of(state, plan.members) if o.pod not in known]
+    new = [o.pod for o in hosts.other_stores_of(state, plan.members) if o.pod not in known]
     if not gone and not (new and lacks_holders(plan, peers=config.peers, domains=config.domains)):
         return Transition(state=state)
     names = ", ".join(pod_name(state, pod) for pod in (gone or new))

@@ -22,14 +22,13 @@ from dataclasses import replace
 from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.events import StepsCommitted
+from mainstay_core.coordinator.names import pod_name, slot_name
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
     OpenRecovery,
     PodState,
     median,
-    pod_name,
-    slot_name,
     uid_of,
 )
 from mainstay_core.faults.points import OWN_ACTIONS

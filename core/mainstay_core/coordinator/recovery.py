@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator import ladder, repeats, seating, taints
-from mainstay_core.coordinator.causes import Repetition
+from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
+from mainstay_core.coordinator.names import place_name, pod_name, slot_name
 from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
@@ -38,9 +39,6 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
-    place_name,
-    pod_name,
-    slot_name,
     still_joining,
     with_slot,
 )
@@ -294,15 +292,13 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     back again and again escalates (:mod:`~mainstay_core.coordinator.repeats`).
     """
     assert state.suspicion is not None
-    assert state.plan is not None
     doublings = min(state.reforms, MAX_PROBE_DOUBLINGS)
     left = outgoing_died(state)
     if not left and now_s - state.suspicion.first_s < state.config.probe_s * 2**doublings:
         return Transition(state=state)
-    if state.suspicion.repeats is not None and not left:
-        return make_again(state, state.suspicion.repeats, now_s, nonce)
-    if state.suspicion.unreached and not left:
-        return _recover(state, (), now_s, nonce)
+    asked = None if left else _answer(state, state.suspicion, now_s, nonce)
+    if asked is not None:
+        return asked
     # Whose death is known explains what the others tell: that is no repetition.
     state, cause = (state, None) if left else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
@@ -320,22 +316,7 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     assert state.suspicion is not None
     excluded = tuple(m for m in state.plan.members if m.slot in answer.excluded)
     excluded = excluded or _repeat_suspects(state)
-    method = Method.MASK if excluded or left else Method.REFORM
-    if answer.excluded:
-        reason = answer.reason
-    elif left:
-        reason = _ended_early(state, left)
-    elif excluded:
-        names = ", ".join(slot_name(state, m.slot) for m in excluded)
-        reason = f"suspected twice without a commit in between: {names}"
-    elif repeats.is_undecided(state.suspicion):
-        method = Method.RESTART
-        reason = (
-            "copies of a state differ and none has a majority: all go on from the newest version "
-            "that is kept elsewhere"
-        )
-    else:
-        reason = "nobody is confirmed gone: the same members meet again"
+    method, reason = _method_of(state, answer, excluded, left)
     plan = seating.mask_plan(
         state,
         Draft(
@@ -358,6 +339,15 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
+
+
+def _answer(
+    state: CoordinatorState, asked: Suspicion, now_s: float, nonce: str
+) -> Transition | None:
+    """Return what members are told that ask for the next plan; None if something has failed."""
+    if asked.repeats is not None:
+        return make_again(state, asked.repeats, now_s, nonce)
+    return _recover(state, (), now_s, nonce) if asked.unreached else None
 
 
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:
@@ -434,6 +424,30 @@ def _restart_all(
         state = _hold_back(state, member.slot, now_s)
     state = replace(state, reforms=state.reforms + 1, restarted_id=plan.quorum.id)
     return publish(state, plan, JobPhase.RECOVERING)
+
+
+def _method_of(
+    state: CoordinatorState,
+    answer: repeats.Escalation,
+    excluded: tuple[Member, ...],
+    left: tuple[Member, ...],
+) -> tuple[Method, str]:
+    """Return by which method the same members meet again, or all but those left out, and why."""
+    assert state.suspicion is not None
+    method = Method.MASK if excluded or left else Method.REFORM
+    if answer.excluded:
+        return method, answer.reason
+    if left:
+        return method, _ended_early(state, left)
+    if excluded:
+        names = ", ".join(slot_name(state, m.slot) for m in excluded)
+        return method, f"suspected twice without a commit in between: {names}"
+    if repeats.is_undecided(state.suspicion):
+        return Method.RESTART, (
+            "copies of a state differ and none has a majority: all go on from the newest version "
+            "that is kept elsewhere"
+        )
+    return method, "nobody is confirmed gone: the same members meet again"
 
 
 def _ended_early(state: CoordinatorState, left: tuple[Member, ...]) -> str:

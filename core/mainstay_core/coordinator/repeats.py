@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.causes import Repetition, Suspicion
-from mainstay_core.coordinator.state import CoordinatorState, holds_state, is_living, slot_name
+from mainstay_core.coordinator.names import slot_name
+from mainstay_core.coordinator.state import CoordinatorState, holds_state, is_living
 from mainstay_core.wire.facts import Cause
 
 COMMITS_THAT_CLEAR = 2

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
+from mainstay_core.coordinator.hosts import hosts_of, other_stores_of, rendezvous_of
 from mainstay_core.coordinator.seats import (
     Seat,
     clean_from,
@@ -30,18 +31,17 @@ from mainstay_core.coordinator.siting import (
     take_cell,
     usable_slots,
 )
-from mainstay_core.coordinator.situation import lost_stages, made_again, rules_of
+from mainstay_core.coordinator.situation import made_again, may_ask, rules_of
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     SlotState,
     all_settled,
     holds_state,
-    is_leaving,
 )
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.wire.plan import Chain, Member, Method, OtherStore, Plan, Rendezvous
+from mainstay_core.wire.plan import Chain, Member, Method, Plan
 from mainstay_core.wire.reinitialisation import Fork, ForkOrder
 
 
@@ -367,34 +367,23 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         chains=chains,
         suppliers=suppliers,
         all_reduce_stack=depth,
-        rendezvous=_rendezvous(state, members, draft.avoid_rendezvous),
+        rendezvous=rendezvous_of(state, members, draft.avoid_rendezvous),
         reason="; ".join(r for r in (draft.reason, why) if r),
         faults_fired=tuple(f.fault for f in state.fired),
         created_at_s=draft.now_s,
-        hosts=_hosts_of(state, members),
+        hosts=hosts_of(state, members),
         replicas_wanted=state.wanted,
         suspend_wanted=state.suspend,
         other_stores=other_stores_of(state, members),
         checks=state.wanted_checks,
         voided=previous.voided if previous else (),
-        asks_first=_asks_first(state, draft),
+        asks_first=may_ask(state, draft.method) and not draft.planned,
     )
     loads = draft.method in (Method.RESTART, Method.START)
     if previous is None or previous.fork is None or loads or all_settled(state):
         return plan
     # The fork has not come to an end: whoever has not settled yet does the same now.
     return _forked(state, plan, previous.fork.positions)
-
-
-def _asks_first(state: CoordinatorState, draft: Draft) -> bool:
-    """Return whether members ask before they load a checkpoint, as row 5 may be another way.
-
-    They ask once, and only where a stage is known to be lost: otherwise the ladder has no answer.
-    """
-    if draft.planned or draft.method not in (Method.REPLAY, Method.REFORM, Method.MASK):
-        return False
-    may = state.config.snapshots is not None and not state.unreached
-    return may and bool(lost_stages(state)) and rules_of(state) is not None
 
 
 def _chains(
@@ -450,56 +439,3 @@ def _suppliers(
 @lru_cache(maxsize=64)
 def _hosts(lanes: int, shards_per_lane: int, redundancy: int | None) -> tuple[tuple[int, ...], ...]:
     return plan_placement(lanes, shards_per_lane, redundancy).hosts
-
-
-def _rendezvous(
-    state: CoordinatorState, members: Sequence[Member], avoid: frozenset[PodUid]
-) -> Rendezvous:
-    """Return the pod where the quorum meets.
-
-    It is that of the first member that stayed, unless the draft avoids it.
-    """
-    known = {p.registration.pod for p in state.pods if p.registration.gather}
-    best = min(
-        members,
-        key=lambda m: (
-            m.slot.pod not in known,
-            m.joining,
-            is_leaving(state, m.slot.pod),
-            m.slot.pod in avoid,
-            m.index,
-        ),
-    )
-    (host,) = _hosts_of(state, (best,))
-    return host
-
-
-def _hosts_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[Rendezvous, ...]:
-    """Return where each pod with a member can be met, in pod order."""
-    used = {m.slot.pod for m in members}
-    has_copies = state.config.snapshots is not None or state.config.guards > 0
-    return tuple(
-        Rendezvous(
-            pod=p.registration.pod,
-            gather=p.registration.gather,
-            store=p.registration.store,
-            snapshots=p.registration.snapshots,
-            domain=p.registration.domain if has_copies else "",
-        )
-        for p in state.pods
-        if p.registration.pod in used
-    )
-
-
-def other_stores_of(state: CoordinatorState, members: Sequence[Member]) -> tuple[OtherStore, ...]:
-    """Return the stores of segments of living pods that none of ``members`` is in, in pod order."""
-    used = {m.slot.pod for m in members}
-    return tuple(
-        OtherStore(
-            pod=p.registration.pod,
-            address=p.registration.snapshots,
-            domain=p.registration.domain,
-        )
-        for p in state.pods
-        if p.registration.snapshots and not p.gone and p.registration.pod not in used
-    )

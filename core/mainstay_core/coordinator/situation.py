@@ -24,7 +24,7 @@ from mainstay_core.reinitialisation.guards import (
     plan_guards,
 )
 from mainstay_core.reinitialisation.sources import Left, Policy, policy_of
-from mainstay_core.wire.plan import Member
+from mainstay_core.wire.plan import Member, Method
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -98,6 +98,16 @@ def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
     if permission is None or not is_permitted(state, permission):
         return policy
     return permitted_rules(state.config)
+
+
+def may_ask(state: CoordinatorState, method: Method) -> bool:
+    """Return whether members ask before they load a checkpoint, as row 5 may be another way.
+
+    They ask once, and only where a stage is known to be lost: otherwise the ladder has no answer.
+    """
+    may = method in (Method.REPLAY, Method.REFORM, Method.MASK) and not state.unreached
+    has_stores = state.config.snapshots is not None
+    return may and has_stores and bool(lost_stages(state)) and rules_of(state) is not None
 
 
 def is_permitted(state: CoordinatorState, permission: Permission) -> bool:

@@ -234,8 +234,7 @@ class CoordinatorState:
     told_history: ToldHistory | None = None
     """What the first member of the plan has told of it; None: that all is exact, if it has told."""
     is_history_told: bool = False
-    """Whether it has: of a member that pauses, or commits, it is known without its word that it has
-    settled."""
+    """Whether it has: that it has settled is known without its word where it pauses or commits."""
     permission: Permission | None = None
     """A person's permission for the recovery that the job waits for."""
     furthest: int = 0
@@ -291,8 +290,7 @@ class CoordinatorState:
     waiting: Waiting | None = None
     suspicion: Suspicion | None = None
     unreached: bool = field(default=False, metadata=OMITTED)
-    """Whether members have told, since the last commit, that no store of segments brings back what
-    is lost."""
+    """Whether members have told since the last commit that no store brings back what is lost."""
     suspected_before: tuple[Slot, ...] = ()
     """Suspects of the re-forms since the last commit."""
     reforms: int = 0
@@ -483,32 +481,6 @@ def still_joining(state: CoordinatorState, member: Member) -> bool:
 def all_settled(state: CoordinatorState) -> bool:
     """Return whether every member of the plan goes on in it."""
     return state.plan is not None and len(state.settled_at_s) == len(state.plan.members)
-
-
-def pod_name(state: CoordinatorState, uid: PodUid) -> str:
-    """Return the name of a pod, as people use it."""
-    pod = state.pod(uid)
-    return pod.registration.name if pod else uid
-
-
-def slot_name(state: CoordinatorState, slot: Slot) -> str:
-    """Return the name of a slot, as people use it."""
-    return f"{pod_name(state, slot.pod)}/{slot.index}"
-
-
-def place_name(state: CoordinatorState, slot: Slot) -> str:
-    """Return the name of a slot with its pod's node, where that is known."""
-    pod = state.pod(slot.pod)
-    domain = pod.registration.domain if pod else ""
-    name = slot_name(state, slot)
-    return f"{name} (node {domain})" if domain and domain != slot.pod else name
-
-
-def named_by_pod(state: CoordinatorState, told: str) -> str:
-    """Return what a trainer tells for people, with names of pods: it knows slots by UIDs alone."""
-    for pod in state.pods:
-        told = told.replace(f"{uid_of(pod)}/", f"{pod.registration.name}/")
-    return told
 
 
 def median(values: Iterable[float]) -> float:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
+from mainstay_core.coordinator.names import slot_name
 from mainstay_core.coordinator.publishing import publish
 from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
@@ -21,7 +22,6 @@ from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
     has_members,
-    slot_name,
     uid_of,
     with_pod,
     with_slots,

@@ -29,9 +29,9 @@ NEXT_RECV = "NEXT_RECV"
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
-IMPRINT_S, IMPRINT_S_PER_BYTE = 2e-5, 2.5e-10
-"""What an imprint of a tensor costs. Where that is more than to execute a kernel again, a recompute
-is not compared with its forward, but both are executed twice."""
+IMPRINT_S, IMPRINT_S_PER_BYTE = 1.1e-5, 6e-11
+"""What an imprint of a tensor costs, compiled as they are on a CPU. Where to execute a kernel again
+costs less, a recompute is not compared with its forward, but both are executed twice."""
 AGAIN_S, COMPARE_S_PER_BYTE = 8e-6, 3e-11
 """What a second execution at once costs beside the kernel, and to compare what it has made."""
 POINTWISE_S_PER_BYTE = 8e-11

@@ -21,7 +21,7 @@ These are pure functions: every rank calls them with the same votes and comes to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -102,39 +102,6 @@ class Account:
     rank."""
     is_partial: bool = field(default=False, compare=False)
     """Whether it has taken part in collectives of which it does not tell."""
-
-    @classmethod
-    def of(
-        cls,
-        sent: Sequence[Sent],
-        exchanged: Iterable[Exchanged],
-        weights: tuple[str, ...],
-        *,
-        in_order: bool,
-        is_partial: bool = False,
-    ) -> Account:
-        """Return what a cell tells of a type that it has computed.
-
-        Args:
-            sent: to other stages, in any order: it depends on what else the chain computes.
-            exchanged: with the ranks of the cell, in any order.
-            weights: digests of the gradient.
-            in_order: whether all micro-batches pass the stages in order.
-            is_partial: whether it has taken part in collectives of which it does not tell.
-        """
-        ordered = sorted(sent, key=lambda s: (s.micro_batch, s.visit, s.in_pass))
-        by_pass = {
-            in_pass: tuple(s.digest for s in ordered if s.in_pass is in_pass and in_order)
-            for in_pass in (Pass.FORWARD, Pass.BACKWARD)
-        }
-        return cls(
-            forward=by_pass[Pass.FORWARD],
-            backward=by_pass[Pass.BACKWARD],
-            sent=() if in_order else tuple(ordered),
-            weights=weights,
-            exchanged=tuple(sorted(exchanged, key=lambda e: (e.micro_batch, e.visit, e.in_pass))),
-            is_partial=is_partial,
-        )
 
 
 Telling = tuple[Account, ...]

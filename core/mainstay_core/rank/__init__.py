@@ -4,6 +4,7 @@
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``steps/``: who computes what in a step, and what becomes of types on which chains disagree
 - ``guard_copies``: which copies of guards count
+- ``histories``: what a history of forks comes to
 - ``forks``: who makes which lost state anew of others, and what follows from it
 - ``repeating``: when a fork of another run is made again, and whose state is from before it
 - ``settled_windows``: what reports tell of windows of snapshots

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.guard_copies import LeftGuards, by_block
+from mainstay_core.rank.histories import history_at
 from mainstay_core.rank.serving import Wanted
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
@@ -30,17 +31,14 @@ from mainstay_core.reinitialisation.sources import (
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.reinitialisation import (
-    MAX_TOLD_FORKS,
     Fork,
     History,
     MadePosition,
     OptimizerState,
     Outline,
     SourceKind,
-    ToldHistory,
-    since_of,
 )
-from mainstay_core.wire.votes import Commit, SettleReport, Vote
+from mainstay_core.wire.votes import Commit, SettleReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,20 +212,6 @@ def _lacks_guard(
     guarded = {guards.end for guards in left}
     stages = {position // plan.ranks_per_stage for position in made}
     return any(s not in guarded and guarded_blocks(rules.outline, s) for s in stages)
-
-
-def tell_history(history: History, *, made: bool) -> ToldHistory | None:
-    """Return what is told of a state's history; None of an exact one.
-
-    Args:
-        history: of the state.
-        made: whether its quorum, or one whose order it repeats, has made the last fork.
-    """
-    since = since_of(history)
-    if since is None:
-        return None
-    newest = history[-MAX_TOLD_FORKS:]
-    return ToldHistory(since=since, num_forks=len(history), newest=newest, made=made)
 
 
 def is_made(plan: Plan, history: History, version: int) -> bool:
@@ -466,48 +450,3 @@ def plan_making(
         stale_history=() if stale is None else history_at(history, stale),
         keeps_own=has_exact and all(left.end != made.stage for left in guards),
     )
-
-
-def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:
-    """Return an inner rank's factors of the learning rate in a step, by block.
-
-    The factor is 1 for what is not named. What other inner ranks made anew is theirs alone: where
-    they hold copies of each other's parameters, all are made anew together. A second loss of the
-    same position sets a block's factor again; it does not compound. What a guard had is as it was.
-    """
-    boosts: dict[str, float] = {}
-    for fork in history_at(history, step):
-        lasts = fork.boost_steps is None or step < fork.version + fork.boost_steps
-        places = (place for place in fork.made.positions if place.inner == inner)
-        blocks = (made.block for place in places for made in place.blocks if not made.is_exact)
-        boosts |= dict.fromkeys(blocks, fork.lr_boost if lasts else 1.0)
-    return boosts
-
-
-def history_at(history: History, step: int) -> History:
-    """Return the forks on which a step's outcome depends."""
-    return tuple(fork for fork in history if fork.version <= step)
-
-
-def digest_of(history: History) -> str:
-    """Return a short text that differs where histories do; empty if there is no fork."""
-    if not history:
-        return ""
-    return hashlib.sha256(codec.dumps(history).encode()).hexdigest()[:32]
-
-
-def norms_by_block(plan: Plan, votes: Sequence[Vote]) -> tuple[float, ...]:
-    """Return the squared gradient norm of each block, in model order.
-
-    Those of a stage's inner ranks are added left to right. All cells of a position tell the same.
-    """
-    width = plan.ranks_per_stage
-    firsts = [votes[members[0].index].norms_sq for members in plan.positions]
-    norms: list[float] = []
-    for stage in range(0, len(firsts), width):
-        for told in zip(*firsts[stage : stage + width], strict=True):
-            total = 0.0
-            for norm_sq in told:
-                total += norm_sq
-            norms.append(total)
-    return tuple(norms)

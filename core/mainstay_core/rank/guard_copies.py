@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mainstay_core.base.ids import Slot
 from mainstay_core.reinitialisation.guards import Guard, ends_of, guarded_blocks
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.reinitialisation import StageOutline
@@ -131,6 +132,24 @@ def undecided_members(
     if not theirs or not others or theirs > max(map(len, others)):
         return frozenset()
     return frozenset().union(*groups.values())
+
+
+def rivals_of_copies(
+    plan: Plan, guards: Sequence[Guard], votes: Sequence[Vote], index: int
+) -> dict[int, tuple[Slot, ...]]:
+    """Return by end who may be wrong instead of a member whose copy of it differs from others'.
+
+    Of a guard's copy that is void it is nobody where more members agree with the owners. Owners are
+    told of only where nobody knows who is wrong. Arguments likewise.
+    """
+    found = {}
+    own = {guard.end for guard in guards} & {plan.members[index].rank.stage}
+    void = void_copies(plan, guards, votes, index)
+    for end in sorted({*void, *own}):
+        unsure = undecided_members(plan, guards, votes, end)
+        if end in void or index in unsure:
+            found[end] = tuple(plan.members[i].slot for i in sorted(unsure) if i != index)
+    return found
 
 
 def _told(vote: Vote, end: int) -> GuardedDigest | None:

@@ -10,13 +10,13 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, recheck, repeating, windows
+from mainstay_core.rank import checkpoints, forks, histories, recheck, repeating, windows
 from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
@@ -48,7 +48,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
     WaitForPlan,
 )
-from mainstay_core.rank.guard_copies import undecided_members, void_copies
+from mainstay_core.rank.guard_copies import rivals_of_copies, void_copies
 from mainstay_core.rank.making import forked, making_of
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
@@ -64,7 +64,13 @@ from mainstay_core.rank.state import (
     saw_durable,
     saw_plan,
 )
-from mainstay_core.rank.votes import Verdict, judge, judge_reports, judge_states
+from mainstay_core.rank.votes import (
+    Verdict,
+    judge,
+    judge_reports,
+    judge_states,
+    norms_by_block,
+)
 from mainstay_core.wire.facts import (
     Adopted,
     Cause,
@@ -230,7 +236,7 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
         state.settlement.fork is not None
         or forks.is_made(state.plan, state.history, state.settlement.version)
     )
-    history = forks.tell_history(state.history, made=made) if state.index == 0 else None
+    history = histories.tell_history(state.history, made=made) if state.index == 0 else None
     told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
     return _compute(settled, *prefix, SendFact(told))
 
@@ -349,34 +355,19 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
         return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
     if state.fork_rules is not None:
-        commit = replace(commit, norms_sq=forks.norms_by_block(plan, event.votes))
+        commit = replace(commit, norms_sq=norms_by_block(plan, event.votes))
     state, needless = windows.note_copies(state, event.votes)
     state = windows.note_commit(state, commit, event.votes)
     record = windows.record_of(state, commit, event.votes)
     void = void_copies(plan, state.guards, event.votes, state.index)
     guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
-    told = _void_guards(state, event, void)
+    rivals = rivals_of_copies(plan, state.guards, event.votes, state.index)
+    told = tuple(TellVoidGuard(commit.step, end, rivals[end]) for end in rivals)
     applying = replace(
         state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
     )
     actions = (*rename, *needless, *record, *deviations, *told, Apply(commit))
     return Transition(applying, actions, verdict.reason)
-
-
-def _void_guards(
-    state: RankState, event: VotesGathered, void: Collection[int]
-) -> tuple[TellVoidGuard, ...]:
-    """Return what is told of copies of guards that are void, here or elsewhere."""
-    plan = state.plan
-    assert plan is not None
-    told = []
-    own = {guard.end for guard in state.guards} & {plan.members[state.index].rank.stage}
-    for end in sorted({*void, *own}):
-        unsure = undecided_members(plan, state.guards, event.votes, end)
-        if end in void or state.index in unsure:
-            rivals = tuple(plan.members[i].slot for i in sorted(unsure) if i != state.index)
-            told.append(TellVoidGuard(state.version, end, rivals))
-    return tuple(told)
 
 
 def _refused(

@@ -10,7 +10,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import forks
+from mainstay_core.rank import histories
 from mainstay_core.rank.events import CastVote, TellDeviation, TellVoidGuard
 from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.replays.replaying import Replay
@@ -235,7 +235,7 @@ def entry_of(
         copy_wait_s: seconds for which the step waited for the copy of a checkpoint.
     """
     assert state.plan is not None
-    history = forks.history_at(state.history, commit.step)
+    history = histories.history_at(state.history, commit.step)
     return LedgerEntry(
         step=commit.step,
         stage=state.member_stage,
@@ -253,7 +253,7 @@ def entry_of(
         partials=partials,
         committed_at_s=now_s,
         copy_wait_s=copy_wait_s,
-        history=forks.digest_of(history),
+        history=histories.digest_of(history),
         approximate_since=since_of(history),
         clean=tuple(device for device in state.clean if device not in state.clean_before),
     )

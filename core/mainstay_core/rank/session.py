@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import events, forks, machine
+from mainstay_core.rank import events, histories, machine
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
 from mainstay_core.rank.forks import Making
@@ -431,7 +431,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         final = self.final_digests(self.state.commit.data_total if self.state.commit else "")
         history = self.state.history
         final = replace(
-            final, history=forks.digest_of(history), approximate_since=since_of(history)
+            final, history=histories.digest_of(history), approximate_since=since_of(history)
         )
         self._repeat_entries()
         self.tell(fact_of(self.state, Finished, final=final))

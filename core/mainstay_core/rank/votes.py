@@ -313,3 +313,20 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
         data_total=total.hex(),
         statistics=_statistics(plan, votes),
     )
+
+
+def norms_by_block(plan: Plan, votes: Sequence[Vote]) -> tuple[float, ...]:
+    """Return the squared gradient norm of each block, in model order.
+
+    Those of a stage's inner ranks are added left to right. All cells of a position tell the same.
+    """
+    width = plan.ranks_per_stage
+    firsts = [votes[members[0].index].norms_sq for members in plan.positions]
+    norms: list[float] = []
+    for stage in range(0, len(firsts), width):
+        for told in zip(*firsts[stage : stage + width], strict=True):
+            total = 0.0
+            for norm_sq in told:
+                total += norm_sq
+            norms.append(total)
+    return tuple(norms)

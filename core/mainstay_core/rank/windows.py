@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
-from mainstay_core.rank.forks import digest_of
+from mainstay_core.rank.histories import digest_of
 from mainstay_core.rank.replays.authors import author_of
 from mainstay_core.rank.settle import PositionDigests, Settlement
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.accounts import make_account
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.witness import Account, Exchanged, Sent
 from mainstay_core.planning.partials import grow
@@ -291,7 +292,7 @@ class Compute:
         if shard_type == self._watched:
             in_order = self._order is Order.IN_ORDER
             told = self._left, self._exchanged, (gradient,)
-            self.accounts[shard_type] = Account.of(*told, in_order=in_order)
+            self.accounts[shard_type] = make_account(*told, in_order=in_order)
         self.complete.add(shard_type)
 
     def _with(self, shard_type: int, gradient: str) -> dict[Partial, tuple[str, ...]]:

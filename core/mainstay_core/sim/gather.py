@@ -69,11 +69,11 @@ class GatherServer:
         actions = self._protocol.received(end, message)
         self._perform(actions)
         if isinstance(message, Join) and self._protocol.is_member(end):
-            self._checks.joined(message.quorum, message.index, message.incarnation)
+            self._checks.ends.joined(message.quorum, message.index, message.incarnation)
             self._present[end] = message
         elif isinstance(message, Post) and end in self._present:
             refused = any(isinstance(a, Send) and isinstance(a.message, Abort) for a in actions)
-            self._checks.posted(self._present[end].quorum, message.key, refused=refused)
+            self._checks.ends.posted(self._present[end].quorum, message.key, refused=refused)
         elif isinstance(message, Abort):
             self._check_told(end)
         elif isinstance(message, Leave):
@@ -91,7 +91,7 @@ class GatherServer:
                 for end in action.to:
                     end.send(action.message)
                     if isinstance(action.message, Abort) and end in self._present:
-                        self._checks.told(self._present[end].quorum, self._present[end].index)
+                        self._checks.ends.told(self._present[end].quorum, self._present[end].index)
             else:
                 # A closed end is told nothing by the played network; a socket's end is reported.
                 action.connection.close()
@@ -102,7 +102,7 @@ class GatherServer:
         ended = self._present.pop(end, None)
         if ended is not None:
             others = [j.index for j in self._present.values() if j.quorum == ended.quorum]
-            self._checks.ended(ended.quorum, others)
+            self._checks.ends.ended(ended.quorum, others)
 
 
 class GatherClient:

@@ -26,7 +26,7 @@ from mainstay_core.coordinator.permission import NotApplicableError, judge_permi
 from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.rank.forks import tell_history
+from mainstay_core.rank.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (

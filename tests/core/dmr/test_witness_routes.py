@@ -12,10 +12,10 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.base.shape import Order
+from mainstay_core.dmr.accounts import make_account
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import (
-    Account,
     Exchanged,
     Sent,
     Telling,
@@ -77,7 +77,7 @@ def compute(
                         at = {"in_pass": in_pass, "micro_batch": flow, "visit": visit}
                         sent[position].append(Sent(digest=value, **at))
     return tuple(
-        Account.of(
+        make_account(
             sent[position],
             exchanged[position],
             (f"{hash(tuple(sorted(weights[position])))}",),
@@ -161,7 +161,7 @@ def test_what_is_told_goes_over_the_wire_and_in_order_nothing_is_added() -> None
         del width
         sent = codec.dumps(account_of(account, 5))
         assert read_account(codec.loads(WitnessAccount, sent)) == account
-    in_order = Account.of(
+    in_order = make_account(
         [Sent(in_pass=p, micro_batch=m, visit=1, digest=f"{p}{m}") for m in (1, 0) for p in PASSES],
         (),
         ("w",),

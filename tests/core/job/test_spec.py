@@ -311,7 +311,11 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.runtime.compile", False, "is false, must be 'Off' or 'Blocks'; YAML reads Off"),
         ("spec.detection.dmr.plan", "Auto", "is Auto, but no check waits in this mode; use Naive"),
         ("spec.detection.dmr.plan", "Dynamic", "no check waits in this mode; use Naive, or mode"),
-        ("spec.detection.dmr.plan", "plan.json", "must be Naive, Dynamic, Auto, or the path of a"),
+        (
+            "spec.detection.dmr.plan",
+            "plan.json",
+            "must be Naive, Dynamic, Auto, or the absolute path",
+        ),
         ("spec.detection.dmr.profileSteps", 0, "is 0, must be greater than or equal to 1"),
         ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use another plan than"),
         ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),

@@ -13,11 +13,12 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import forks, machine, repeating
+from mainstay_core.rank import forks, histories, machine, repeating
 from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered, SendFact
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
+from mainstay_core.rank.votes import norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.wire.facts import Failed, Parked, Settled
 from mainstay_core.wire.plan import Partial, Plan
@@ -465,29 +466,29 @@ def fork(version: int, *blocks: str, steps: int | None = None, inner: int = 0) -
 def test_the_learning_rate_of_what_was_made_is_raised_from_then_on() -> None:
     history = (fork(8, "x"), fork(20, "x", "y"))
 
-    assert [forks.boosts_of(history, step, 0).get("x", 1.0) for step in (7, 8, 19, 20, 99)] == [
+    assert [histories.boosts_of(history, step, 0).get("x", 1.0) for step in (7, 8, 19, 20, 99)] == [
         1.0,
         1.1,
         1.1,
         1.1,
         1.1,
     ], "a second loss sets it again, and does not compound"
-    of_y = [forks.boosts_of(history, step, 0).get("y", 1.0) for step in (8, 19, 20)]
+    of_y = [histories.boosts_of(history, step, 0).get("y", 1.0) for step in (8, 19, 20)]
     assert of_y == [1.0, 1.0, 1.1]
-    assert "z" not in forks.boosts_of(history, 99, 0)
+    assert "z" not in histories.boosts_of(history, 99, 0)
 
 
 def test_an_inner_rank_that_was_not_made_anew_learns_as_before() -> None:
     history = (fork(8, "x", inner=1),)
 
-    assert [forks.boosts_of(history, 9, inner) for inner in (0, 1)] == [{}, {"x": 1.1}]
+    assert [histories.boosts_of(history, 9, inner) for inner in (0, 1)] == [{}, {"x": 1.1}]
 
 
 def test_a_boost_may_last_for_some_steps() -> None:
     history = (fork(8, "x", steps=3), fork(20, "x", steps=3))
 
-    boosted = [step for step in range(30) if forks.boosts_of(history, step, 0).get("x", 1.0) > 1]
-    assert boosted == [8, 9, 10, 20, 21, 22]
+    boosts = [histories.boosts_of(history, step, 0).get("x", 1.0) for step in range(30)]
+    assert [step for step, boost in enumerate(boosts) if boost > 1] == [8, 9, 10, 20, 21, 22]
 
 
 def test_norms_of_inner_ranks_add_up_by_block() -> None:
@@ -508,7 +509,7 @@ def test_norms_of_inner_ranks_add_up_by_block() -> None:
         for norms in told
     ]
 
-    assert forks.norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
+    assert norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
 
 
 def test_norms_are_no_part_of_the_commit_chain() -> None:
@@ -522,10 +523,10 @@ def test_norms_are_no_part_of_the_commit_chain() -> None:
 def test_a_steps_outcome_depends_on_the_forks_up_to_its_version() -> None:
     history = (fork(8, "x"), fork(20, "x"))
 
-    assert forks.digest_of(()) == ""
-    assert forks.history_at(history, 7) == ()
-    assert forks.history_at(history, 8) == history[:1]
-    assert forks.digest_of(history[:1]) != forks.digest_of(history)
+    assert histories.digest_of(()) == ""
+    assert histories.history_at(history, 7) == ()
+    assert histories.history_at(history, 8) == history[:1]
+    assert histories.digest_of(history[:1]) != histories.digest_of(history)
 
 
 def test_an_order_is_carried_out_by_the_rules_that_it_names() -> None:
@@ -632,10 +633,10 @@ def test_a_repeated_order_that_finds_its_fork_made_is_told_as_made(
 def test_a_long_history_is_told_by_its_newest_forks() -> None:
     made = Reinitialisation(positions=(), reason="")
     history = tuple(Fork(version=v, chain=str(v), made=made) for v in range(3, 40))
-    told = forks.tell_history(history, made=False)
+    told = histories.tell_history(history, made=False)
     assert told is not None
     assert (told.since, told.num_forks, told.newest) == (3, 37, history[-MAX_TOLD_FORKS:])
-    assert forks.tell_history((), made=False) is None
+    assert histories.tell_history((), made=False) is None
 
 
 def again(plan: Plan, fork: Fork) -> Plan:

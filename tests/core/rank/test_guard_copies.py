@@ -14,6 +14,7 @@ from mainstay_core.rank import forks
 from mainstay_core.rank.events import TellVoidGuard
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.guard_copies import find_guards, undecided_members, void_copies
+from mainstay_core.rank.histories import boosts_of
 from mainstay_core.rank.reports import guard_finding
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState
@@ -304,4 +305,4 @@ def test_a_fork_that_is_made_again_takes_what_its_owners_have_if_nobody_guards(
 
 def test_what_a_guard_had_keeps_its_learning_rate() -> None:
     outcome = settled(plan_of("a", "d"), b=(copy_of(),), e=(copy_of(),))
-    assert forks.boosts_of(outcome.history, 9, 0) == {"layers.0": 1.1}
+    assert boosts_of(outcome.history, 9, 0) == {"layers.0": 1.1}

@@ -13,7 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import adoption, forks
+from mainstay_core.rank import adoption, forks, histories
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import World, disk, draw
@@ -212,12 +212,12 @@ def _of_its_lineage(state: RankState, plan: Plan, member: Member) -> bool:
     return state.lineage == plan.lineage
 
 
-_BOOSTS_OF = forks.boosts_of
+_BOOSTS_OF = histories.boosts_of
 
 
 def _compounding(history: History, step: int, inner: int) -> dict[str, float]:
     boosts: dict[str, float] = {}
-    for fork in forks.history_at(history, step):
+    for fork in histories.history_at(history, step):
         for block, factor in _BOOSTS_OF((fork,), step, inner).items():
             boosts[block] = boosts.get(block, 1.0) * factor
     return boosts

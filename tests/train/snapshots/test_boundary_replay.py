@@ -82,7 +82,7 @@ def test_a_stage_computes_its_steps_again_while_units_are_frozen(model: str, dty
             if not frozen:
                 assert torch.equal(bits(again.reducer.reduced), trained.gradients[stage][step])
             names = [name for number in active for name in units.parameters[number]]
-            again.apply_again(commit_of(again, step), RATE, names)
+            again.apply_again(commit_of(again, step), RATE, names, {})
         for ours, theirs in zip(again.state.flats(), before.state.flats(), strict=True):
             assert torch.equal(bits(ours.tensor), bits(theirs.tensor)), ours.name
         assert relogged.kept.keys() == logs[stage].kept.keys()

@@ -7,7 +7,8 @@ from dataclasses import replace
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.state import CoordinatorState, slot_name
+from mainstay_core.coordinator.names import slot_name
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.settings import PlanName, StageChecks
 from mainstay_core.wire.facts import Checks
 

@@ -10,12 +10,8 @@ from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.state import (
-    CheckpointTeller,
-    CoordinatorState,
-    OpenRecovery,
-    slot_name,
-)
+from mainstay_core.coordinator.names import slot_name
+from mainstay_core.coordinator.state import CheckpointTeller, CoordinatorState, OpenRecovery
 from mainstay_core.wire.facts import Adopted, Checkpoint, Settled
 from mainstay_core.wire.plan import Method
 

@@ -14,7 +14,8 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.causes import RepeatedCrash
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.state import CoordinatorState, SlotState, slot_name, with_slot
+from mainstay_core.coordinator.names import slot_name
+from mainstay_core.coordinator.state import CoordinatorState, SlotState, with_slot
 from mainstay_core.wire.crashes import Crash, ToldCrash
 from mainstay_core.wire.facts import TrainerDown
 

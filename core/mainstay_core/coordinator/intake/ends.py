@@ -12,13 +12,13 @@ from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.intake.backoff import hold_domain, hold_slot
 from mainstay_core.coordinator.intake.silence import dated
+from mainstay_core.coordinator.names import pod_name
 from mainstay_core.coordinator.state import (
     MAX_ENDED,
     CoordinatorState,
     SlotState,
     has_left,
     is_leaving,
-    pod_name,
     with_pod,
     with_slot,
 )

@@ -29,6 +29,7 @@ from mainstay_core.coordinator.intake.ends import end_all, end_slot, lose_pod, n
 from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
+from mainstay_core.coordinator.names import named_by_pod, slot_name
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -36,8 +37,6 @@ from mainstay_core.coordinator.state import (
     SlotState,
     all_settled,
     has_left,
-    named_by_pod,
-    slot_name,
     with_pod,
     with_slot,
     with_slots,

@@ -28,6 +28,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.intake.silence import patience_s
 from mainstay_core.coordinator.invariants import find_contradiction
 from mainstay_core.coordinator.leaving import outgoing
+from mainstay_core.coordinator.names import pod_name
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     FiredFault,
@@ -35,7 +36,6 @@ from mainstay_core.coordinator.state import (
     Progress,
     SlotState,
     has_members,
-    pod_name,
     uid_of,
     with_pod,
     with_slots,

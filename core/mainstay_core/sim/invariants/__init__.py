@@ -5,5 +5,7 @@
 - ``kept_boundaries``: the boundary logs that were confirmed to be there
 - ``kept``: what was confirmed to be in memory
 - ``lineages``: what forks do to a job
+- ``named``: devices that were named leave, and their steps are told
+- ``quorum_ends``: that nobody enters a quorum that has ended
 - ``checks``: the invariants
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
 from mainstay_core.coordinator.invariants import check_invariants
 from mainstay_core.coordinator.state import CoordinatorState
@@ -13,7 +13,6 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.events import Event, ReportsGathered
-from mainstay_core.rank.forks import history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
@@ -23,17 +22,17 @@ from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
+from mainstay_core.sim.invariants.named import Named
+from mainstay_core.sim.invariants.quorum_ends import QuorumEnds
 from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
-from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
+from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
 
-STEPS_TO_LEAVE = 20
-"""Steps after which a device that was named serves no more, whatever was lost meanwhile."""
 ROOM_BYTES = 1 << 30
 """A store of so much has room for all that any job here writes."""
 
@@ -58,7 +57,6 @@ class Checks:
             # A lost stage logs again while it is replayed, and little room may not do for that.
             has_room = snapshots.memory_bytes >= ROOM_BYTES
             self.boundaries = KeptBoundaries(shape.micro_batches, promises=has_room)
-        self.kept = Kept(num_units, self._truths, self.boundaries)
         self._saved = 0
         """Version with which the job was suspended last."""
         self.plans: list[Plan] = []
@@ -66,24 +64,22 @@ class Checks:
         self.fell_back = False
         """Whether the store has lost something: ids may come again, with other nonces."""
         self._by_name: dict[str, Plan] = {}
+        self.ends = QuorumEnds(self._by_name)
         self._reports: dict[str, tuple[SettleReport, ...]] = {}
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
-        self._named: dict[Slot, int] = {}
-        """Devices that were named as wrong each time, and in which step they were first."""
+        self._named = Named()
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
         self._connected: defaultdict[str, set[Incarnation]] = defaultdict(set)
         """Whom a group connects, by its name."""
-        self._over: set[str] = set()
-        """Quorums that a member has ended, as its gather server knows."""
-        self._told: set[tuple[str, int]] = set()
-        """Who was told so, by quorum and index."""
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
         self._lineages = Lineages(config, self._course, self.seen)
+        self.guarded = self._lineages.guarded
+        self.kept = Kept(num_units, self._lineages.truths, self.boundaries)
         self.undecided = False
         """Whether ranks gave up as half of a position's copies, or more, were bad."""
         self.num_checks = self._num_plans = 0
@@ -197,35 +193,6 @@ class Checks:
         _hold(newest < plan.quorum.id, f"I4: {life} goes back from {newest} to {plan.quorum}")
         self._adopted[life] = plan.quorum.id
 
-    def joined(self, quorum: str, index: int, incarnation: str) -> None:
-        """A gather server lets somebody into a room."""
-        self.num_checks += 1
-        plan = self._by_name[quorum]
-        member = plan.members[index]
-        _hold(
-            member.incarnation == incarnation,
-            f"I4: {incarnation} enters {quorum} as {member.rank}, which is {member.incarnation}",
-        )
-        _hold(quorum not in self._over, f"I4: {incarnation} enters {quorum}, which has ended")
-
-    def posted(self, quorum: str, key: str, *, refused: bool) -> None:
-        """A member has posted a key, and its gather server has answered."""
-        late = quorum in self._over
-        _hold(refused or not late, f"I4: a post of {key} counts in {quorum}, which has ended")
-
-    def told(self, quorum: str, index: int) -> None:
-        """A gather server tells a member that its quorum has ended."""
-        self._told.add((quorum, index))
-
-    def ended(self, quorum: str, others: Sequence[int]) -> None:
-        """A member has ended its quorum; ``others`` are the members that have not."""
-        self._over.add(quorum)
-        for index in others:
-            _hold(
-                (quorum, index) in self._told,
-                f"I5: member {index} of {quorum} is not told that the quorum has ended",
-            )
-
     def moved(self, trainer: Life, before: RankState, event: Event) -> None:
         """A rank's state machine took a step."""
         self.num_checks += 1
@@ -317,8 +284,7 @@ class Checks:
     def accused(self, trainer: Life, verdict: Verdict) -> None:
         """The votes have named a device that computed wrongly."""
         self.seen[f"named {verdict}"] += 1
-        if verdict is Verdict.DETERMINISTIC:
-            self._named.setdefault(trainer.state.slot, trainer.state.version)
+        self._named.note(trainer, verdict)
         _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def replay_differs(self, trainer: Life, why: str) -> None:
@@ -405,23 +371,6 @@ class Checks:
             if p.quorum.id >= first
         )
 
-    def guarded(
-        self,
-        trainer: Life,
-        commit: Commit,
-        copies: Sequence[GuardedDigest],
-        corrupted: int | None,
-    ) -> None:
-        """A rank has applied a step to what it guards; of an end it was just made wrong."""
-        history = history_at(trainer.state.history, commit.step)
-        right = self.truth(commit.step + 1, history) if copies else ()
-        for copy in copies:
-            _hold(
-                copy.stage == corrupted or copy.masters == terms.part(right[copy.stage]),
-                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
-                f"found wrong, or which it got too late, after step {commit.step}",
-            )
-
     def applied(self, trainer: Life, commit: Commit, params: str) -> None:
         """A rank has applied a step."""
         self.num_checks += 1
@@ -471,20 +420,7 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
-        self._check_named(state)
-
-    def _check_named(self, state: CoordinatorState) -> None:
-        """A device that was named leaves, and its steps are told, whatever the store has lost."""
-        tainted = {taint.slot for taint in state.taints}
-        members = state.plan.members if state.plan is not None else ()
-        for slot, step in self._named.items():
-            self.seen["named at the end"] += 1
-            _hold(slot in tainted, f"I8: {slot} was named in step {step}, and tainted nothing")
-            is_late = self._shape.steps - step < STEPS_TO_LEAVE
-            _hold(
-                is_late or slot not in {m.slot for m in members},
-                f"I8: {slot} was named in step {step}, and serves at the end",
-            )
+        self._named.check(state, self._shape.steps, self.seen)
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.
@@ -508,10 +444,6 @@ class Checks:
     def truth(self, version: int, history: History = ()) -> tuple[str, ...]:
         """States of all positions in a run without failures but for its forks."""
         return self._course(version, history).states
-
-    def _truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
-        """States of all positions in runs of the histories that a lineage's states have."""
-        return [self.truth(version, each) for each in self._lineages.histories(lineage, version)]
 
     def _course(self, version: int, history: History) -> terms.Course:
         shape = self._shape

@@ -23,7 +23,8 @@ from mainstay_core.rank.events import (
     StateLoaded,
     VotesGathered,
 )
-from mainstay_core.rank.forks import ForkRules, digest_of, history_at
+from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.histories import digest_of, history_at
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks
@@ -42,7 +43,7 @@ from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Method, Plan, is_void
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.repeated_lineage import read_repeats
-from mainstay_core.wire.votes import Commit, SettleReport
+from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 
 _JUDGEMENTS = (ReportsGathered, SavesGathered, VotesGathered)
 """Events that may find a state bad."""
@@ -151,9 +152,23 @@ class Lineages:
                 f"version {state.version} than the sources and weights of its fork give",
             )
 
-    def histories(self, lineage: int, version: int) -> set[History]:
-        """Return the forks up to a version that states of a lineage have had."""
-        return {history_at(history, version) for history in self._of_lineage[lineage]}
+    def truths(self, lineage: int, version: int) -> list[tuple[str, ...]]:
+        """States of all positions in runs of the histories that a lineage's states have."""
+        known = {history_at(history, version) for history in self._of_lineage[lineage]}
+        return [self._course(version, history).states for history in known]
+
+    def guarded(
+        self, trainer: Life, commit: Commit, copies: Sequence[GuardedDigest], wrong: int | None
+    ) -> None:
+        """A rank has applied a step to what it guards; of one end that was just made wrong."""
+        history = history_at(trainer.state.history, commit.step)
+        for copy in copies:
+            right = terms.part(self._truth(commit.step + 1, history, copy.stage))
+            _hold(
+                copy.stage == wrong or copy.masters == right,
+                f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
+                f"found wrong, or which it got too late, after step {commit.step}",
+            )
 
     def _came(self, trainer: Life, before: RankState, event: Event) -> None:
         """Note what a rank had when it came to a plan. What others found bad is nothing."""

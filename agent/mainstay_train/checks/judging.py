@@ -1,0 +1,29 @@
+"""Says what a scope of checks asks of the checks of a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from mainstay_core.dmr.schedule import Later
+from mainstay_train.checks import late
+from mainstay_train.checks.calls import (
+    Call,
+)
+from mainstay_train.checks.kernels import Effects
+from mainstay_train.checks.places import Place
+from mainstay_train.checks.replays import Replays
+
+
+class Judging(late.Judged, Protocol):
+    """Checks of a trainer, as they hear of what was found and say what waits."""
+
+    replays: Replays
+
+    def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
+        """Return whether a call is executed twice at once, though recomputes check its block."""
+
+    def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
+        """Return until when the check of a call waits; None: it does not."""
