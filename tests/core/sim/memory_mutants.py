@@ -230,6 +230,7 @@ MEMORY_MUTANTS = {
         "each rank plans its next window from what it has measured itself",
         [(windows, "note_commit", _own_clock)],
         _IN_MEMORY,
+        first=40,
     ),
     "own-order": Mutant(
         "a rank that joins does not learn what the others have measured and counted",

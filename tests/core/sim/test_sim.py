@@ -295,7 +295,7 @@ def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:
 
 def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again() -> None:
     seen: Counter[str] = Counter()
-    for seed in (0, 1, 3, 6, 8, 16, 48):
+    for seed in (0, 1, 3, 6, 8, 16, 32):
         outcome = simulate(draw_cascades(seed))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
@@ -347,7 +347,7 @@ def test_a_cell_of_which_a_rank_is_lost_computes_again_as_a_whole() -> None:
     for seed in range(6):
         outcome = simulate(draw_cells(seed, LOSSES_OF_CELLS))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
-        replayed += outcome.seen["replayed"]
+        replayed += outcome.seen.get("replayed", 0)  # some end with nothing lost but a rank
     assert replayed > 10
 
 
