@@ -299,8 +299,10 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     asked = None if left else _answer(state, state.suspicion, now_s, nonce)
     if asked is not None:
         return asked
-    # Whose death is known explains what the others tell: that is no repetition.
-    state, cause = (state, None) if left else repeats.note_repetition(state)
+    # Whose death is known explains what the others tell, and who asks has no fault to tell: these
+    # are no repetitions.
+    asks = state.suspicion.unreached
+    state, cause = (state, None) if left or asks else repeats.note_repetition(state)
     answer = repeats.escalate(state, cause) if cause is not None else _AGAIN
     if not left and answer.rung < Rung.RESTART:
         asked = _ask_another(state, now_s, nonce)
@@ -335,7 +337,12 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     for member in excluded:
         opened = _hold_back(opened, member.slot, now_s)
     suspected = tuple(sorted({*state.suspected_before, *state.suspicion.suspects}))
-    opened = replace(opened, suspected_before=suspected, reforms=state.reforms + 1)
+    opened = replace(
+        opened,
+        suspected_before=suspected,
+        reforms=state.reforms + 1,
+        asked=state.asked + asks,
+    )
     if method is Method.RESTART:
         opened = replace(opened, restarted_id=plan.quorum.id)
     return publish(opened, plan, JobPhase.RECOVERING)
@@ -347,7 +354,7 @@ def _answer(
     """Return what members are told that ask for the next plan; None if something has failed."""
     if asked.repeats is not None:
         return make_again(state, asked.repeats, now_s, nonce)
-    return _recover(state, (), now_s, nonce) if asked.unreached else None
+    return _recover(state, (), now_s, nonce) if asked.unreached and state.unreached else None
 
 
 def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transition | None:
@@ -442,6 +449,8 @@ def _method_of(
     if excluded:
         names = ", ".join(slot_name(state, m.slot) for m in excluded)
         return method, f"suspected twice without a commit in between: {names}"
+    if state.suspicion.unreached:
+        return method, "not all is known of what pods keep in memory: the same members ask again"
     if repeats.is_undecided(state.suspicion):
         return Method.RESTART, (
             "copies of a state differ and none has a majority: all go on from the newest version "

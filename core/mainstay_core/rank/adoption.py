@@ -24,6 +24,7 @@ from mainstay_core.rank.events import (
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
 from mainstay_core.wire.facts import MAX_SOURCES, Cause, Failed, Parked, Phase
 from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.segments import StoreReport
 
 _MAY_MISS_A_ROUND = frozenset({Phase.SETTLING, Phase.HEALING, Phase.VOTING, Phase.SAVING})
 """Phases in which a rank that parks drops its pipeline. What it lost may have been complete for
@@ -136,16 +137,18 @@ def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
     return Transition(replace(state, phase=Phase.PARKED), (*prefix, tell, WaitForPlan()), why)
 
 
-def ask_first(state: RankState, why: str) -> Transition:
+def ask_first(state: RankState, why: str, stores: Sequence[StoreReport]) -> Transition:
     """Wait for the plan that says what becomes of a stage that no store brings back.
 
     Args:
         state: of the rank, whose plan has its members ask.
         why: the stage is not brought back.
+        stores: what pods keep, as far as it is known.
     """
     if must_adopt(state):
         return adopt(state, Leave())
-    tell = SendFact(fact_of(state, Parked, evidence=why, unreached=True))
+    unasked = any(report.problem for report in stores)
+    tell = SendFact(fact_of(state, Parked, evidence=why, unreached=True, unasked=unasked))
     return Transition(replace(state, phase=Phase.PARKED), (Leave(), tell, WaitForPlan()), why)
 
 

@@ -136,7 +136,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     reached = max((r.version for r in event.reports if r.valid), default=None)
     loads = StateAction.LOAD in outcome.actions
     if loads and state.plan.asks_first:
-        return ask_first(state, outcome.reason)
+        return ask_first(state, outcome.reason, event.stores)
     about = {"step": outcome.version, "evidence": outcome.reason, "reached": reached}
     tell = SendFact(fact_of(state, Adopted, **about, loads=loads))
     settled = checkpoints.settled(state, max(r.durable for r in event.reports))

@@ -245,6 +245,8 @@ class Parked(_RankFact):
     """Number of the fork that is due in a job that repeats a lineage: nothing has failed."""
     unreached: bool = field(default=False, metadata=OMITTED)
     """Whether it asks what to do, as its plan says: no store brings a lost stage back."""
+    unasked: bool = field(default=False, metadata=OMITTED)
+    """Whether not all was known of some pod's store when it asked: that one may bring it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mainstay_core.coordinator.events import ApproximationAllowed
+from mainstay_core.coordinator.intake.facts import MAX_ASKS
 from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import judge_permission
 from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
@@ -44,14 +45,11 @@ def lose(world: Any, stage: int) -> None:
     world.tell(world.down_fact(world.member(0, stage)))
 
 
-def ask(world: Any) -> None:
+def ask(world: Any, wait_s: float = 10.0, **how: Any) -> None:
     """All members have found that no store brings the stage back."""
-    why = "unit 0 of position 1 has gaps"
-    facts = (
-        world.about(FactKind.PARKED, m, unreached=True, evidence=why) for m in world.plan.members
-    )
-    world.tell(*facts)
-    world.tick(10.0)
+    how |= {"unreached": True, "evidence": "unit 0 of position 1 has gaps"}
+    world.tell(*(world.about(FactKind.PARKED, m, **how) for m in world.plan.members))
+    world.tick(wait_s)
 
 
 def newest(world: Any) -> Any:
@@ -84,6 +82,25 @@ def test_where_no_store_brings_a_stage_back_it_is_made_anew_of_others(world: Any
     world.stored()
     lose(world, 1)
     assert (world.plan.method, world.plan.lineage) == (Method.REPLAY, 1), "kept since the fork"
+
+
+def test_members_ask_again_where_a_store_did_not_answer(world: Any) -> None:
+    """It may have a complete window. What answers then counts."""
+    lose(world, 1)
+    ask(world, unasked=True)
+    assert (world.plan.method, world.plan.asks_first) == (Method.REFORM, True)
+    assert "not all is known of what pods keep" in world.plan.reason
+    ask(world)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def test_a_store_that_never_answers_counts_as_empty_in_the_end(world: Any) -> None:
+    lose(world, 1)
+    methods = []
+    for _ in range(MAX_ASKS + 1):
+        ask(world, 1000.0, unasked=True)
+        methods.append(world.plan.method)
+    assert methods == [*[Method.REFORM] * MAX_ASKS, Method.APPROXIMATE]
 
 
 def test_a_maker_that_dies_before_all_have_settled_is_replaced_under_the_same_order(

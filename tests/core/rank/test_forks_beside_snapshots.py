@@ -117,3 +117,16 @@ def test_a_window_that_was_complete_before_a_fork_is_not_after_it() -> None:
     assert (state.lineage, state.kept_from) == (1, 0)
     same = adopted(rank("a.1", kept_from=6), pipeline(2, 1))
     assert (same.lineage, same.kept_from) == (0, 6)
+
+
+def test_who_asks_says_if_a_store_did_not_answer() -> None:
+    plan = replace(pipeline(2, 1), method=Method.REPLAY, asks_first=True)
+    why = "it did not answer within 5 s"
+    silent = StoreReport(pod=PodUid("a"), address="", lineage=plan.lineage, problem=why)
+    empty = replace(silent, problem="")
+    for store_report, unasked in ((silent, True), (empty, False)):
+        event = ReportsGathered(reports(plan, 8, 1), (store_report,))
+        done = machine.step(adopted(rank("a.1"), plan), event)
+        told = [a.fact for a in done.actions if isinstance(a, SendFact)]
+        asked = [f for f in told if isinstance(f, Parked)]
+        assert [(f.unreached, f.unasked) for f in asked] == [(True, unasked)]

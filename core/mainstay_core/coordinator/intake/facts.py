@@ -67,6 +67,11 @@ from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Method
 
 
+MAX_ASKS = 3
+"""Bound on how often members meet again where not all is known of what pods keep in memory. Then
+what is unknown counts as empty."""
+
+
 class UnregisteredPodError(RemoteProtocolError):
     """A fact names a pod that is unknown or counts as gone. The pod has to register first."""
 
@@ -299,7 +304,9 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
         unreached=old.unreached or fact.unreached,
     )
     name = slot_name(state, member.slot)
-    state = replace(state, suspicion=new, unreached=state.unreached or fact.unreached)
+    state = replace(state, suspicion=new)
+    if fact.unreached and (not fact.unasked or state.asked >= MAX_ASKS):
+        state = replace(state, unreached=True)
     return Transition(state=state, reason=f"{name} parked: {fact.evidence}")
 
 
