@@ -29,6 +29,7 @@ from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.situation import (
     cut_off,
     find_situation,
+    has_asked,
     rules_of,
     waits_until,
 )
@@ -180,7 +181,7 @@ def _recover(
     if plan is None:
         return _wait(state, answer, now_s)
     allowed_by = allowed_by_whom(state, plan)
-    opened = open_loss if lost else open_suspicion
+    opened = open_loss if lost or state.suspicion is None else open_suspicion
     recovered = opened(state, lost, plan, answer.reason, allowed_by)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
@@ -241,9 +242,10 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
         return suspend_now(state, now_s)
     lost = lost_members(state)
     asked = None
-    if not lost and state.suspicion is not None and state.suspicion.doubted:
+    climbs = bool(lost) or has_asked(state)
+    if not climbs and state.suspicion is not None and state.suspicion.doubted:
         asked = _ask_another(state, now_s, nonce)
-    if not lost and asked is None:
+    if not climbs and asked is None:
         reason = "the members that were silent are heard again"
         return _meet_again(state, reason, now_s, nonce)
     result = asked or _taking_back(state, lambda whole: _recover(whole, lost, now_s, nonce))
@@ -277,6 +279,9 @@ def _meet_again(
         left: members that a planned plan dropped, and whose votes the others wait for in vain: a
             planned plan does not interrupt them.
     """
+    if has_asked(state):
+        whole = drop_hand_overs(state, left)
+        return _taking_back(whole, lambda known: _recover(known, left, now_s, nonce))
     method = Method.MASK if left else Method.REFORM
     draft = Draft(method=method, planned=False, reason=reason, now_s=now_s, nonce=nonce)
     plan = seating.mask_plan(state, draft)
@@ -299,6 +304,8 @@ def _reform(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     asked = None if left else _answer(state, state.suspicion, now_s, nonce)
     if asked is not None:
         return asked
+    if has_asked(state):
+        return _recover(drop_hand_overs(state, left), left, now_s, nonce)
     # Whose death is known explains what the others tell, and who asks has no fault to tell: these
     # are no repetitions.
     asks = state.suspicion.unreached

@@ -110,6 +110,15 @@ def may_ask(state: CoordinatorState, method: Method) -> bool:
     return may and has_stores and bool(lost_stages(state)) and rules_of(state) is not None
 
 
+def has_asked(state: CoordinatorState) -> bool:
+    """Return whether the members of the plan have asked what becomes of a stage that is still lost.
+
+    As they are told not to ask again, no other plan than a fork or a restart may have them meet.
+    """
+    asks = state.plan is not None and state.plan.asks_first and state.unreached
+    return asks and bool(lost_stages(state))
+
+
 def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
     """Return whether a permission is for all stages that are lost now."""
     return set(lost_stages(state)) <= set(permission.stages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,28 @@ def test_a_store_that_never_answers_counts_as_empty_in_the_end(world: Any) -> No
         ask(world, 1000.0, unasked=True)
         methods.append(world.plan.method)
     assert methods == [*[Method.REFORM] * MAX_ASKS, Method.APPROXIMATE]
+
+
+def test_who_waits_after_it_asked_never_meets_without_an_answer(start: Start) -> None:
+    """A plan that only repeats the one before would have all load the seed."""
+    world = job(start, spares=1, approximate=ALLOWED)
+    lose(world, 1)
+    ask(world, 0.0)
+    joiner = world.member(0, 1)
+    world.tick(**{joiner.slot.pod: 99.0})
+    assert world.state.phase is JobPhase.WAITING
+    world.register(joiner.slot.pod)
+    world.up(joiner.slot.pod, life=joiner.incarnation)
+    world.tick(10.0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def test_a_rival_plan_does_not_bring_those_together_who_have_asked(world: Any) -> None:
+    lose(world, 1)
+    ask(world, 0.0)
+    world.state = replace(world.state, rivals=("x",), suspicion=None)
+    world.tick(10.0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
 
 
 def test_a_maker_that_dies_before_all_have_settled_is_replaced_under_the_same_order(

@@ -66,7 +66,6 @@ from mainstay_core.wire.facts import (
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Method
 
-
 MAX_ASKS = 3
 """Bound on how often members meet again where not all is known of what pods keep in memory. Then
 what is unknown counts as empty."""
