@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.coordinator.events import ApproximationAllowed
+from mainstay_core.coordinator import machine
+from mainstay_core.coordinator.events import (
+    ApproximationAllowed,
+    PlanReported,
+    StepsCommitted,
+    Tick,
+)
 from mainstay_core.coordinator.intake.facts import MAX_ASKS
 from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import judge_permission
@@ -124,6 +130,39 @@ def test_a_rival_plan_does_not_bring_those_together_who_have_asked(world: Any) -
     world.state = replace(world.state, rivals=("x",), suspicion=None)
     world.tick(10.0)
     assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def lose_store(world: Any) -> None:
+    """The api's store has lost the job, and hears of it by its members' pods again."""
+    plan, step = world.plan, world.state.step
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=step))
+    for member in plan.members:
+        world.register(member.slot.pod)
+        world.up(member.slot.pod, life=member.incarnation, outline=OUTLINE)
+    world.send(Tick(heard=world.state.unheard))
+
+
+def test_a_store_that_is_lost_while_members_ask_costs_no_steps(world: Any) -> None:
+    """Nobody has gone back in that plan: what was committed before it counts."""
+    before = world.plan.quorum
+    lose(world, 1)
+    lose_store(world)
+    told = {"committed_at_s": world.now_s, "step_s": 0.01}
+    world.send(StepsCommitted(step=world.state.step - 1, quorum=before, **told))
+    ask(world)
+    assert (world.plan.method, world.state.step) == (Method.APPROXIMATE, 5)
+    lose(world, 1)
+    assert (world.plan.method, world.state.step) == (Method.APPROXIMATE, 5)
+
+
+def test_a_store_that_falls_back_does_not_know_what_members_told_since(world: Any) -> None:
+    lose(world, 1)
+    ask(world, 0.0)
+    newer = replace(world.plan.quorum, id=world.plan.quorum.id + 2)
+    plan = replace(world.plan, quorum=newer, unplanned_id=newer.id)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+    assert not world.state.unreached
 
 
 def test_a_maker_that_dies_before_all_have_settled_is_replaced_under_the_same_order(

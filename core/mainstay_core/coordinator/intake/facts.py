@@ -305,8 +305,20 @@ def _parked(state: CoordinatorState, fact: Parked, now_s: float) -> Transition:
     name = slot_name(state, member.slot)
     state = replace(state, suspicion=new)
     if fact.unreached and (not fact.unasked or state.asked >= MAX_ASKS):
-        state = replace(state, unreached=True)
+        state = replace(_stayed(state, fact), unreached=True)
     return Transition(state=state, reason=f"{name} parked: {fact.evidence}")
+
+
+def _stayed(state: CoordinatorState, fact: Parked) -> CoordinatorState:
+    """Return the state in which a plan whose members ask has lost no steps: they went nowhere.
+
+    After a store's recovery that was not known.
+    """
+    plan = state.plan
+    assert plan is not None
+    if fact.quorum != plan.quorum or state.restarted_id != plan.quorum.id:
+        return state
+    return replace(state, restarted_id=max((v.quorum for v in plan.voided), default=0))
 
 
 def _concerns(state: CoordinatorState, member: Member, quorum: QuorumId | None) -> bool:

@@ -237,6 +237,8 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         waiting=None,
         permission=None,
         suspicion=None,
+        unreached=False,  # its members repeat it
+        asked=0,
         suspected_before=(),
         reforms=0,
         restored=str(plan.quorum),
