@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
-from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.rank import machine
 from mainstay_core.rank.adoption import follow
@@ -14,9 +13,6 @@ from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
-
-MIN_STAGES = {Order.IN_ORDER: 3, Order.SWAPPED: 2}
-"""Stages of a pipeline from which one has two neighbours, or an end its twin."""
 
 
 def first_state(
@@ -74,13 +70,12 @@ def snapshot_rules(
 def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:
     """Return by which rules lost stages are made anew of others; None where none ever is.
 
-    They are there also where the job's policy is off: it may change, and a person may allow one
-    recovery. An order says by what rules it is carried out.
+    They are there also where the job's policy is off, or has no answer yet for so few stages: it
+    may change, and a person may allow one recovery. An order says by what rules it is carried out.
     """
     allowed, how = config.approximate is not None, config.approximate_rules
     shape = config.shape
-    is_apart = shape.stages < MIN_STAGES[shape.order] and how.stale_steps is None
-    if not allowed and is_apart:
+    if not allowed and shape.stages < 2:
         return None
     return ForkRules(
         outline=training.outline(),
