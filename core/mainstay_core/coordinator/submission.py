@@ -23,7 +23,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.dmr.settings import Mode, PlanName
-from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.protections import LOOP, entry_of
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
@@ -81,6 +81,13 @@ _PATHS = {
     "hang_s": "spec.detection.hangSeconds",
     "operation_timeout_s": "spec.detection.hangSeconds",
     "guards": "spec.recovery.approximate.guards",
+    "approximate.after_lost_steps": "spec.recovery.approximateAfterLostSteps",
+    "approximate.weights": "spec.recovery.approximate.weights",
+    "approximate.lr_boost": "spec.recovery.approximate.lrBoostPercent",
+    "approximate.boost_steps": "spec.recovery.approximate.boostSteps",
+    "approximate.stale_steps": "spec.recovery.approximate.staleSteps",
+    "approximate.wait_s": "spec.recovery.approximate.waitSeconds",
+    "approximate.optimizer_state": "spec.recovery.approximate.optimizerState",
     "handover_s": "spec.recovery.handoverSeconds",
     "max_restarts": "spec.recovery.maxRestarts",
     "escalate_after": "spec.recovery.escalateAfter",
@@ -126,7 +133,7 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
             ("minReplicas", old.shape.min_replicas, new.shape.min_replicas),
             ("spares", old.spares, new.spares),
             ("recovery.allowApproximate", *_allowed(old, new)),
-            ("recovery.approximateAfterLostSteps", *_bounds(old, new)),
+            *_rules(old, new),
             ("recovery.onTaint", *_on_taint(old, new)),
             ("checks", old.checks.describe(), new.checks.describe()),
         )
@@ -173,8 +180,20 @@ def _allowed(*configs: JobConfig) -> tuple[str, ...]:
     return tuple("false" if config.approximate is None else "true" for config in configs)
 
 
-def _bounds(*configs: JobConfig) -> tuple[int | None, ...]:
-    return tuple(c.approximate.after_lost_steps if c.approximate else None for c in configs)
+def _rules(*configs: JobConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, old value, new value) of how stages are made anew, by policy or permission."""
+    before, after = (config.approximate_rules for config in configs)
+    for f in fields(ApproximateConfig):
+        path = _PATHS[f"approximate.{f.name}"].removeprefix("spec.")
+        yield path, _as_said(f.name, before), _as_said(f.name, after)
+
+
+def _as_said(name: str, rules: ApproximateConfig) -> int | str | None:
+    """Return a rule in the unit in which a definition says it."""
+    if name == "lr_boost":
+        return round(100 * rules.lr_boost)
+    said: int | float | str | None = getattr(rules, name)
+    return f"{said:g}" if isinstance(said, float) else said
 
 
 def _on_taint(*configs: JobConfig) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import JobSubmitted, PlanReported
 from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
-from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
 from mainstay_core.job.protections import ENTRY_KEY, LOOP
 from mainstay_core.wire.plan import Method
 
@@ -133,3 +133,26 @@ def test_who_asks_for_another_kind_of_log_is_refused(start: Start) -> None:
     asked = replace(world.state.config, snapshots=replace(stored, boundary=True))
     with pytest.raises(InvalidSpecError, match="cannot change in a job that exists"):
         world.send(JobSubmitted(config=asked))
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"after_lost_steps": 3}, "recovery.approximateAfterLostSteps None -> 3"),
+        ({"weights": "Uniform"}, "recovery.approximate.weights GradientNorm -> Uniform"),
+        ({"lr_boost": 1.2}, "recovery.approximate.lrBoostPercent 110 -> 120"),
+        ({"boost_steps": 7}, "recovery.approximate.boostSteps None -> 7"),
+        ({"stale_steps": 4}, "recovery.approximate.staleSteps None -> 4"),
+        ({"wait_s": 60.0}, "recovery.approximate.waitSeconds 0 -> 60"),
+        ({"optimizer_state": "Average"}, "recovery.approximate.optimizerState Zero -> Average"),
+    ],
+)
+def test_what_changes_of_approximate_recovery_is_announced_by_its_path(
+    start: Start, rule: dict[str, Any], said: str, is_allowed: bool
+) -> None:
+    name = "approximate" if is_allowed else "permitted"
+    world = start(**{name: ApproximateConfig()})
+    changed = replace(world.state.config, **{name: ApproximateConfig(**rule)})
+    world.send(JobSubmitted(config=changed))
+    assert f"the job's definition has changed: {said}" in world.messages()
