@@ -40,6 +40,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         commits=0,
         # Who had finished does so again, perhaps in another way.
         finals=() if begins_lineage else state.finals,
+        silent=() if begins_lineage else state.silent,
         paused=(),
         suspicion=None,
         waiting=None,

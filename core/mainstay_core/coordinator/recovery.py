@@ -16,18 +16,18 @@ from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
-from mainstay_core.coordinator.names import place_name, pod_name, slot_name
+from mainstay_core.coordinator.names import place_name, slot_name
 from mainstay_core.coordinator.permission import allowed_by_whom
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
 from mainstay_core.coordinator.repeated_forks import make_again
 from mainstay_core.coordinator.repeats import Rung
+from mainstay_core.coordinator.returning import note_silent, take_back, wait_for_silent
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.situation import (
-    cut_off,
     find_situation,
     has_asked,
     rules_of,
@@ -150,6 +150,9 @@ def _recover(
 
     Nothing more than before may be: members ask what to do where no store brings a stage back.
     """
+    back = take_back(state, lost, now_s, nonce)
+    if back is not None:
+        return back
     rules = rules_of(state)
     answer = ladder.decide(find_situation(state, len(lost), now_s, rules))
     takers = usable_slots(state, now_s)
@@ -159,7 +162,7 @@ def _recover(
         takers = usable_slots(state, math.inf)
     until_s = waits_until(state, rules)
     if answer.row is ladder.Row.APPROXIMATE and now_s < until_s:
-        return _wait(state, _for_silent(state, answer), now_s, least_until_s=until_s)
+        return _wait(state, wait_for_silent(state, answer), now_s, least_until_s=until_s)
     if answer.row is ladder.Row.MASK:
         draft = Draft(
             method=Method.MASK, planned=False, reason=answer.reason, now_s=now_s, nonce=nonce
@@ -182,22 +185,10 @@ def _recover(
         return _wait(state, answer, now_s)
     allowed_by = allowed_by_whom(state, plan)
     opened = open_loss if lost or state.suspicion is None else open_suspicion
-    recovered = opened(state, lost, plan, answer.reason, allowed_by)
+    recovered = note_silent(state, opened(state, lost, plan, answer.reason, allowed_by), plan)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
     return publish(recovered, plan, JobPhase.RECOVERING)
-
-
-def _for_silent(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
-    """Return the answer to wait for holders that were cut off, before a stage is made anew."""
-    silent = cut_off(state)
-    names = ", ".join(dict.fromkeys(pod_name(state, m.slot.pod) for m in silent))
-    inner = state.shape.ranks_per_stage > 1
-    places = sorted({m.rank.position for m in silent})
-    stages = tuple((stage, number if inner else None) for stage, number in places)
-    reason = f"{answer.reason}, unless {names} is heard in time, which was only cut off"
-    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
-    return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
 
 
 def _wait(

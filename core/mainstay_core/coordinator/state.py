@@ -291,6 +291,8 @@ class CoordinatorState:
     suspicion: Suspicion | None = None
     unreached: bool = field(default=False, metadata=OMITTED)
     """Whether members have told since the last commit that no store brings back what is lost."""
+    silent: tuple[Incarnation, ...] = field(default=(), metadata=OMITTED)
+    """Trainers that alone had some state when they fell silent, in a plan whose members ask."""
     asked: int = field(default=0, metadata=OMITTED)
     """Times since the last commit that members met again as not all was known of pods' stores."""
     suspected_before: tuple[Slot, ...] = ()

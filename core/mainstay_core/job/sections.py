@@ -393,7 +393,9 @@ class ApproximateRecovery(Section):
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
-    stays exact. Pods that surely ended are not waited for. 0: it does not wait."""
+    stays exact. Pods that surely ended are not waited for. 0: it does not wait. With snapshots
+    these are tried first, by another trainer, and then nothing waits: a pod that is heard before
+    they are found incomplete is taken back."""
     optimizer_state: Literal["Zero", "Average"] = "Zero"
     """The optimizer's state of what is made of other stages. Zero: it begins from nothing. Average:
     it is the average of theirs, by the same weights; what counts a parameter's steps is the

@@ -110,6 +110,49 @@ def test_a_store_that_never_answers_counts_as_empty_in_the_end(world: Any) -> No
     assert methods == [*[Method.REFORM] * MAX_ASKS, Method.APPROXIMATE]
 
 
+def cut_off(world: Any, stage: int) -> Any:
+    """The only holder of a stage falls silent, and another trainer has its place."""
+    silent = world.member(0, stage)
+    world.tick(**{silent.slot.pod: 99.0})
+    assert (world.plan.method, world.plan.asks_first) == (Method.REPLAY, True)
+    return silent
+
+
+def hear(world: Any, member: Any) -> None:
+    world.register(member.slot.pod)
+    world.up(member.slot.pod, life=member.incarnation)
+
+
+def test_a_holder_that_was_cut_off_is_taken_back_before_its_stage_is_made_anew(world: Any) -> None:
+    silent = cut_off(world, 1)
+    hear(world, silent)
+    ask(world)
+
+    plan = world.plan
+    assert (plan.method, plan.lineage, plan.fork, plan.asks_first) == (Method.REFORM, 0, None, True)
+    back = plan.member_of(silent.slot, silent.incarnation)
+    assert (back.rank.position, back.rank.replica, back.joining) == ((1, 0), None, True)
+    world.settle(step=5)
+    world.commit(step=5)
+    assert newest(world).exact
+
+
+def test_a_holder_that_comes_back_without_its_state_is_taken_back_once(world: Any) -> None:
+    silent = cut_off(world, 1)
+    hear(world, silent)
+    ask(world)
+    ask(world)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def test_another_life_on_the_slot_of_who_was_cut_off_has_no_state(world: Any) -> None:
+    silent = cut_off(world, 1)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod)
+    ask(world)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
 def test_who_waits_after_it_asked_never_meets_without_an_answer(start: Start) -> None:
     """A plan that only repeats the one before would have all load the seed."""
     world = job(start, spares=1, approximate=ALLOWED)

@@ -130,3 +130,16 @@ def test_who_asks_says_if_a_store_did_not_answer() -> None:
         told = [a.fact for a in done.actions if isinstance(a, SendFact)]
         asked = [f for f in told if isinstance(f, Parked)]
         assert [(f.unreached, f.unasked) for f in asked] == [(True, unasked)]
+
+
+def test_who_was_cut_off_while_others_asked_has_its_state_still() -> None:
+    """It had no place in the plan in which they asked. Its state counts in the next one."""
+    plan = make_plan({0: ["a.1", "b.1"]}, quorum=1, lanes=1)
+    given = make_plan({0: ["a.1", "c.1"]}, quorum=2, joining=["c.1"], lanes=1)
+    given = replace(given, method=Method.REPLAY, asks_first=True)
+    silent = adopted(rank("b.1", position=1, plan=plan), given)
+    assert (silent.phase, silent.valid) == (Phase.IDLE, True)
+    lives = {0: ["a.1", "c.1"]}
+    back = make_plan(lives, quorum=3, joining=["b.1", "c.1"], followers=[("b.1", 1)], lanes=1)
+    known = adopted(silent, replace(back, method=Method.REFORM, asks_first=True))
+    assert (known.phase, known.valid, known.version) == (Phase.SETTLING, True, 8)

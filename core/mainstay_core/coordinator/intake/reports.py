@@ -110,7 +110,7 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     assert state.plan is not None
     state = clear_failures(state)
     state = replace(state, suspected_before=(), reforms=0, commits=state.commits + 1)
-    state = replace(state, unreached=False, asked=0)
+    state = replace(state, unreached=False, asked=0, silent=())
     if state.commits == 1:
         state = note_guards(state)
     state = _use_permission(forget_mended(state))

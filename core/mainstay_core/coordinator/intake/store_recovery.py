@@ -239,6 +239,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         suspicion=None,
         unreached=False,  # its members repeat it
         asked=0,
+        silent=(),
         suspected_before=(),
         reforms=0,
         restored=str(plan.quorum),
