@@ -18,6 +18,7 @@
 - ``permission``: whether a person may allow one approximate recovery, and what it would come to
 - ``repeated_forks``: the forks of another run, in a job that repeats its lineage
 - ``repeats``: what follows when the same cause comes back again and again
+- ``returning``: waits for trainers that were only cut off, and takes them back
 - ``planned``: decides between faults: hands over, drops, and fills places
 - ``stores``: which stores of segments the pods still have
 - ``siting``: which free slots there are, and which serve together

@@ -82,8 +82,8 @@ def take_back(
             joining=True,
         )
         for slot in usable_slots(state, math.inf)
-        if slot.incarnation in state.silent
-        and slot.incarnation is not None
+        if slot.incarnation is not None
+        and slot.incarnation in state.silent
         and slot.stage is not None
         and (slot.stage, slot.inner) in empty
     ]

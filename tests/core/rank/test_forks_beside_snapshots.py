@@ -125,7 +125,7 @@ def test_who_asks_says_if_a_store_did_not_answer() -> None:
     silent = StoreReport(pod=PodUid("a"), address="", lineage=plan.lineage, problem=why)
     empty = replace(silent, problem="")
     for store_report, unasked in ((silent, True), (empty, False)):
-        event = ReportsGathered(reports(plan, 8, 1), (store_report,))
+        event = ReportsGathered(tuple(reports(plan, 8, 1)), (store_report,))
         done = machine.step(adopted(rank("a.1"), plan), event)
         told = [a.fact for a in done.actions if isinstance(a, SendFact)]
         asked = [f for f in told if isinstance(f, Parked)]
