@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
@@ -33,6 +34,19 @@ from mainstay_core.wire.plan import MAX_VOIDED, Method, Plan, Voided
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
 
+def check_named(state: CoordinatorState, fact: Named) -> None:
+    """Refuse a word of steps that the job does not have: plans would tell of them.
+
+    Raises:
+        RemoteProtocolError: the message names the field.
+    """
+    for field, step in (("since", fact.since), ("step", fact.step)):
+        if step is not None and step > state.shape.steps:
+            raise RemoteProtocolError(
+                f"Named.{field}: {step} is more than the job's {state.shape.steps}"
+            )
+
+
 def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     """Return the state with the steps that a named device has tainted.
 
@@ -44,6 +58,7 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     since = fact.since if fact.since is not None else clean_from
     if since is None:
         return state
+    since = min(since, state.shape.steps)
     quorum, voided = fact.quorum, state.plan.voided if state.plan is not None else ()
     # What is told late was undone with what the device had computed by then.
     undone = [v.version for v in voided if quorum is not None and quorum.id < v.quorum]
@@ -123,11 +138,14 @@ def _over_at(taint: Taint, step: int) -> Taint:
 def recovered(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     """Return the state with the taints of which a recovered plan tells.
 
-    It is newer than what the store may have kept: of a device that it names it knows more.
+    It is newer than what the store may have kept: of a device that it names it knows more. What it
+    tells of steps that the job does not have is dropped: the plan itself is in force all the same.
     """
-    named = {t.slot for t in plan.taints}
+    steps = state.shape.steps
+    told = [replace(t, named_in=min(t.named_in, steps)) for t in plan.taints if t.since <= steps]
+    named = {t.slot for t in told}
     kept = tuple(t for t in state.taints if t.slot not in named)
-    return replace(state, taints=(*kept, *plan.taints)[-MAX_TAINTS:])
+    return replace(state, taints=(*kept, *told)[-MAX_TAINTS:])
 
 
 def leave_as_named(state: CoordinatorState, now_s: float) -> CoordinatorState:

@@ -464,14 +464,26 @@ def test_a_store_that_fell_back_takes_no_named_device_for_a_spare(start: Start) 
     assert wrong.slot not in {m.slot for m in world.plan.members}
 
 
-def test_a_supervisor_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
-    start: Start,
+@pytest.mark.parametrize(("field", "step"), [("since", 61), ("step", 10**9)])
+def test_a_trainer_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
+    start: Start, field: str, step: int
 ) -> None:
     world = start(replicas=2, stages=1)
+    fields = {"since": 3, "step": 5, field: step}
+    with pytest.raises(RemoteProtocolError, match=rf"Named\.{field}: {step} is more than the job"):
+        world.tell(world.about(FactKind.NAMED, world.member(1, 0), **fields))
+    assert world.state.taints == ()
+
+
+def test_a_plan_with_tainted_steps_that_the_job_does_not_have_is_recovered_without_them(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
     name(world, world.member(1, 0))
-    plan = world.plan
-    late = replace(plan.taints[0], named_in=world.state.shape.steps + 1)
-    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.plan\.taints: step 61 is more"):
-        world.send(
-            PlanReported(pod=plan.members[0].slot.pod, plan=replace(plan, taints=(late,)), step=1)
-        )
+    plan, (taint,) = world.plan, world.plan.taints
+    other = replace(taint, slot=world.member(0, 0).slot, since=61, named_in=61)
+    held = replace(plan, taints=(replace(taint, named_in=10**9), other))
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=held, step=5))
+    assert world.state.plan == held
+    assert world.state.taints == (replace(taint, named_in=60),)
