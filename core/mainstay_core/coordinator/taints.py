@@ -33,6 +33,9 @@ from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import MAX_VOIDED, Method, Plan, Voided
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
+_LOADS = (Method.RESTART, Method.START)
+"""Methods of plans with which all load a checkpoint, or the seed."""
+
 
 def check_named(state: CoordinatorState, fact: Named) -> None:
     """Refuse a word of steps that the job does not have: plans would tell of them.
@@ -74,6 +77,11 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
             again_from = min(undone) if clean_from is None else min(*undone, clean_from)
             since = min(since, again_from)
     is_member = state.plan is not None and any(m.slot == slot for m in state.plan.members)
+    if is_member and clean_from is not None and quorum and quorum.id < state.restarted_id:
+        since = min(since, clean_from)
+    undone_in = "" if is_member else _undone_in(state, fact, since)
+    if undone_in and any(t.slot == slot and t.since <= since for t in state.taints):
+        return state
     new = Taint(
         slot=slot,
         trainer=slot_name(state, slot),
@@ -81,8 +89,27 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
         named_in=max(since, fact.step or 0),
         until=None if is_member else max(since, state.step),
         is_due=state.config.goes_back,
+        undone_in=undone_in,
     )
     return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+
+
+def _undone_in(state: CoordinatorState, fact: Named, since: int) -> str:
+    """Return the quorum of a restart that undid what a device had computed, which is told late.
+
+    Args:
+        state: of a job of which the device is no member.
+        fact: what is told.
+        since: first step that the device may have computed wrongly.
+    """
+    if fact.quorum is None or fact.quorum.id >= state.restarted_id:
+        return ""
+    known = [t for t in state.taints if t.slot == fact.named and t.undone_in and t.since <= since]
+    if known:
+        return known[-1].undone_in
+    plan, step = state.plan, state.settled_step
+    goes_on = plan is not None and plan.quorum.id == state.restarted_id
+    return str(plan.quorum) if plan and goes_on and step is not None and since >= step else ""
 
 
 def _named_again(
@@ -124,13 +151,36 @@ def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:
         return state
     members = {m.slot for m in plan.members}
     taints = tuple(
-        t if not t.counts or t.slot in members else _over_at(t, step) for t in state.taints
+        t if not t.counts or t.slot in members else _over_at(t, step, plan) for t in state.taints
     )
     return replace(state, taints=taints)
 
 
-def _over_at(taint: Taint, step: int) -> Taint:
-    """Return the taint of a device that takes no part from a step on, or that did not before."""
+def note_again(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state of a job that has loaded version ``step``: members compute from there on.
+
+    A named device that is a member still does so, too, and computes wrongly each time.
+    """
+    plan = state.plan
+    if plan is None or plan.method not in _LOADS:
+        return state
+    members = {m.slot for m in plan.members}
+    taints = tuple(
+        replace(t, since=min(t.since, step)) if t.counts and t.slot in members else t
+        for t in state.taints
+    )
+    return replace(state, taints=taints)
+
+
+def _over_at(taint: Taint, step: int, plan: Plan) -> Taint:
+    """Return the taint of a device that takes no part from a step on, or that did not before.
+
+    No state contains its steps if all go on before them. Who keeps its state may hold what a step
+    that is under way was given by the device.
+    """
+    first = step if plan.method in _LOADS else step + 1
+    if taint.since >= first:
+        return replace(taint, undone_in=str(plan.quorum))
     until = max(step, taint.since)
     return replace(taint, until=until if taint.until is None else min(until, taint.until))
 

@@ -487,3 +487,89 @@ def test_a_plan_with_tainted_steps_that_the_job_does_not_have_is_recovered_witho
     world.send(PlanReported(pod=plan.members[0].slot.pod, plan=held, step=5))
     assert world.state.plan == held
     assert world.state.taints == (replace(taint, named_in=60),)
+
+
+def lose_all(world: PlayedPods) -> None:
+    """All members' pods are gone, and new ones begin anew at the seed."""
+    for member in world.plan.members:
+        world.pod_gone(member.slot.pod)
+    for new in ("new-1", "new-2"):
+        world.register(new)
+        world.up(new)
+
+
+def test_an_ordinary_restart_to_before_tainted_steps_undoes_them(start: Start) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0)
+    train(world, 10)
+    name(world, world.member(1, 0))
+    world.settle(12)
+    lose_all(world)
+    restart = world.plan.quorum
+    assert world.plan.method is Method.RESTART
+    assert world.state.taints[0].counts, "others may still go on with them"
+
+    world.settle(0)
+
+    (taint,) = world.state.taints
+    assert (taint.since, taint.undone_in) == (3, str(restart))
+    assert f"{restart} went back before them" in taint.describe()
+    world.commit(0)
+    assert not world.state.taints[0].counts
+
+
+def test_steps_that_all_go_on_after_stay_tainted_whoever_is_lost_then(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 3)
+    wrong = world.member(1, 0)
+    world.pod_gone(wrong.slot.pod)
+    world.settle(3)
+    other = world.member(0, 0)
+    told = world.about(FactKind.NAMED, other, since=3, step=3, device=wrong.slot)
+    world.tell(told)
+    world.commit(3)
+    assert world.plan.method is Method.MASK
+    assert world.state.taints[0].counts, "the others had begun step 3 with what it gave them"
+
+
+def test_a_word_of_steps_before_an_ordinary_restart_that_comes_late_is_of_undone_steps(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0, goes_back=True)
+    train(world, 12)
+    wrong, before = world.member(1, 0), world.plan.quorum
+    world.down(world.member(0, 0), restarting=True)
+    world.pod_gone(wrong.slot.pod)
+    world.up("pod-0")
+    world.settle(0)
+    restart, other = world.plan.quorum, world.plan.members[0]
+    assert world.plan.method is Method.RESTART
+    late = world.about(FactKind.NAMED, other, since=8, step=9, device=wrong.slot, quorum=before)
+
+    for _ in range(2):
+        world.tell(late)
+        (taint,) = world.state.taints
+        assert taint.undone_in == str(restart)
+    for step in range(10):
+        world.commit(step)
+    world.tell(late)
+    assert len(world.state.taints) == 1, "told again by a supervisor that remembers it"
+    assert world.plan.lineage == 0, "it would go back for nothing"
+
+
+def test_a_named_device_that_serves_after_an_ordinary_restart_taints_from_there_on(
+    start: Start,
+) -> None:
+    world = start(replicas=1, stages=1, restart_grace_s=0.0)
+    train(world, 10)
+    wrong = world.member(0, 0)
+    name(world, wrong, since=8)
+    leaving = world.state.pod(wrong.slot.pod)
+    assert leaving.leaving
+    world.state = replace(
+        world.state, plan=replace(world.plan, method=Method.RESTART), settled_at_s={}, commits=0
+    )
+
+    world.settle(4)
+
+    (taint,) = world.state.taints
+    assert (taint.since, taint.until, taint.counts) == (4, None, True)

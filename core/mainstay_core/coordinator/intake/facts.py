@@ -42,7 +42,13 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
-from mainstay_core.coordinator.taints import check_named, forget_clean, note_gone, with_reason
+from mainstay_core.coordinator.taints import (
+    check_named,
+    forget_clean,
+    note_again,
+    note_gone,
+    with_reason,
+)
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -377,7 +383,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         if plan.method is Method.START:
             state = replace(state, furthest=max(state.furthest, state.step))
     goes_on_at = state.step if state.settled_step is None else state.settled_step
-    state = forget_clean(note_gone(state, goes_on_at), goes_on_at)
+    state = forget_clean(note_gone(note_again(state, goes_on_at), goes_on_at), goes_on_at)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.
