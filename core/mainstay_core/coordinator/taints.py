@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.words import count
+from mainstay_core.base.ids import Slot
+from mainstay_core.base.words import count, quote
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.names import slot_name
@@ -20,6 +21,7 @@ from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
+    MAX_ENDED,
     CoordinatorState,
     PodState,
     has_members,
@@ -38,16 +40,34 @@ _LOADS = (Method.RESTART, Method.START)
 
 
 def check_named(state: CoordinatorState, fact: Named) -> None:
-    """Refuse a word of steps that the job does not have: plans would tell of them.
+    """Refuse a word of steps that the job does not have, or of a life that nobody knows.
+
+    Plans would tell of them. A store that was recovered or opened again may have forgotten the life
+    of whoever has named a device, and so may one that knows only the last lives of its slot.
 
     Raises:
         RemoteProtocolError: the message names the field.
     """
+    if fact.quorum is None:
+        raise RemoteProtocolError("Named.quorum: is missing; must be that in which it was named")
+    teller = state.slot(Slot(pod=fact.pod, index=fact.slot))
+    lives = (teller.incarnation, *teller.ended) if teller is not None else ()
+    may_have_forgotten = _may_have_forgotten(state) or len(lives) > MAX_ENDED
+    if fact.incarnation not in lives and not may_have_forgotten:
+        raise RemoteProtocolError(
+            f"Named.incarnation: {quote(fact.incarnation)} was no trainer of "
+            f"{slot_name(state, Slot(pod=fact.pod, index=fact.slot))}"
+        )
     for field, step in (("since", fact.since), ("step", fact.step)):
         if step is not None and step > state.shape.steps:
             raise RemoteProtocolError(
                 f"Named.{field}: {step} is more than the job's {state.shape.steps}"
             )
+
+
+def _may_have_forgotten(state: CoordinatorState) -> bool:
+    """Return whether the store may have lost what pods told of their trainers."""
+    return state.restored_at_s > 0.0
 
 
 def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
@@ -88,10 +108,23 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
         since=since,
         named_in=max(since, fact.step or 0),
         until=None if is_member else max(since, state.step),
-        is_due=state.config.goes_back,
+        is_due=state.config.goes_back and _has_served(state, slot),
         undone_in=undone_in,
     )
-    return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+    return replace(state, taints=_newest((*state.taints, new)))
+
+
+def _has_served(state: CoordinatorState, device: Slot) -> bool:
+    """Return whether a device is or may have been a member: else no state contains its steps."""
+    known = state.slot(device)
+    return _may_have_forgotten(state) or (known is not None and known.stage is not None)
+
+
+def _newest(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
+    """Return as many as a job tells of: undone ones go first, then the oldest."""
+    surplus = len(taints) - MAX_TAINTS
+    dropped = sorted(range(len(taints)), key=lambda i: (taints[i].counts, i))[: max(surplus, 0)]
+    return tuple(t for i, t in enumerate(taints) if i not in dropped)
 
 
 def _undone_in(state: CoordinatorState, fact: Named, since: int) -> str:
@@ -119,7 +152,8 @@ def _named_again(
     if not known.counts:
         return state
     changed = replace(known, since=min(known.since, since))
-    if (fact.step or 0) > known.named_in and state.config.goes_back:
+    is_later = (fact.step or 0) > known.named_in
+    if is_later and state.config.goes_back and _has_served(state, known.slot):
         # Named in a later step: the job wants to go back by now, and did not perhaps before.
         changed = replace(changed, is_due=True)
     taints = tuple(changed if t is known else t for t in state.taints)
@@ -195,7 +229,7 @@ def recovered(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     told = [replace(t, named_in=min(t.named_in, steps)) for t in plan.taints if t.since <= steps]
     named = {t.slot for t in told}
     kept = tuple(t for t in state.taints if t.slot not in named)
-    return replace(state, taints=(*kept, *told)[-MAX_TAINTS:])
+    return replace(state, taints=_newest((*kept, *told)))
 
 
 def leave_as_named(state: CoordinatorState, now_s: float) -> CoordinatorState:

@@ -10,6 +10,7 @@ import pytest
 from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.control_plane.transactions import find_news
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -23,6 +24,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Voided, is_void
+from mainstay_core.wire.taints import MAX_TAINTS
 
 Start = Callable[..., Any]
 ZERO = "0" * 32
@@ -573,3 +575,59 @@ def test_a_named_device_that_serves_after_an_ordinary_restart_taints_from_there_
 
     (taint,) = world.state.taints
     assert (taint.since, taint.until, taint.counts) == (4, None, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"quorum": None}, r"Named\.quorum: is missing"),
+        ({"incarnation": "never"}, r"Named\.incarnation: 'never' was no trainer of pod-0/0"),
+    ],
+)
+def test_a_word_of_no_quorum_or_of_an_unknown_life_is_refused(
+    start: Start, fields: dict[str, Any], problem: str
+) -> None:
+    world = start(replicas=2, stages=1, goes_back=True)
+    train(world, 5)
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5)
+    with pytest.raises(RemoteProtocolError, match=problem):
+        world.tell(replace(told, **fields))
+    assert world.state.taints == ()
+
+
+def test_a_store_that_may_have_forgotten_a_life_believes_it(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5)
+    lose_store(world)
+    come_back(world, told.pod)
+    world.tell(replace(told, incarnation="an-earlier-one"))
+    assert [t.slot for t in world.state.taints] == [told.named]
+
+
+def test_a_device_that_never_served_has_nobody_go_back(start: Start) -> None:
+    world = start(replicas=2, stages=1, goes_back=True)
+    train(world, 5)
+    never = Slot(pod=PodUid("never-was"), index=0)
+    for step in (5, 6):
+        told = world.about(FactKind.NAMED, world.member(0, 0), since=0, step=step, device=never)
+        world.tell(told)
+    (taint,) = world.state.taints
+    assert (taint.slot, taint.is_due) == (never, False)
+    assert world.plan.lineage == 0
+
+
+def test_of_too_many_taints_those_that_are_undone_go_first(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    name(world, world.member(1, 0))
+    (taint,) = world.state.taints
+    undone = tuple(
+        replace(taint, slot=Slot(pod=PodUid(f"x{i}"), index=0), undone_in="q9-n")
+        for i in range(MAX_TAINTS - 1)
+    )
+    world.state = replace(world.state, taints=(taint, *undone))
+    world.tell(world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5))
+    slots = [t.slot for t in world.state.taints]
+    assert len(slots) == MAX_TAINTS
+    assert slots[:2] == [taint.slot, undone[1].slot]
