@@ -631,3 +631,21 @@ def test_of_too_many_taints_those_that_are_undone_go_first(start: Start) -> None
     slots = [t.slot for t in world.state.taints]
     assert len(slots) == MAX_TAINTS
     assert slots[:2] == [taint.slot, undone[1].slot]
+
+
+def test_a_job_that_waits_goes_back_before_tainted_steps_at_once(start: Start) -> None:
+    world = start(replicas=1, stages=1, restart_grace_s=0.0, goes_back=True)
+    train(world, 10)
+    wrong, before = world.member(0, 0), world.plan.quorum
+    name(world, wrong)
+    world.pod_gone(wrong.slot.pod)
+    assert world.state.phase is JobPhase.WAITING
+
+    world.register("late")
+    world.up("late")
+
+    plan = world.plan
+    assert (plan.quorum.id, plan.lineage, plan.method) == (before.id + 1, 1, Method.RESTART)
+    assert [v.version for v in plan.voided] == [3]
+    assert not world.state.taints[0].counts
+    assert world.state.phase is JobPhase.RECOVERING
