@@ -153,6 +153,7 @@ NAMED: dict[str, str] = {
     "Rule A.": "tests/train/test_checklist.py",
     "Rule B.": "tests/train/test_checklist.py",
     "A cause that comes back.": "escalation",
+    "Facts that wait.": "tests/core/supervisor/test_machine.py",
     "follower": "followers first",
     "Computing": "step",
     "Reducing": "step",

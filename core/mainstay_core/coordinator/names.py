@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
+from mainstay_core.base.bounds import MAX_NAME, cut
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.coordinator.state import CoordinatorState, uid_of
+
+_BEFORE_INDEX = re.compile(r"[\w.-]+(?=/\d)")
+"""What may be the UID of a pod: a slot is its UID, a slash and its index."""
 
 
 def pod_name(state: CoordinatorState, uid: PodUid) -> str:
@@ -13,8 +19,8 @@ def pod_name(state: CoordinatorState, uid: PodUid) -> str:
 
 
 def slot_name(state: CoordinatorState, slot: Slot) -> str:
-    """Return the name of a slot, as people use it."""
-    return f"{pod_name(state, slot.pod)}/{slot.index}"
+    """Return the name of a slot, as people use it; a long one is cut to the bound of a name."""
+    return cut(f"{pod_name(state, slot.pod)}/{slot.index}", MAX_NAME)
 
 
 def place_name(state: CoordinatorState, slot: Slot) -> str:
@@ -22,11 +28,10 @@ def place_name(state: CoordinatorState, slot: Slot) -> str:
     pod = state.pod(slot.pod)
     domain = pod.registration.domain if pod else ""
     name = slot_name(state, slot)
-    return f"{name} (node {domain})" if domain and domain != slot.pod else name
+    return cut(f"{name} (node {domain})", MAX_NAME) if domain and domain != slot.pod else name
 
 
 def named_by_pod(state: CoordinatorState, told: str) -> str:
     """Return what a trainer tells for people, with names of pods: it knows slots by UIDs alone."""
-    for pod in state.pods:
-        told = told.replace(f"{uid_of(pod)}/", f"{pod.registration.name}/")
-    return told
+    names = {uid_of(pod): pod.registration.name for pod in state.pods}
+    return _BEFORE_INDEX.sub(lambda found: names.get(PodUid(found[0]), found[0]), told)

@@ -226,6 +226,9 @@ def _wait(
 def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transition:
     """Enter the ladder again. At the deadline the job has failed."""
     assert state.waiting is not None
+    back = taints.go_back(state, now_s, nonce)
+    if back is not None:
+        return back
     if _is_finishing(state):
         return _decide_finishing(state)
     if state.suspend:

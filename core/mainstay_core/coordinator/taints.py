@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mainstay_core.base.words import count
+from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import Slot
+from mainstay_core.base.words import count, quote
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.names import slot_name
@@ -19,6 +21,7 @@ from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
+    MAX_ENDED,
     CoordinatorState,
     PodState,
     has_members,
@@ -32,6 +35,40 @@ from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import MAX_VOIDED, Method, Plan, Voided
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
+_LOADS = (Method.RESTART, Method.START)
+"""Methods of plans with which all load a checkpoint, or the seed."""
+
+
+def check_named(state: CoordinatorState, fact: Named) -> None:
+    """Refuse a word of steps that the job does not have, or of a life that nobody knows.
+
+    Plans would tell of them. A store that was recovered or opened again may have forgotten the life
+    of whoever has named a device, and so may one that knows only the last lives of its slot.
+
+    Raises:
+        RemoteProtocolError: the message names the field.
+    """
+    if fact.quorum is None:
+        raise RemoteProtocolError("Named.quorum: is missing; must be that in which it was named")
+    teller = state.slot(Slot(pod=fact.pod, index=fact.slot))
+    lives = (teller.incarnation, *teller.ended) if teller is not None else ()
+    may_have_forgotten = _may_have_forgotten(state) or len(lives) > MAX_ENDED
+    if fact.incarnation not in lives and not may_have_forgotten:
+        raise RemoteProtocolError(
+            f"Named.incarnation: {quote(fact.incarnation)} was no trainer of "
+            f"{slot_name(state, Slot(pod=fact.pod, index=fact.slot))}"
+        )
+    for field, step in (("since", fact.since), ("step", fact.step)):
+        if step is not None and step > state.shape.steps:
+            raise RemoteProtocolError(
+                f"Named.{field}: {step} is more than the job's {state.shape.steps}"
+            )
+
+
+def _may_have_forgotten(state: CoordinatorState) -> bool:
+    """Return whether the store may have lost what pods told of their trainers."""
+    return state.restored_at_s > 0.0
+
 
 def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     """Return the state with the steps that a named device has tainted.
@@ -44,6 +81,7 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     since = fact.since if fact.since is not None else clean_from
     if since is None:
         return state
+    since = min(since, state.shape.steps)
     quorum, voided = fact.quorum, state.plan.voided if state.plan is not None else ()
     # What is told late was undone with what the device had computed by then.
     undone = [v.version for v in voided if quorum is not None and quorum.id < v.quorum]
@@ -59,15 +97,52 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
             again_from = min(undone) if clean_from is None else min(*undone, clean_from)
             since = min(since, again_from)
     is_member = state.plan is not None and any(m.slot == slot for m in state.plan.members)
+    if is_member and clean_from is not None and quorum and quorum.id < state.restarted_id:
+        since = min(since, clean_from)
+    undone_in = "" if is_member else _undone_in(state, fact, since)
+    if undone_in and any(t.slot == slot and t.since <= since for t in state.taints):
+        return state
     new = Taint(
         slot=slot,
         trainer=slot_name(state, slot),
         since=since,
         named_in=max(since, fact.step or 0),
         until=None if is_member else max(since, state.step),
-        is_due=state.config.goes_back,
+        is_due=state.config.goes_back and _has_served(state, slot),
+        undone_in=undone_in,
     )
-    return replace(state, taints=(*state.taints, new)[-MAX_TAINTS:])
+    return replace(state, taints=_newest((*state.taints, new)))
+
+
+def _has_served(state: CoordinatorState, device: Slot) -> bool:
+    """Return whether a device is or may have been a member: else no state contains its steps."""
+    known = state.slot(device)
+    return _may_have_forgotten(state) or (known is not None and known.stage is not None)
+
+
+def _newest(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
+    """Return as many as a job tells of: undone ones go first, then the oldest."""
+    surplus = len(taints) - MAX_TAINTS
+    dropped = sorted(range(len(taints)), key=lambda i: (taints[i].counts, i))[: max(surplus, 0)]
+    return tuple(t for i, t in enumerate(taints) if i not in dropped)
+
+
+def _undone_in(state: CoordinatorState, fact: Named, since: int) -> str:
+    """Return the quorum of a restart that undid what a device had computed, which is told late.
+
+    Args:
+        state: of a job of which the device is no member.
+        fact: what is told.
+        since: first step that the device may have computed wrongly.
+    """
+    if fact.quorum is None or fact.quorum.id >= state.restarted_id:
+        return ""
+    known = [t for t in state.taints if t.slot == fact.named and t.undone_in and t.since <= since]
+    if known:
+        return known[-1].undone_in
+    plan, step = state.plan, state.settled_step
+    goes_on = plan is not None and plan.quorum.id == state.restarted_id
+    return str(plan.quorum) if plan and goes_on and step is not None and since >= step else ""
 
 
 def _named_again(
@@ -77,7 +152,8 @@ def _named_again(
     if not known.counts:
         return state
     changed = replace(known, since=min(known.since, since))
-    if (fact.step or 0) > known.named_in and state.config.goes_back:
+    is_later = (fact.step or 0) > known.named_in
+    if is_later and state.config.goes_back and _has_served(state, known.slot):
         # Named in a later step: the job wants to go back by now, and did not perhaps before.
         changed = replace(changed, is_due=True)
     taints = tuple(changed if t is known else t for t in state.taints)
@@ -109,13 +185,36 @@ def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:
         return state
     members = {m.slot for m in plan.members}
     taints = tuple(
-        t if not t.counts or t.slot in members else _over_at(t, step) for t in state.taints
+        t if not t.counts or t.slot in members else _over_at(t, step, plan) for t in state.taints
     )
     return replace(state, taints=taints)
 
 
-def _over_at(taint: Taint, step: int) -> Taint:
-    """Return the taint of a device that takes no part from a step on, or that did not before."""
+def note_again(state: CoordinatorState, step: int) -> CoordinatorState:
+    """Return the state of a job that has loaded version ``step``: members compute from there on.
+
+    A named device that is a member still does so, too, and computes wrongly each time.
+    """
+    plan = state.plan
+    if plan is None or plan.method not in _LOADS:
+        return state
+    members = {m.slot for m in plan.members}
+    taints = tuple(
+        replace(t, since=min(t.since, step)) if t.counts and t.slot in members else t
+        for t in state.taints
+    )
+    return replace(state, taints=taints)
+
+
+def _over_at(taint: Taint, step: int, plan: Plan) -> Taint:
+    """Return the taint of a device that takes no part from a step on, or that did not before.
+
+    No state contains its steps if all go on before them. Who keeps its state may hold what a step
+    that is under way was given by the device.
+    """
+    first = step if plan.method in _LOADS else step + 1
+    if taint.since >= first:
+        return replace(taint, undone_in=str(plan.quorum))
     until = max(step, taint.since)
     return replace(taint, until=until if taint.until is None else min(until, taint.until))
 
@@ -123,11 +222,14 @@ def _over_at(taint: Taint, step: int) -> Taint:
 def recovered(state: CoordinatorState, plan: Plan) -> CoordinatorState:
     """Return the state with the taints of which a recovered plan tells.
 
-    It is newer than what the store may have kept: of a device that it names it knows more.
+    It is newer than what the store may have kept: of a device that it names it knows more. What it
+    tells of steps that the job does not have is dropped: the plan itself is in force all the same.
     """
-    named = {t.slot for t in plan.taints}
+    steps = state.shape.steps
+    told = [replace(t, named_in=min(t.named_in, steps)) for t in plan.taints if t.since <= steps]
+    named = {t.slot for t in told}
     kept = tuple(t for t in state.taints if t.slot not in named)
-    return replace(state, taints=(*kept, *plan.taints)[-MAX_TAINTS:])
+    return replace(state, taints=_newest((*kept, *told)))
 
 
 def leave_as_named(state: CoordinatorState, now_s: float) -> CoordinatorState:

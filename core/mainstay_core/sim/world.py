@@ -6,12 +6,14 @@ import traceback
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import MainstayError
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.faults import Faults
 from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.trainers.trainer import Trainer
+from mainstay_core.wire.facts import Named
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""
@@ -94,9 +96,20 @@ class World(Stage):
             return
         if state.phase is not JobPhase.COMPLETE:
             raise Violation(f"I5: the job is {state.phase}: {state.outcome}")
-        self.checks.finished(state)
+        self.checks.finished(state, self._named_as_told(state))
         if self.store.job is not None and self._is_all_told():
             self.checks.mirrored(self.store.job.ledger)
+
+    def _named_as_told(self, state: CoordinatorState) -> list[Named]:
+        """Return the words of named devices that supervisors remember and have told the store."""
+        supervisors = [pod.supervisor for pod in self.pods.values() if pod.supervisor.alive]
+        told: list[Named] = []
+        for supervisor in supervisors:
+            talk = supervisor.conversation
+            known = talk.registered
+            if known is not None and known.restored_at_s == state.restored_at_s and talk.has_told:
+                told += supervisor.state.named
+        return told
 
     def _is_all_told(self) -> bool:
         """Whether nobody who lives still has a ledger entry to tell, or has not read one yet."""

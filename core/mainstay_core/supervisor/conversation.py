@@ -247,6 +247,11 @@ class Conversation:
         """Whether every ledger entry that the api is to have was answered."""
         return self._ledger_told.is_set()
 
+    @property
+    def has_told(self) -> bool:
+        """Whether every fact was answered."""
+        return self._facts_told.is_set()
+
     async def wait_told(self) -> None:
         """Wait until every fact and finding was heard and every entry mirrored."""
         await self._facts_told.wait()

@@ -18,7 +18,8 @@ from mainstay_core.wire.plan import Plan
 OFFER_AFTER_S = 2.0
 """While the api's stream stands: it brings a plan to everybody within milliseconds. Then the
 members meet, and whoever has met them offers nothing. Where many ranks share a few processors that
-may take more than a second, in which the offers of all pods would be in the way."""
+may take more than a second, in which the offers of all pods would be in the way. A plan that
+another supervisor has given is offered at once: it came before the stream's word."""
 OFFER_TIMEOUT_S = 2.0
 """Of one conversation; a pod that does not answer is offered the plan by others as well."""
 

@@ -178,11 +178,17 @@ class Pod(ABC):
     # Plans that come another way than from the api -----------------------------------
 
     def learn_passed(self, plan: Plan) -> None:
-        """Learn a plan that another supervisor, or a trainer, has passed on."""
-        if plan.job == self._job:
-            self.feed(PlanReceived(plan))
-        else:
+        """Learn a plan that another supervisor, or a trainer, has passed on.
+
+        The api's stream has not brought it, perhaps to nobody: it is offered at once.
+        """
+        if plan.job != self._job:
             self.log(f"a plan of job {plan.job} was passed on to this one")
+            return
+        held = self.state.plan
+        self.feed(PlanReceived(plan))
+        if plan is not held:
+            self._pass_on(plan)
 
     def _pass_on(self, plan: Plan) -> None:
         if plan is self.state.plan and self.state.met != plan.quorum:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mainstay_core.base.backoff import doubled_s
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.supervisor.events import (
     Action,
     Committed,
@@ -174,20 +174,28 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
     before = (SendFact(slot.later),) if slot.later is not None else ()
     slot = replace(slot, alive_at_s=now_s, later=None)
     reason = f"slot {slot.index}: {fact.kind}"
-    if _can_wait(fact):
+    if _can_wait(state, slot, fact):
         assert isinstance(fact, Adopted | Parked)
         slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
         return Transition(put(state, slot), before, reason)
     return Transition(put(state, slot), (*before, SendFact(fact)), reason)
 
 
-def _can_wait(fact: object) -> bool:
+def _can_wait(state: SupervisorState, slot: SlotState, fact: object) -> bool:
     """Return whether a fact is told a little later.
 
-    Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as others
-    have told it, gets a new plan: they have told the api as well.
+    Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as another
+    member has ended the quorum, gets a new plan: that one tells the api. But if the quorum ended
+    with a member's connection, all have only heard of it, and whose pod is gone tells nothing. So
+    the first member that is not suspected tells it at once.
     """
-    return isinstance(fact, Adopted) or (isinstance(fact, Parked) and fact.was_told)
+    if isinstance(fact, Adopted):
+        return True
+    if not isinstance(fact, Parked) or not fact.was_told:
+        return False
+    members = state.plan.members if fact.suspects and state.plan is not None else ()
+    first = next((m.slot for m in members if m.slot not in fact.suspects), None)
+    return first != Slot(pod=state.pod, index=slot.index)
 
 
 def _named(state: SupervisorState, fact: Named) -> Transition:

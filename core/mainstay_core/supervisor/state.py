@@ -32,7 +32,8 @@ MAX_NAMED = 16
 LATER_S = 0.1
 """How long a fact waits that another one, or a plan, makes needless as a rule: all of a quorum tell
 such facts at once, each with a request of its own, just when the job recovers and needs the
-processors. It is less than half of ``JobConfig.probe_s``, the time that the api leaves them."""
+processors. What perhaps nobody else tells does not wait. It is less than half of
+``JobConfig.probe_s``, the time that the api leaves them."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does

@@ -10,6 +10,7 @@ import pytest
 from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.control_plane.transactions import find_news
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -23,6 +24,7 @@ from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Voided, is_void
+from mainstay_core.wire.taints import MAX_TAINTS
 
 Start = Callable[..., Any]
 ZERO = "0" * 32
@@ -464,14 +466,186 @@ def test_a_store_that_fell_back_takes_no_named_device_for_a_spare(start: Start) 
     assert wrong.slot not in {m.slot for m in world.plan.members}
 
 
-def test_a_supervisor_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
-    start: Start,
+@pytest.mark.parametrize(("field", "step"), [("since", 61), ("step", 10**9)])
+def test_a_trainer_cannot_tell_of_tainted_steps_that_the_job_does_not_have(
+    start: Start, field: str, step: int
 ) -> None:
     world = start(replicas=2, stages=1)
+    fields = {"since": 3, "step": 5, field: step}
+    with pytest.raises(RemoteProtocolError, match=rf"Named\.{field}: {step} is more than the job"):
+        world.tell(world.about(FactKind.NAMED, world.member(1, 0), **fields))
+    assert world.state.taints == ()
+
+
+def test_a_plan_with_tainted_steps_that_the_job_does_not_have_is_recovered_without_them(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
     name(world, world.member(1, 0))
+    plan, (taint,) = world.plan, world.plan.taints
+    other = replace(taint, slot=world.member(0, 0).slot, since=61, named_in=61)
+    held = replace(plan, taints=(replace(taint, named_in=10**9), other))
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=held, step=5))
+    assert world.state.plan == held
+    assert world.state.taints == (replace(taint, named_in=60),)
+
+
+def lose_all(world: PlayedPods) -> None:
+    """All members' pods are gone, and new ones begin anew at the seed."""
+    for member in world.plan.members:
+        world.pod_gone(member.slot.pod)
+    for new in ("new-1", "new-2"):
+        world.register(new)
+        world.up(new)
+
+
+def test_an_ordinary_restart_to_before_tainted_steps_undoes_them(start: Start) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0)
+    train(world, 10)
+    name(world, world.member(1, 0))
+    world.settle(12)
+    lose_all(world)
+    restart = world.plan.quorum
+    assert world.plan.method is Method.RESTART
+    assert world.state.taints[0].counts, "others may still go on with them"
+
+    world.settle(0)
+
+    (taint,) = world.state.taints
+    assert (taint.since, taint.undone_in) == (3, str(restart))
+    assert f"{restart} went back before them" in taint.describe()
+    world.commit(0)
+    assert not world.state.taints[0].counts
+
+
+def test_steps_that_all_go_on_after_stay_tainted_whoever_is_lost_then(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 3)
+    wrong = world.member(1, 0)
+    world.pod_gone(wrong.slot.pod)
+    world.settle(3)
+    other = world.member(0, 0)
+    told = world.about(FactKind.NAMED, other, since=3, step=3, device=wrong.slot)
+    world.tell(told)
+    world.commit(3)
+    assert world.plan.method is Method.MASK
+    assert world.state.taints[0].counts, "the others had begun step 3 with what it gave them"
+
+
+def test_a_word_of_steps_before_an_ordinary_restart_that_comes_late_is_of_undone_steps(
+    start: Start,
+) -> None:
+    world = start(replicas=2, stages=1, restart_grace_s=0.0, goes_back=True)
+    train(world, 12)
+    wrong, before = world.member(1, 0), world.plan.quorum
+    world.down(world.member(0, 0), restarting=True)
+    world.pod_gone(wrong.slot.pod)
+    world.up("pod-0")
+    world.settle(0)
+    restart, other = world.plan.quorum, world.plan.members[0]
+    assert world.plan.method is Method.RESTART
+    late = world.about(FactKind.NAMED, other, since=8, step=9, device=wrong.slot, quorum=before)
+
+    for _ in range(2):
+        world.tell(late)
+        (taint,) = world.state.taints
+        assert taint.undone_in == str(restart)
+    for step in range(10):
+        world.commit(step)
+    world.tell(late)
+    assert len(world.state.taints) == 1, "told again by a supervisor that remembers it"
+    assert world.plan.lineage == 0, "it would go back for nothing"
+
+
+def test_a_named_device_that_serves_after_an_ordinary_restart_taints_from_there_on(
+    start: Start,
+) -> None:
+    world = start(replicas=1, stages=1, restart_grace_s=0.0)
+    train(world, 10)
+    wrong = world.member(0, 0)
+    name(world, wrong, since=8)
+    leaving = world.state.pod(wrong.slot.pod)
+    assert leaving.leaving
+    world.state = replace(
+        world.state, plan=replace(world.plan, method=Method.RESTART), settled_at_s={}, commits=0
+    )
+
+    world.settle(4)
+
+    (taint,) = world.state.taints
+    assert (taint.since, taint.until, taint.counts) == (4, None, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"quorum": None}, r"Named\.quorum: is missing"),
+        ({"incarnation": "never"}, r"Named\.incarnation: 'never' was no trainer of pod-0/0"),
+    ],
+)
+def test_a_word_of_no_quorum_or_of_an_unknown_life_is_refused(
+    start: Start, fields: dict[str, Any], problem: str
+) -> None:
+    world = start(replicas=2, stages=1, goes_back=True)
+    train(world, 5)
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5)
+    with pytest.raises(RemoteProtocolError, match=problem):
+        world.tell(replace(told, **fields))
+    assert world.state.taints == ()
+
+
+def test_a_store_that_may_have_forgotten_a_life_believes_it(start: Start) -> None:
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5)
+    lose_store(world)
+    come_back(world, told.pod)
+    world.tell(replace(told, incarnation="an-earlier-one"))
+    assert [t.slot for t in world.state.taints] == [told.named]
+
+
+def test_a_device_that_never_served_has_nobody_go_back(start: Start) -> None:
+    world = start(replicas=2, stages=1, goes_back=True)
+    train(world, 5)
+    never = Slot(pod=PodUid("never-was"), index=0)
+    for step in (5, 6):
+        told = world.about(FactKind.NAMED, world.member(0, 0), since=0, step=step, device=never)
+        world.tell(told)
+    (taint,) = world.state.taints
+    assert (taint.slot, taint.is_due) == (never, False)
+    assert world.plan.lineage == 0
+
+
+def test_of_too_many_taints_those_that_are_undone_go_first(start: Start) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 5)
+    name(world, world.member(1, 0))
+    (taint,) = world.state.taints
+    undone = tuple(
+        replace(taint, slot=Slot(pod=PodUid(f"x{i}"), index=0), undone_in="q9-n")
+        for i in range(MAX_TAINTS - 1)
+    )
+    world.state = replace(world.state, taints=(taint, *undone))
+    world.tell(world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5))
+    slots = [t.slot for t in world.state.taints]
+    assert len(slots) == MAX_TAINTS
+    assert slots[:2] == [taint.slot, undone[1].slot]
+
+
+def test_a_job_that_waits_goes_back_before_tainted_steps_at_once(start: Start) -> None:
+    world = start(replicas=1, stages=1, restart_grace_s=0.0, goes_back=True)
+    train(world, 10)
+    wrong, before = world.member(0, 0), world.plan.quorum
+    name(world, wrong)
+    world.pod_gone(wrong.slot.pod)
+    assert world.state.phase is JobPhase.WAITING
+
+    world.register("late")
+    world.up("late")
+
     plan = world.plan
-    late = replace(plan.taints[0], named_in=world.state.shape.steps + 1)
-    with pytest.raises(RemoteProtocolError, match=r"HeldJob\.plan\.taints: step 61 is more"):
-        world.send(
-            PlanReported(pod=plan.members[0].slot.pod, plan=replace(plan, taints=(late,)), step=1)
-        )
+    assert (plan.quorum.id, plan.lineage, plan.method) == (before.id + 1, 1, Method.RESTART)
+    assert [v.version for v in plan.voided] == [3]
+    assert not world.state.taints[0].counts
+    assert world.state.phase is JobPhase.RECOVERING

@@ -226,20 +226,39 @@ def test_a_plan_that_a_heartbeat_names_is_fetched_unless_the_stream_may_still_br
     assert api.fetched == fetched
 
 
-def test_the_end_of_a_stream_that_stood_is_told_to_the_pod_once() -> None:
-    api, pod = Named(num_beats=0), Listening()
+class Streams(Named):
+    """An api whose first stream ends, after it stood or before; the second one goes on."""
+
+    def __init__(self, *, stands: bool) -> None:
+        super().__init__(num_beats=0)
+        self.stands, self.num_streams, self.second = stands, 0, asyncio.Event()
+
+    async def follow(self, cursor: str, opened: Any, take: Any) -> None:
+        self.num_streams += 1
+        if self.num_streams > 1:
+            self.second.set()
+            await asyncio.Event().wait()
+        if self.stands:
+            await super().follow(cursor, opened, take)
+        raise ApiUnavailable("nobody there")
+
+
+@pytest.mark.parametrize(("stands", "num_ends"), [(True, 1), (False, 0)])
+def test_the_end_of_a_stream_that_stood_is_told_to_the_pod_once(
+    stands: bool, num_ends: int
+) -> None:
+    api, pod = Streams(stands=stands), Listening()
 
     async def run() -> None:
         conversation = Conversation(cast(ApiPort, api), cast(PodPort, pod))
         following = asyncio.create_task(conversation.follow_stream())
-        while not conversation.stands:
+        while stands and not conversation.stands:
             await asyncio.sleep(0)
         assert pod.num_ends == 0
         api.ends.set()
-        while not pod.num_ends:
-            await asyncio.sleep(0)
+        await api.second.wait()
         following.cancel()
         await asyncio.wait([following])
 
     asyncio.run(run())
-    assert pod.num_ends >= 1
+    assert pod.num_ends == num_ends

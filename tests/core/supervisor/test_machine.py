@@ -514,6 +514,22 @@ def test_that_a_trainer_parked_as_others_told_it_waits_for_the_plan_that_outdate
     assert pod.feed(HeartbeatDue()) == []
 
 
+@pytest.mark.parametrize(
+    ("members", "waits"),
+    [([9, 0, 1], False), ([9, 1, 0], True), ([0, 9, 1], False), ([1, 0, 9], True)],
+)
+def test_the_first_member_that_is_not_suspected_tells_at_once_what_nobody_else_may_have_told(
+    members: list[int], waits: bool
+) -> None:
+    """A quorum that ended with the connection of a member: a pod that is gone tells nothing."""
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(plan(4, [(slot, f"life{slot}") for slot in members])))
+    fact = replace(hearsay(pod.life(), 4), suspects=(Slot(pod=POD, index=9),))
+    told = pod.feed(FactSeen(0, pod.life(), fact))
+    assert told == ([] if waits else [SendFact(fact)])
+    assert pod.feed(Tick(), after_s=LATER_S + 0.001) == ([SendFact(fact)] if waits else [])
+
+
 @pytest.mark.parametrize("make", [hearsay, adopted])
 def test_a_fact_that_can_wait_is_told_once_a_little_later(
     make: Callable[[Incarnation, int], Adopted | Parked],

@@ -119,3 +119,19 @@ def test_the_end_of_the_stream_has_a_plan_offered_that_may_be_here_alone(
         adopts(pod, PLAN)
     pod.stream_ended()
     assert pod.num_offers == num_offers
+
+
+@pytest.mark.parametrize(("has_met", "num_offers"), [(False, 1), (True, 0)])
+def test_a_plan_that_the_stream_has_not_brought_is_offered_at_once_if_it_is_news(
+    has_met: bool, num_offers: int
+) -> None:
+    pod = with_trainer()
+    pod.conversation.stands = True
+    pod.feed(PlanReceived(PLAN))
+    pod.learn_passed(PLAN)
+    pod.learn_passed(make_plan({0: ("a.1",)}, quorum=3))
+    assert pod.num_offers == 0, "it was no news"
+    if has_met:
+        adopts(pod, make_plan({0: ("a.1",)}, quorum=5))
+    pod.learn_passed(make_plan({0: ("a.1",)}, quorum=5))
+    assert pod.num_offers == num_offers

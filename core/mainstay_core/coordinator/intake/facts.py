@@ -42,7 +42,13 @@ from mainstay_core.coordinator.state import (
     with_slots,
 )
 from mainstay_core.coordinator.suspension import note_paused
-from mainstay_core.coordinator.taints import forget_clean, note_gone, with_reason
+from mainstay_core.coordinator.taints import (
+    check_named,
+    forget_clean,
+    note_again,
+    note_gone,
+    with_reason,
+)
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import (
     Adopted,
@@ -136,7 +142,8 @@ def note_facts(
         supervisor: name of the supervisor's process that tells, if it says so.
 
     Raises:
-        RemoteProtocolError: a fact names a pod or slot that has to register first.
+        RemoteProtocolError: a fact names a pod or slot that has to register first, or steps that
+            the job does not have.
     """
     result = Transition(state=state)
     stale = []
@@ -162,6 +169,8 @@ def _check_known(state: CoordinatorState, fact: Fact, supervisor: str) -> None:
         return
     if state.slot(Slot(pod=fact.pod, index=fact.slot)) is None:
         raise RemoteProtocolError(f"pod {fact.pod} has no slot {fact.slot}")
+    if isinstance(fact, Named):
+        check_named(state, fact)
 
 
 def _slot_of(state: CoordinatorState, fact: TrainerFact) -> SlotState:
@@ -392,7 +401,7 @@ def _all_settled(state: CoordinatorState) -> Transition:
         if plan.method is Method.START:
             state = replace(state, furthest=max(state.furthest, state.step))
     goes_on_at = state.step if state.settled_step is None else state.settled_step
-    state = forget_clean(note_gone(state, goes_on_at), goes_on_at)
+    state = forget_clean(note_gone(note_again(state, goes_on_at), goes_on_at), goes_on_at)
     if state.phase is JobPhase.RECOVERING:
         state = replace(state, phase=JobPhase.RUNNING)
     # After a store's recovery it is by commits that all are known to have settled.

@@ -124,11 +124,6 @@ def _check_told(state: CoordinatorState, event: PlanReported) -> None:
         raise RemoteProtocolError(
             f"HeldJob.approximate_since: {since} is more than the job's {steps}"
         )
-    named_in = max((max(t.since, t.named_in) for t in plan.taints), default=0)
-    if named_in > steps:
-        raise RemoteProtocolError(
-            f"HeldJob.plan.taints: step {named_in} is more than the job's {steps}"
-        )
     if plan.quorum.id > MAX_TOLD_ID:
         raise RemoteProtocolError(f"HeldJob.plan.quorum: no plan follows on {plan.quorum.id}")
     problem = find_contradiction(plan, state.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
@@ -22,9 +22,9 @@ from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
-from mainstay_core.sim.invariants.named import Named
+from mainstay_core.sim.invariants.named import NamedDevices
 from mainstay_core.sim.invariants.quorum_ends import QuorumEnds
-from mainstay_core.wire.facts import Phase
+from mainstay_core.wire.facts import Named, Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import History
@@ -69,7 +69,7 @@ class Checks:
         self._decisions: dict[int, tuple[CoordinatorState, CoordinatorState]] = {}
         """States before and after each decision that is not durable yet, by id of the latter."""
         self._lives: dict[str, Life] = {}
-        self._named = Named()
+        self._named = NamedDevices()
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
@@ -410,8 +410,8 @@ class Checks:
         self.seen["checkpoint"] += 1
         self._lineages.durable(version, self._disk, self._lives)
 
-    def finished(self, state: CoordinatorState) -> None:
-        """The job is complete."""
+    def finished(self, state: CoordinatorState, named: Iterable[Named]) -> None:
+        """The job is complete; these words of named devices were told by supervisors who live."""
         right = self.truth(self._shape.steps, self._lineages.finished(state.finals))
         for final in state.finals:
             position = final.stage * self._shape.ranks_per_stage + final.inner
@@ -420,7 +420,7 @@ class Checks:
                 f"I6: the final state of stage {final.stage} is another",
             )
         _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
-        self._named.check(state, self._shape.steps, self.seen)
+        self._named.check(state, named, self._shape.steps, self.seen)
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
         """All is told: of each position the ledger has all steps up to the last one that it has.
