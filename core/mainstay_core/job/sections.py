@@ -397,8 +397,9 @@ class ApproximateRecovery(Section):
     optimizer_state: Literal["Zero", "Average"] = "Zero"
     """The optimizer's state of what is made of other stages. Zero: it begins from nothing. Average:
     it is the average of theirs, by the same weights; what counts a parameter's steps is the
-    smallest of theirs. The copy of a neighbour then has all of its state, several times the bytes
-    of its parameters."""
+    smallest of theirs, and where these differ and one is below 1000, it begins from nothing all the
+    same. The copy of a neighbour then has all of its state, several times the bytes of its
+    parameters."""
 
 
 class RecoveryPolicy(Section):
