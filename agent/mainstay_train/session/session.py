@@ -291,6 +291,10 @@ class Session(GuardingSession):
         self._wait_copied()
         return self._beside.make(self.engine.state, made, keeps_own=keeps_own)
 
+    def drop_beside(self) -> None:
+        """Free what was copied beside the engine's state."""
+        self._beside.drop()
+
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
         self._served.serve(served, self.engine.state if served else None)

@@ -12,7 +12,7 @@ from mainstay_train.state.heal import HealClient, masters_digest
 
 
 class BesideStates:
-    """The states of other positions beside a trainer's own, until that is made of them.
+    """The states of other positions beside a trainer's own, while that is made of them.
 
     Args:
         training: allocates them.
@@ -49,7 +49,7 @@ class BesideStates:
         return client.copy(state, sources=sources, wanted=wanted, expected=expected)
 
     def make(self, state: StageState, made: MadePosition, *, keeps_own: bool) -> str:
-        """Write a state of what was copied, which goes; return its masters' digest.
+        """Write a state of what was copied; return its masters' digest.
 
         Args:
             state: of this trainer's stage.
@@ -57,5 +57,8 @@ class BesideStates:
             keeps_own: whether blocks that guards would give stay as they are.
         """
         make_anew(state, made, self._states, None if keeps_own else self._guarded)
-        self._states, self._guarded = {}, {}
         return masters_digest(state)
+
+    def drop(self) -> None:
+        """Free what was copied."""
+        self._states, self._guarded = {}, {}
