@@ -277,14 +277,21 @@ class Session(GuardingSession):
             sources=sources,
             wanted=wanted,
             expected=expected,
-            holders=self.holders if self._checks.compares else (),
+            holders=self._compared_holders,
         )
+
+    @property
+    def _compared_holders(self) -> Sources:
+        """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
+        return self.holders if self._checks.compares else ()
 
     async def copy_beside(
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
-        """Copy the masters of another stage's position; return their digest."""
-        return self._beside.copy(client, self.plan, sources, wanted, expected)
+        """Copy another stage's position; return the digest of its masters."""
+        return self._beside.copy(
+            client, self.plan, sources, wanted, expected, holders=self._compared_holders
+        )
 
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""

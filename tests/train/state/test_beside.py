@@ -7,10 +7,12 @@ import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 from tests.train.crew import ADDRESS
 from tests.train.state.test_heal import WANTED, make_state
-from tests.train.state.test_heal_compared import serve
+from tests.train.state.test_heal_compared import serve, worn
 
+from mainstay_core.rank.serving import HealFailed
 from mainstay_train.exact.optimizer import StageState, stateless
 from mainstay_train.state.beside import BesideStates
 from mainstay_train.state.heal import HealClient, masters_digest
@@ -40,9 +42,9 @@ class Training:
         return sum(state() is not None for state in self.built)
 
 
-def copy(beside: BesideStates, source: StageState, *, masters_only: bool) -> str:
-    wanted = replace(WANTED, masters_only=masters_only)
-    return beside.copy(HealClient(ADDRESS), PLAN, serve(source), wanted, "")
+def copy(beside: BesideStates, *holders: StageState, masters_only: bool) -> str:
+    wanted, sources = replace(WANTED, masters_only=masters_only), serve(*holders)
+    return beside.copy(HealClient(ADDRESS), PLAN, sources[:1], wanted, "", holders=sources)
 
 
 def test_what_a_making_that_ended_has_copied_is_not_kept_nor_used_by_the_next_one() -> None:
@@ -56,3 +58,14 @@ def test_what_a_making_that_ended_has_copied_is_not_kept_nor_used_by_the_next_on
     assert copy(beside, source, masters_only=False) == masters_digest(source)
     (kept,) = [state() for state in training.built if state() is not None]
     assert {flat.kind for flat in kept.flats()} == {"master", "exp_avg", "exp_avg_sq", "step"}
+
+
+def test_moments_that_are_averaged_are_compared_with_all_who_have_them() -> None:
+    good, bad = make_state(1, "bfloat16"), worn("exp_avg")
+    expected = masters_digest(good)
+    assert masters_digest(bad) == expected
+
+    assert copy(BesideStates(Training()), bad, good, masters_only=True) == expected
+    with pytest.raises(HealFailed, match=r"exp_avg:.* of the copy is not what b/0 has"):
+        copy(BesideStates(Training()), bad, good, masters_only=False)
+    assert copy(BesideStates(Training()), good, bad, good, masters_only=False) == expected
