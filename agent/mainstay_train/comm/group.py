@@ -250,13 +250,17 @@ class Group:
         """Whether a wait can outlive the group, so that whoever waits has to look."""
         return self._backend.waits_can_hang
 
-    def finish_collective(self, work: Any) -> None:
-        """Wait for a collective that a user's code started on :attr:`process_group`.
+    def finish_collective(self, work: Any, *, looks: bool = True) -> None:
+        """Wait for what a user's code started on :attr:`process_group`.
+
+        Args:
+            work: the backend's.
+            looks: whether it is a collective; a message's wait may not be given up and repeated.
 
         Raises:
             GroupEnded: the group ended before it completed.
         """
-        self._run(lambda: work, looks=True)
+        self._run(lambda: work, looks=looks)
 
     def broke(self, error: RuntimeError) -> str:
         """Why the group ended, if ``error`` comes from that; empty if it stands.
@@ -477,8 +481,14 @@ class Group:
             GroupEnded: the group has ended and the operation does not notice.
         """
         while not work.is_completed():
-            with contextlib.suppress(RuntimeError):  # not yet; why it failed is asked later
+            began_s = time.monotonic()
+            try:
                 work.wait(timedelta(seconds=LOOK_S))
+            except RuntimeError:  # not yet, or it failed
+                if time.monotonic() - began_s < LOOK_S:
+                    raise
+            else:
+                return  # gloo never says of a reduce-scatter that it is complete
             late = self._ended is not None and time.monotonic() - self._ended_at_s > LEAVE_S
             if late and not work.is_completed():
                 raise GroupEnded(self._ended or "")

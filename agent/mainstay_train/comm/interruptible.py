@@ -8,6 +8,7 @@ a process group that hands each collective to torch's own, and waits for it as a
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ from mainstay_train.comm.group import Group
 
 COLLECTIVES = (
     "_allgather_base",
-    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
@@ -30,22 +33,35 @@ COLLECTIVES = (
     "barrier",
     "broadcast",
     "gather",
-    "recv",
     "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor_coalesced",
     "scatter",
-    "send",
 )
-"""What torch calls of a process group, for functional collectives and for others."""
+"""What torch calls of a process group, by the names of all its releases. The rest is its own."""
+SILENT = (
+    "_reduce_scatter_base",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+)
+"""Collectives of which gloo never says that they are complete: who has waited knows."""
+MESSAGES = ("send", "recv", "recv_anysource")
+"""A wait for a message that is given up ends the group's connections in gloo."""
 
 
 class InterruptibleWork(distributed._Work):
-    """A collective under way, whose wait ends when its group has ended."""
+    """A collective or message under way, whose wait ends when its group has ended.
 
-    def __init__(self, work: Any, group: Group) -> None:
+    Args:
+        work: of torch's own group.
+        group: of which it is.
+        looks: whether it is a collective. A process that cannot be got out of a message's wait ends
+            itself (:mod:`mainstay_train.comm.group`).
+    """
+
+    def __init__(self, work: Any, group: Group, *, looks: bool) -> None:
         super().__init__()
-        self._work, self._group = work, group
+        self._work, self._group, self._looks = work, group, looks
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the collective is over.
@@ -58,7 +74,7 @@ class InterruptibleWork(distributed._Work):
         """
         del timeout
         try:
-            self._group.finish_collective(self._work)
+            self._group.finish_collective(self._work, looks=self._looks)
         except GroupEnded as end:
             # torch hands an error of a backend on as this kind, and so do we.
             raise RuntimeError(end.why) from end
@@ -77,6 +93,10 @@ class InterruptibleWork(distributed._Work):
         """Return what torch's own work has."""
         return self._work.get_future()
 
+    def result(self) -> Any:
+        """Return what torch's own work has."""
+        return self._work.result()
+
 
 class InterruptibleGroup(distributed.ProcessGroup):
     """A process group of torch, as its collectives are awaited by a group of ours.
@@ -90,8 +110,8 @@ class InterruptibleGroup(distributed.ProcessGroup):
         # The form that Python may subclass; its stub lacks it.
         super().__init__(group.rank, group.size)  # type: ignore[call-arg]
         self._whole, self._of = whole, group
-        self.newest: InterruptibleWork | None = None
-        """What was started last."""
+        self.newest: Callable[[], InterruptibleWork | None] = lambda: None
+        """Returns what was started last, while torch keeps it, if that tells its end."""
 
 
 def newest_of(name: str) -> InterruptibleWork | None:
@@ -105,18 +125,22 @@ def newest_of(name: str) -> InterruptibleWork | None:
     """
     resolve: Any = distributed_c10d._resolve_process_group  # newer torch has a type for names
     group = resolve(name)
-    return group.newest if isinstance(group, InterruptibleGroup) else None
+    return group.newest() if isinstance(group, InterruptibleGroup) else None
 
 
 def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
+    tells = name in COLLECTIVES
+
     def start(self: Any, *args: Any, **named: Any) -> InterruptibleWork:
-        work = InterruptibleWork(getattr(self._whole, name)(*args, **named), self._of)
-        self.newest = work
+        begun = getattr(self._whole, name)(*args, **named)
+        work = InterruptibleWork(begun, self._of, looks=name not in MESSAGES)
+        # Weakly: its tensors go when nobody waits for it any more.
+        self.newest = weakref.ref(work) if tells else lambda: None
         return work
 
     start.__name__ = name
     return start
 
 
-for _name in COLLECTIVES:
+for _name in (*COLLECTIVES, *SILENT, *MESSAGES):
     setattr(InterruptibleGroup, _name, _handed_on(_name))

@@ -101,16 +101,22 @@ def enter(group: Group) -> None:
     kind = backend_type.NCCL if group.backend == "nccl" else backend_type.GLOO
     entered: Any = group.process_group
     if not isinstance(entered, distributed.ProcessGroup):  # a backend, which torch wants in one
+        devices = ("cuda",) if group.backend == "nccl" else ("cpu", "cuda")
         entered = distributed.ProcessGroup(distributed.HashStore(), group.rank, group.size)
-        entered._set_default_backend(kind)
-        for device in ("cuda",) if group.backend == "nccl" else ("cpu", "cuda"):
-            entered._register_backend(torch.device(device), kind, group.process_group)
+        _register(entered, group.process_group, kind, devices)
         if group.waits_can_hang:
             entered = InterruptibleGroup(entered, group)
+            _register(entered, group.process_group, kind, devices)
     entered._set_group_name(GROUP_NAME)
     entered._set_group_desc(group.name)
     distributed_c10d._register_process_group(GROUP_NAME, entered)
     _entered = entered
+
+
+def _register(entered: Any, backend: Any, kind: Any, devices: Sequence[str]) -> None:
+    entered._set_default_backend(kind)
+    for device in devices:
+        entered._register_backend(torch.device(device), kind, backend)
 
 
 def leave() -> None:

@@ -1,10 +1,10 @@
 """Sums of the chunk grid on a CPU in one pass each: code of LLVM's, if llvmlite is installed.
 
 Without a compiler's code a digest writes each word three times, as int64, and a norm twice. This is
-optional, as Triton is on a GPU: the bits are the same. So it is compiled and compared with the
-definition before it is used, once in a process and those that are forked from it, in a tenth of a
-second. Nothing is kept on a disk. Both sums are operators of torch's, so that checks by
-re-execution see them.
+optional, as Triton is on a GPU: the bits are the same, but for those of a norm that is not a
+number. So it is compiled and compared with the definition before it is used, once in a process and
+those that are forked from it, in a tenth of a second. Nothing is kept on a disk. Both sums are
+operators of torch's, so that checks by re-execution see them.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def run_row_sums(
     keys: torch.Tensor,
 ) -> torch.Tensor:
     assert words.is_contiguous(), "rows lie one behind the other"
-    sums = torch.zeros(_NUM_MIXERS, starts.numel(), dtype=torch.int64)
+    sums = torch.zeros(_NUM_MIXERS, starts.numel(), dtype=torch.int64, device="cpu")
     loops.row_sums[words.element_size()](
         words.data_ptr(),
         starts.data_ptr(),
@@ -202,7 +202,7 @@ def _run_squares(
 ) -> torch.Tensor:
     assert values.is_contiguous(), "rows lie one behind the other"
     assert values.dtype is torch.float32, "squares of others are not exact"
-    found = torch.empty(starts.numel(), dtype=torch.float64)
+    found = torch.empty(starts.numel(), dtype=torch.float64, device="cpu")
     left = scratch("left", found.device, torch.float64, assembly.COLUMNS)
     loops.squares(
         values.data_ptr(),
@@ -258,7 +258,7 @@ def _try(loops: Loops) -> None:
     parts = [(30_011 - at, 26_013) for at in (0, 9, 8192, 9000, 16_384, 17_000, 25_000)]
     rows = np.array([*((at, CHUNK) for at in range(0, CHUNK, 7001)), *parts, (3, 0)])
     starts, lengths = (torch.from_numpy(column.copy()) for column in rows.T)
-    widths = torch.tensor([columns_of(length) for length in lengths.tolist()])
+    widths = torch.tensor([columns_of(length) for length in lengths.tolist()], device="cpu")
     found = _run_squares(loops, torch.from_numpy(values), starts, lengths, widths).tolist()
     if found != [_squared(values[at : at + n]) for at, n in rows]:
         raise WrongError("its norms are wrong")

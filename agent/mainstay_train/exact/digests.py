@@ -80,9 +80,9 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
     num_chunks = -(-(start + words.numel()) // CHUNK) - first
     keys, key_sums = _tables(words.device)
     if words.device.type == "cpu" and compiled.load() is not None:
-        borders = torch.arange(first, first + num_chunks + 1).mul_(CHUNK).sub_(start)
+        borders = torch.arange(first, first + num_chunks + 1, device="cpu").mul_(CHUNK).sub_(start)
         borders.clamp_(0, words.numel())
-        positions = torch.zeros(num_chunks, dtype=torch.int64)
+        positions = torch.zeros(num_chunks, dtype=torch.int64, device="cpu")
         positions[0] = start % CHUNK
         return first, _row_sums(words, borders[:-1], positions, borders.diff())
     sums = torch.empty(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
@@ -188,7 +188,7 @@ def _runs(
         chunk and its length.
     """
     count, width = words.shape
-    numbers = torch.arange(count)
+    numbers = torch.arange(count, device="cpu")
     begins = numbers * row_length + start
     for further in range(-(-width // CHUNK) + 1):
         chunks = begins // CHUNK + further
@@ -236,7 +236,7 @@ class _Runs(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _runs_of(count: int) -> _Runs:
-    starts = torch.arange(0, count, _RUN)
+    starts = torch.arange(0, count, _RUN, device="cpu")
     keys, _ = _tables(_CPU)
     columns = starts, torch.zeros_like(starts), (count - starts).clamp_(max=_RUN)
     addresses = *(column.data_ptr() for column in columns), len(starts), keys.data_ptr()
@@ -487,6 +487,6 @@ def _tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
             for mixer in range(_NUM_MIXERS)
         ]
     )
-    key_sums = torch.zeros(_NUM_MIXERS, CHUNK + 1, dtype=torch.int64)
+    key_sums = torch.zeros(_NUM_MIXERS, CHUNK + 1, dtype=torch.int64, device="cpu")
     torch.cumsum(keys, 1, out=key_sums[:, 1:])
     return keys.to(device), key_sums.to(device)

@@ -36,6 +36,7 @@ from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.spans import Span
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation
+from mainstay_core.sim.invariants.units import is_whole
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
@@ -185,7 +186,8 @@ class SegmentStore:
         self._given_up |= {key for key in before if not self.keeps(key)}
         self._given_up.discard(header.key)
         self._bytes[header.key] = content
-        self._world.checks.kept.mended(self.address, header.key)
+        whole = is_whole(header, content)
+        self._world.checks.kept.written(self.address, header.key, is_whole=whole)
         waiting = self._waiting.pop(header.key, [])
         for end, nonce in waiting:
             if nonce == header.nonce:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,6 +120,7 @@ class Step:
         micro_batches: of a type.
         waiting_bytes: what checks of mode Full that wait may retain.
         profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
+        clock: of the planner; returns seconds that only grow.
         is_warm: whether the stages count as having completed a step, so that checks may wait.
         order: in which micro-batches pass the stages.
     """
@@ -134,8 +136,9 @@ class Step:
         profile_steps: int | None = None,
         is_warm: bool = True,
         order: Order = Order.IN_ORDER,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._order = order
+        self._order, self._clock = order, clock
         self._is_warm = is_warm
         self._profile_steps = profile_steps
         self.told: list[Told] = []
@@ -202,7 +205,7 @@ class Step:
             memory_bytes=self._waiting_bytes,
         )
         planner = RunPlanner(
-            stage, engine, ordered=ordered, clock=time.perf_counter, tell=self.told.append
+            stage, engine, ordered=ordered, clock=self._clock, tell=self.told.append
         )
         engine.checks.planner = planner
         return planner

@@ -184,7 +184,7 @@ def connect(store: distributed.Store, rank: int) -> tuple[str, distributed.Proce
     gloo = distributed.ProcessGroupGloo(store, rank, 2)
     group._register_backend(torch.device("cpu"), kind, gloo)
     of: Any = SimpleNamespace(rank=rank, size=2, ended=None)
-    of.finish_collective = lambda work: work.wait()
+    of.finish_collective = lambda work, **_: work.wait()
     group = InterruptibleGroup(group, of)
     group._set_group_name(name)
     distributed_c10d._register_process_group(name, group)
@@ -229,6 +229,6 @@ def test_a_collective_that_is_over_or_whose_group_has_ended_is_no_window(
 ) -> None:
     work: Any = SimpleNamespace(is_completed=lambda: is_completed)
     group: Any = SimpleNamespace(ended=ended)
-    assert InterruptibleWork(work, group).is_over
+    assert InterruptibleWork(work, group, looks=True).is_over
     group.ended = None
-    assert InterruptibleWork(work, group).is_over == is_completed
+    assert InterruptibleWork(work, group, looks=True).is_over == is_completed

@@ -11,6 +11,7 @@ from benchmarks.support.groups import StoreMeeting
 from tests.core.plans import make_plan
 from tests.train.crew import ADDRESS, make_group
 from torch import nn
+from torch.distributed import distributed_c10d
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
@@ -24,6 +25,7 @@ from mainstay_train.comm import group as group_module
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
+from mainstay_train.comm.interruptible import newest_of
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
@@ -379,6 +381,57 @@ def test_a_collective_that_gloo_has_lost_ends_with_its_group(crew):
     assert workers[0].hear() == "a newer plan takes the chain apart"
     workers[1].say()
     assert workers[1].hear()
+
+
+def run_every_collective(pipe, store, index):
+    """Send what each functional collective yields, then what a message that is late yields."""
+    chain = chain_of(store, index)
+    chain.connect()
+    functional, name = torch.ops._c10d_functional, comm_mesh.GROUP_NAME
+    mine = torch.arange(4.0) + index
+    started = {
+        "all_reduce": functional.all_reduce(mine, "sum", name),
+        "all_gather": functional.all_gather_into_tensor(mine, SIZE, name),
+        "reduce_scatter": functional.reduce_scatter_tensor(mine, "sum", SIZE, name),
+        "all_to_all": functional.all_to_all_single(mine, [2, 2], [2, 2], name),
+        "broadcast": functional.broadcast(mine, 0, name),
+    }
+    yielded = {kind: functional.wait_tensor(result).tolist() for kind, result in started.items()}
+    group = distributed_c10d._resolve_process_group(name)
+    whole = torch.empty(SIZE * 4)
+    group._allgather_base(whole, mine).wait()
+    part = torch.empty(2)
+    group._reduce_scatter_base(part, mine).wait()
+    yielded |= {"whole": whole.tolist(), "part": part.tolist()}
+    if index == 0:
+        pipe.recv()
+        group.send([mine], 1, 7).wait()
+    else:
+        received, waits = torch.empty(4), threading.Event()
+        threading.Timer(4 * group_module.LOOK_S, waits.set).start()
+        work = group.recv([received], 0, 7)
+        threading.Thread(target=lambda: (waits.wait(), pipe.send("late"))).start()
+        work.wait()
+        yielded["message"] = received.tolist()
+    functional.wait_tensor(functional.all_reduce(mine, "sum", name))
+    yielded["keeps"] = newest_of(name) is not None
+    pipe.send(yielded)
+    pipe.recv()
+
+
+def test_every_collective_of_a_mesh_yields_what_torchs_own_group_does(crew):
+    workers = [crew.fork(run_every_collective, crew.store, index) for index in range(SIZE)]
+    assert workers[1].hear() == "late", "a receive has waited for longer than a look takes"
+    workers[0].say()
+    first, second = (worker.hear() for worker in workers)
+    gathered = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
+    assert first["all_reduce"] == second["all_reduce"] == [1.0, 3.0, 5.0, 7.0]
+    assert first["all_gather"] == second["all_gather"] == first["whole"] == gathered
+    assert (first["reduce_scatter"], second["reduce_scatter"]) == ([1.0, 3.0], [5.0, 7.0])
+    assert (first["part"], second["part"]) == ([1.0, 3.0], [5.0, 7.0])
+    assert first["all_to_all"] == [0.0, 1.0, 1.0, 2.0]
+    assert second["broadcast"] == second["message"] == [0.0, 1.0, 2.0, 3.0]
+    assert not first["keeps"], "the tensors of a collective go with it"
 
 
 def make_a_mistake(pipe, store, index):

@@ -123,10 +123,17 @@ class Kept:
         """A segment is damaged where it lies."""
         self._damaged.add((address, key))
 
-    def mended(self, address: str, key: SegmentKey) -> None:
-        """A segment is written where a damaged one may have been."""
-        self._damaged.discard((address, key))
+    def written(self, address: str, key: SegmentKey, *, is_whole: bool) -> None:
+        """A segment is written where a damaged one may have been.
+
+        No store sees a damage by itself. So what it sends again may be damaged, and promises as
+        little there as where it came from: its next reader has it dropped.
+        """
         self._evicted.discard((address, key))
+        if is_whole:
+            self._damaged.discard((address, key))
+        else:
+            self._damaged.add((address, key))
 
     def evicted(self, address: str, keys: Iterable[SegmentKey]) -> None:
         """Segments had to give room to what the window in flight needs: they promise nothing."""

@@ -1,0 +1,103 @@
+"""What a run holds stores of segments to, where a copy that is sent again was damaged unseen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.core.plans import make_plan
+from tests.core.rank.replays.test_authors import with_stores
+from tests.core.segments.keys import key_of
+from tests.core.sim.memory_mutants import draw_snapshots
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.frames import Discard, Segment
+from mainstay_core.sim import terms
+from mainstay_core.sim.engine import Process
+from mainstay_core.sim.network import End
+from mainstay_core.sim.segments import SegmentStore
+from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.wire.segments import Holder, SegmentHeader
+
+PLAN = with_stores(make_plan({0: ["a.1", "b.1", "c.1"]}))
+PEERS = 2
+KEY = key_of(1, kind="gradient")
+STORES = {pod: Holder(pod=PodUid(pod), address=f"store-{pod}") for pod in "abc"}
+GONE = Holder(pod=PodUid("gone"), address="store-gone")
+
+
+class Run:
+    """Stores of three pods; a and b keep a gradient, of which a sends c a copy."""
+
+    def __init__(self) -> None:
+        scenario = draw_snapshots(0, ("damage-segment",))
+        snapshots = scenario.config.snapshots
+        assert snapshots is not None
+        config = replace(scenario.config, snapshots=replace(snapshots, peers=PEERS))
+        self.world = Surroundings(replace(scenario, config=config), 1, tracing=False)
+        self.stores = {
+            pod: SegmentStore(
+                self.world, Process(self.world.engine, pod, pod), holder.pod, holder.address
+            )
+            for pod, holder in STORES.items()
+        }
+        self.kept = self.world.checks.kept
+        self.content = terms.unit_of(KEY.unit, terms.term("reduced", "x"))
+        self.header = SegmentHeader(
+            key=KEY,
+            job=config.job,
+            fingerprint="f1",
+            unit_name="0",
+            num_units=1,
+            nonce="n",
+            window=0,
+            num_instalments=1,
+            size_bytes=1,
+            digest=terms.term("bytes", self.content),
+        )
+        holders = (STORES["a"], STORES["b"], GONE)
+        for pod in "ab":
+            self.tell(pod, Segment(header=self.header, holders=holders), self.content)
+        self.kept.held(KEY, self.content, frozenset(h.address for h in holders))
+
+    def tell(self, pod: str, message: object, content: terms.UnitTerm | None = None) -> None:
+        def opened(end: End) -> None:
+            end.send((message, content))
+
+        teller = Process(self.world.engine, "teller", pod)
+        self.world.network.connect(teller, STORES[pod].address, opened, pytest.fail)
+        while self.world.engine.step():
+            pass
+
+    def adopt(self) -> None:
+        for store in self.stores.values():
+            store.adopt(PLAN)
+        while self.world.engine.step():
+            pass
+
+    def lacking(self, pods: str) -> bool:
+        addresses = [STORES[pod].address for pod in pods]
+        return self.kept.lacking([KEY], addresses, PEERS) == [KEY]
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_copy_of_a_damaged_copy_promises_nothing(is_damaged: bool) -> None:
+    run = Run()
+    if is_damaged:
+        run.stores["a"].spoil(KEY)
+    run.adopt()
+    assert all(store.keeps(KEY) for store in run.stores.values())
+    assert not run.lacking("abc")
+
+    run.tell("c", Discard(key=KEY))
+    assert not run.stores["c"].keeps(KEY)
+    assert run.lacking("bc") is not is_damaged, "what a reader drops for nothing is lacking"
+
+
+def test_a_whole_copy_mends_a_damaged_one() -> None:
+    run = Run()
+    run.stores["a"].spoil(KEY)
+    run.adopt()
+    run.tell("c", Segment(header=run.header), run.content)
+    run.tell("c", Discard(key=KEY))
+    assert run.lacking("bc")
