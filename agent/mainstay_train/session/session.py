@@ -103,7 +103,7 @@ class Session(GuardingSession):
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._engine: Engine | None = None
-        self._beside = BesideStates(training)
+        self.beside = BesideStates(training)
         self.guard_copies = self._make_guard_copies(training, state.fork_rules)
         self._seen: WatchedType | None = None
         """What left this rank while it last computed a type that other chains compute, too."""
@@ -277,30 +277,18 @@ class Session(GuardingSession):
             sources=sources,
             wanted=wanted,
             expected=expected,
-            holders=self._compared_holders,
+            holders=self.compared_holders,
         )
 
     @property
-    def _compared_holders(self) -> Sources:
+    def compared_holders(self) -> Sources:
         """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
         return self.holders if self._checks.compares else ()
-
-    async def copy_beside(
-        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
-    ) -> str:
-        """Copy another stage's position; return the digest of its masters."""
-        return self._beside.copy(
-            client, self.plan, sources, wanted, expected, holders=self._compared_holders
-        )
 
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""
         self._wait_copied()
-        return self._beside.make(self.engine.state, made, keeps_own=keeps_own)
-
-    def drop_beside(self) -> None:
-        """Free what was copied beside the engine's state."""
-        self._beside.drop()
+        return self.beside.make(self.engine.state, made, keeps_own=keeps_own)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""
