@@ -7,6 +7,7 @@ from typing import Any
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
+from mainstay_core.job.approximation import made_anew
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.sizes.size_summary import summarize_sizes
@@ -92,6 +93,7 @@ def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
         recompute=job.spec.runtime.recomputed,
         bucket_bytes=job.spec.runtime.bucket_bytes,
         guards=resolve_guards(job.spec.recovery, job.shape, snapshots=job.spec.snapshots.enabled),
+        made=made_anew(job.spec.recovery),
     )
     note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
     return [note], found.ranks

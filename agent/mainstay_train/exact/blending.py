@@ -7,14 +7,23 @@ has the shape of a parameter (Adam's moments, a momentum) is the same sum of the
 
 A parameter's step count is the smallest of its sources' then. As a rule they are equal: all have
 trained from the start. They differ where a source was itself made anew with an optimizer that began
-from nothing. An optimizer that corrects its moments by the count takes them for younger with a
-smaller one: Adam's step becomes smaller, never larger. A count between the two would be that of no
-source, and with the largest one a young second moment would pass for a settled one, which makes the
-step too large.
+from nothing, or loaded an older copy.
+
+The average is sound as far as the step goes that Adam takes with it, which is c(k) |m| / sqrt(v) at
+count k, with c(k) = sqrt(1 - b2^k) / (1 - b1^k). By Cauchy and Schwarz |m| / sqrt(v) of an average
+is at most the largest of its sources'. So with equal counts the step is at most the largest that a
+source would take with its own moments. With the smallest of different counts that holds only where
+c is no larger there than at the others. It is larger at small ones: 1.64 for the betas (0.9, 0.95)
+and k = 2, and then a source that has nearly nothing, or nearly no weight, would have the whole
+parameter leap. So where counts differ and the smallest is below ``SETTLED_STEPS``, all of the
+parameter's optimizer state begins at zero. From that count on c is at most 1.0001, or still grows
+towards 1, for the betas in use (b1 at most 0.99, and b2 no smaller): the step is not larger than
+its sources' by more than that.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -28,6 +37,12 @@ from mainstay_core.wire.reinitialisation import (
     SourceKind,
 )
 from mainstay_train.exact.optimizer import StatePart, StateTensor
+
+logger = logging.getLogger(__name__)
+
+SETTLED_STEPS = 1000
+"""Steps from which on a count corrects an optimizer's moments by next to nothing, or by less with
+each step. Below, only sources with equal counts are averaged."""
 
 
 class Parts(Protocol):
@@ -78,10 +93,8 @@ def make_anew(
             continue
         _make_block(blocks[one.block], one, beside)
         if made.optimizer_state is OptimizerState.AVERAGE:
-            own = [flat for flat in state.flats() if flat.name == one.block]
-            for flat in own:
-                if flat.kind != "master":
-                    _average(flat, blocks[one.block], one, beside)
+            own = [f for f in state.flats() if f.name == one.block and f.kind != "master"]
+            _average(own, blocks[one.block], one, beside)
     state.refresh()
 
 
@@ -103,18 +116,42 @@ def _make_block(target: StatePart, made: MadeBlock, beside: Beside) -> None:
             master.copy_(_blend(sources, had))
 
 
-def _average(flat: StateTensor, target: StatePart, made: MadeBlock, beside: Beside) -> None:
-    """Write one kind of a block's optimizer state of that of the sources of each parameter."""
-    is_shaped = _is_shaped(flat, target)
-    views = target.layout.views(flat.tensor) if is_shaped else _counts(flat, target)
-    for name, view in views.items():
-        if name in target.committed:
-            continue
+def _average(
+    flats: Sequence[StateTensor], target: StatePart, made: MadeBlock, beside: Beside
+) -> None:
+    """Write a block's optimizer state, which is zero, of that of the sources of each parameter."""
+    shaped = {flat.kind for flat in flats if _is_shaped(flat, target)}
+    views = {flat.kind: _by_parameter(flat, target) for flat in flats}
+    young = []
+    for name in (p.name for p in target.layout.params if p.name not in target.committed):
         local = name.removeprefix(f"{target.name}.")
+        sources = _sources_of(made, local)
         with torch.no_grad():
-            sources = _sources_of(made, local)
-            had = [_kept(s, flat.kind, beside)[f"{s.block}.{local}"] for s in sources]
-            view.copy_(_blend(sources, had) if is_shaped else torch.stack(had).amin(0))
+            had = {
+                kind: [_kept(s, kind, beside)[f"{s.block}.{local}"] for s in sources]
+                for kind in views
+            }
+            counts = {kind: torch.stack(had[kind]) for kind in had.keys() - shaped}
+            if any(_are_young(each) for each in counts.values()):
+                young.append(local)
+                continue
+            for kind, view in views.items():
+                whole = counts[kind].amin(0) if kind in counts else _blend(sources, had[kind])
+                view[name].copy_(whole)
+    if young:
+        logger.warning(
+            "the optimizer's state of %s of %s begins from nothing: its sources have trained "
+            "for different numbers of steps, and one for fewer than %d",
+            ", ".join(young),
+            target.name,
+            SETTLED_STEPS,
+        )
+
+
+def _are_young(counts: torch.Tensor) -> bool:
+    """Return whether sources have counted differently, and one of them few steps."""
+    least, most = float(counts.amin()), float(counts.amax())
+    return least != most and least < SETTLED_STEPS
 
 
 def _sources_of(made: MadeBlock, local: str) -> list[BlockSource]:
@@ -150,7 +187,11 @@ def _kept(source: BlockSource, kind: str, beside: Beside) -> Mapping[str, torch.
     """Return one kind of a source's optimizer state, by parameter."""
     flats = beside[source.stage, source.inner].flats()
     (flat,) = [f for f in flats if (f.name, f.kind) == (source.block, kind)]
-    block = _block(source, beside)
+    return _by_parameter(flat, _block(source, beside))
+
+
+def _by_parameter(flat: StateTensor, block: StatePart) -> Mapping[str, torch.Tensor]:
+    """Return one kind of a block's optimizer state, by parameter."""
     return block.layout.views(flat.tensor) if _is_shaped(flat, block) else _counts(flat, block)
 
 

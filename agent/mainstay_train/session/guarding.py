@@ -1,4 +1,4 @@
-"""A session's part in guarding: copies that it keeps of other stages, and who keeps its own."""
+"""A session's part in what it has of other stages: copies that it guards, or is made anew of."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.portions import Portion
+from mainstay_train.state.beside import BesideStates
 from mainstay_train.state.guards import GuardCopies
 from mainstay_train.state.heal import HealClient
 
@@ -26,6 +27,7 @@ class GuardingSession(RankSession[Connections]):
     """A session with copies of what other stages alone have."""
 
     guard_copies: GuardCopies
+    beside: BesideStates
 
     @abstractmethod
     def tell_finding(self, finding: Finding) -> None:
@@ -35,6 +37,23 @@ class GuardingSession(RankSession[Connections]):
     @abstractmethod
     def engine(self) -> Engine:
         """The engine of the adopted plan's stage."""
+
+    @property
+    @abstractmethod
+    def compared_holders(self) -> Sources:
+        """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
+
+    async def copy_beside(
+        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
+    ) -> str:
+        """Copy another stage's position; return the digest of its masters."""
+        return self.beside.copy(
+            client, self.plan, sources, wanted, expected, holders=self.compared_holders
+        )
+
+    def drop_beside(self) -> None:
+        """Free what was copied beside the engine's state."""
+        self.beside.drop()
 
     def _make_guard_copies(self, training: Training, rules: ForkRules | None) -> GuardCopies:
         outline = rules.outline if rules is not None else ()

@@ -103,7 +103,7 @@ class Session(GuardingSession):
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
         self._engine: Engine | None = None
-        self._beside = BesideStates(training)
+        self.beside = BesideStates(training)
         self.guard_copies = self._make_guard_copies(training, state.fork_rules)
         self._seen: WatchedType | None = None
         """What left this rank while it last computed a type that other chains compute, too."""
@@ -277,19 +277,18 @@ class Session(GuardingSession):
             sources=sources,
             wanted=wanted,
             expected=expected,
-            holders=self.holders if self._checks.compares else (),
+            holders=self.compared_holders,
         )
 
-    async def copy_beside(
-        self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
-    ) -> str:
-        """Copy the masters of another stage's position; return their digest."""
-        return self._beside.copy(client, self.plan, sources, wanted, expected)
+    @property
+    def compared_holders(self) -> Sources:
+        """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
+        return self.holders if self._checks.compares else ()
 
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""
         self._wait_copied()
-        return self._beside.make(self.engine.state, made, keeps_own=keeps_own)
+        return self.beside.make(self.engine.state, made, keeps_own=keeps_own)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""

@@ -12,7 +12,7 @@ from mainstay_train.state.heal import HealClient, masters_digest
 
 
 class BesideStates:
-    """The states of other positions beside a trainer's own, until that is made of them.
+    """The states of other positions beside a trainer's own, while that is made of them.
 
     Args:
         training: allocates them.
@@ -26,11 +26,29 @@ class BesideStates:
         """What guards had, by block."""
 
     def copy(
-        self, client: HealClient, plan: Plan, sources: Sources, wanted: Wanted, expected: str
+        self,
+        client: HealClient,
+        plan: Plan,
+        sources: Sources,
+        wanted: Wanted,
+        expected: str,
+        *,
+        holders: Sources = (),
     ) -> str:
         """Copy a position's state, or what its member guards; return the masters' digest.
 
         Of a position the masters alone are copied, unless the optimizer's state is asked for, too.
+        Reports name the masters' digest alone, so that state is compared with all who have it: two
+        makers that copy from cells that differ would differ as well.
+
+        Args:
+            client: ends with the quorum.
+            plan: its plan.
+            sources: who has it.
+            wanted: what is copied.
+            expected: the masters' digest that reports name; "" if none does.
+            holders: whose whole states are compared with a copy that has all of it; empty:
+                nobody's. Guards' copies were compared by the votes.
 
         Raises:
             HealFailed: see :meth:`HealClient.copy`.
@@ -45,11 +63,16 @@ class BesideStates:
             self._states[place] = self._training.build_beside(
                 stage, plan.num_stages, inner, masters_only=wanted.masters_only
             )
-        state = self._states[place]
-        return client.copy(state, sources=sources, wanted=wanted, expected=expected)
+        return client.copy(
+            self._states[place],
+            sources=sources,
+            wanted=wanted,
+            expected=expected,
+            holders=() if wanted.masters_only else holders,
+        )
 
     def make(self, state: StageState, made: MadePosition, *, keeps_own: bool) -> str:
-        """Write a state of what was copied, which goes; return its masters' digest.
+        """Write a state of what was copied; return its masters' digest.
 
         Args:
             state: of this trainer's stage.
@@ -57,5 +80,8 @@ class BesideStates:
             keeps_own: whether blocks that guards would give stay as they are.
         """
         make_anew(state, made, self._states, None if keeps_own else self._guarded)
-        self._states, self._guarded = {}, {}
         return masters_digest(state)
+
+    def drop(self) -> None:
+        """Free what was copied."""
+        self._states, self._guarded = {}, {}

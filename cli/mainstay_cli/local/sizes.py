@@ -12,6 +12,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job import model_sizes
+from mainstay_core.job.approximation import made_anew
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.sizes.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
@@ -73,6 +74,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
                 recompute=job.spec.runtime.recomputed,
                 bucket_bytes=job.spec.runtime.bucket_bytes,
                 guards=guards,
+                made=made_anew(spec.recovery),
             )
         ]
         store = _store(job, models)

@@ -20,6 +20,7 @@ _COLUMNS = {
     "activations": "activations_bytes",
     "guarded": "guarded_bytes",
     "memory": "memory_bytes",
+    "to be made": "making_bytes",
     "to stages": "sent_pipeline_bytes",
     "to cells": "sent_reduction_bytes",
     "in cell": "sent_inner_bytes",
@@ -28,7 +29,7 @@ _COLUMNS = {
 }
 """Heading, and the line of :class:`RankSizes` under it. Optional ones are left out where they are
 0 for all ranks."""
-_OPTIONAL = ("copy", "guarded", "to stages", "to cells", "in cell", "to guard")
+_OPTIONAL = ("copy", "guarded", "to be made", "to stages", "to cells", "in cell", "to guard")
 
 
 def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:

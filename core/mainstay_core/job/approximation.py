@@ -6,6 +6,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
+from mainstay_core.job.sizes.rank_sizes import Made
 
 
 def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
@@ -20,6 +21,15 @@ def permitted_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
     """
     rules = _rules_of(recovery)
     return None if recovery.allow_approximate or rules == ApproximateConfig() else rules
+
+
+def made_anew(recovery: RecoveryPolicy) -> Made | None:
+    """Return what sizes take into account of the policy; None: it allows no approximate recovery.
+
+    What a person allows later is not known before.
+    """
+    averages = recovery.approximate.optimizer_state == "Average"
+    return Made(averages_optimizer=averages) if recovery.allow_approximate else None
 
 
 def _rules_of(recovery: RecoveryPolicy) -> ApproximateConfig:

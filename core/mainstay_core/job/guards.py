@@ -41,9 +41,37 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) 
         wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
         wrong += "parallelism.ranksPerStage 1"
     elif snapshots:
-        wrong = "with snapshots in memory a lost stage is made anew exactly; use 0"
+        wrong = "a job with snapshots in memory has none in this version; use 0, or "
+        wrong += "snapshots.enabled false"
     elif guards > cells:
         have = count(cells, "cell")
         wrong = f"the stage beside an end has {have}, one for each replica; use at most {cells}"
     if wrong:
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
+
+
+def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> None:
+    """Refuse permission in two stages that are both ends and get no guards, so that neither is made
+    anew. Whoever writes guards 0 says that neither has what the other lacks; arguments likewise.
+
+    Raises:
+        InvalidSpecError: names the field and what would be right.
+    """
+    how = recovery.approximate
+    if not recovery.allow_approximate or how.guards is not None or how.stale_steps is not None:
+        return
+    if shape.stages != 2 or shape.order is Order.IN_ORDER:
+        return
+    if resolve_guards(recovery, shape, snapshots=snapshots):
+        return
+    why, other = "snapshots in memory", "snapshots.enabled false"
+    if shape.ranks_per_stage > 1:
+        why, other = "several ranks to a stage", "parallelism.ranksPerStage 1"
+        other += " without snapshots" if snapshots else ""
+    raise InvalidSpecError(
+        "spec.recovery.allowApproximate",
+        f"is true, but with {why} nobody guards what each of the 2 stages alone has (embedding, "
+        "head), so neither could be made anew; use false, or more stages, or checkpoints "
+        f"(checkpoint.everySteps) and approximate.staleSteps, or {other}, or approximate.guards 0 "
+        "if no stage has a kind of block that the other lacks",
+    )

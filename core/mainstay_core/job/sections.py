@@ -382,7 +382,8 @@ class ApproximateRecovery(Section):
     different failure domains, where there are such. Each step sends each of them the gradient of
     these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
     out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with snapshots, or
-    several ranks to a stage."""
+    several ranks to a stage: an end that has what the stage beside it lacks is made anew only of
+    its own checkpoint (staleSteps) there."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
@@ -399,8 +400,9 @@ class ApproximateRecovery(Section):
     optimizer_state: Literal["Zero", "Average"] = "Zero"
     """The optimizer's state of what is made of other stages. Zero: it begins from nothing. Average:
     it is the average of theirs, by the same weights; what counts a parameter's steps is the
-    smallest of theirs. The copy of a neighbour then has all of its state, several times the bytes
-    of its parameters."""
+    smallest of theirs, and where these differ and one is below 1000, it begins from nothing all the
+    same. The copy of a neighbour then has all of its state, several times the bytes of its
+    parameters."""
 
 
 class RecoveryPolicy(Section):
@@ -410,8 +412,9 @@ class RecoveryPolicy(Section):
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
-    Swapped, or a checkpoint of their own (approximate.staleSteps). With snapshots in memory, these
-    are tried first: what they bring back is exact. It holds from the next loss on; where it is off,
+    Swapped and guards, or a checkpoint of their own (approximate.staleSteps). With snapshots in
+    memory, these are tried first: what they bring back is exact; and no end has guards, so that it
+    needs approximate.staleSteps. It holds from the next loss on; where it is off,
     a person may allow one recovery of a job that waits (kubectl mainstay approximate), by the rules
     of approximate."""
     approximate_after_lost_steps: NotNegative | None = None

@@ -32,7 +32,7 @@ from mainstay_core.job.approximation import (
 )
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
-from mainstay_core.job.guards import check_guards, resolve_guards
+from mainstay_core.job.guards import check_guards, check_two_ends, resolve_guards
 from mainstay_core.job.refusals import explain
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
@@ -127,6 +127,7 @@ class TrainingJob(Section):
         _check_swapped(self.spec)
         recovery, snapshots = self.spec.recovery, self.spec.snapshots.enabled
         check_guards(recovery, self.shape, snapshots=snapshots)
+        check_two_ends(recovery, self.shape, snapshots=snapshots)
         self.plan_snapshots()
         return self
 

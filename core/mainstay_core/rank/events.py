@@ -228,6 +228,8 @@ class TellVoidGuard:
     """Stage of the blocks."""
     rivals: tuple[Slot, ...] = ()
     """Others that may be wrong instead; empty if more members agree with the owners."""
+    outnumbered: bool = False
+    """Whether more guards agree with each other than there are owners."""
 
 
 @dataclass(frozen=True, slots=True)

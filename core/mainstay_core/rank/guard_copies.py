@@ -1,7 +1,9 @@
 """Decides which copies of guards count: of those that are left, and of those that a vote compares.
 
 A copy is at the version of its cell's own state, or it is void. Votes compare it with what the
-owners have, masters and a part of the rest, as they compare the cells of a stage.
+owners have, masters and a part of the rest, as they compare the cells of a stage. But what the
+owners have counts, also against more guards: these got their copies and each gradient from them,
+and are no witnesses of their own. Who may be wrong is told.
 """
 
 from __future__ import annotations
@@ -121,17 +123,37 @@ def undecided_members(
         votes: by member index, of a step that is committed.
         end: its stage.
     """
-    owners = {m.index for m in plan.positions[end]}
-    groups: dict[GuardedDigest, set[int]] = defaultdict(set)
-    for index in sorted(owners | {guard.index for guard in guards if guard.end == end}):
-        told = _told(votes[index], end)
-        if told is not None:
-            groups[told].add(index)
+    owners, groups = _told_alike(plan, guards, votes, end)
     theirs = max((len(group) for group in groups.values() if group & owners), default=0)
     others = [group for group in groups.values() if not group & owners]
     if not theirs or not others or theirs > max(map(len, others)):
         return frozenset()
     return frozenset().union(*groups.values())
+
+
+def is_outnumbered(plan: Plan, guards: Iterable[Guard], votes: Sequence[Vote], end: int) -> bool:
+    """Return whether more guards of an end agree with each other than it has owners.
+
+    Then rather these are wrong: they alone, or they together with some guards that copied of them.
+    What they have goes on to count all the same. Arguments are those of
+    :func:`undecided_members`.
+    """
+    owners, groups = _told_alike(plan, guards, votes, end)
+    others = [group for group in groups.values() if not group & owners]
+    return max(map(len, others), default=0) > len(owners)
+
+
+def _told_alike(
+    plan: Plan, guards: Iterable[Guard], votes: Sequence[Vote], end: int
+) -> tuple[frozenset[int], Mapping[GuardedDigest, set[int]]]:
+    """Return an end's owners, and its owners and guards by what they tell of its blocks."""
+    owners = frozenset(m.index for m in plan.positions[end])
+    groups: dict[GuardedDigest, set[int]] = defaultdict(set)
+    for index in sorted(owners | {guard.index for guard in guards if guard.end == end}):
+        told = _told(votes[index], end)
+        if told is not None:
+            groups[told].add(index)
+    return owners, groups
 
 
 def rivals_of_copies(

@@ -48,7 +48,7 @@ from mainstay_core.rank.events import (
     VotesGathered,
     WaitForPlan,
 )
-from mainstay_core.rank.guard_copies import rivals_of_copies, void_copies
+from mainstay_core.rank.guard_copies import is_outnumbered, rivals_of_copies, void_copies
 from mainstay_core.rank.making import forked, making_of
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
@@ -362,7 +362,12 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     void = void_copies(plan, state.guards, event.votes, state.index)
     guarded = tuple(copy for copy in state.guarded if copy.stage not in void)
     rivals = rivals_of_copies(plan, state.guards, event.votes, state.index)
-    told = tuple(TellVoidGuard(commit.step, end, rivals[end]) for end in rivals)
+    told = tuple(
+        TellVoidGuard(
+            commit.step, end, others, is_outnumbered(plan, state.guards, event.votes, end)
+        )
+        for end, others in rivals.items()
+    )
     applying = replace(
         state, phase=Phase.APPLYING, adopt_next=verdict.adopt_planned, guarded=guarded
     )

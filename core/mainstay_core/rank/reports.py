@@ -177,6 +177,9 @@ def guard_finding(state: RankState, action: TellVoidGuard) -> Finding:
     if action.rivals:
         names = ", ".join(map(str, action.rivals))
         reason = f"{reason}; nobody knows which is wrong, it or {names}"
+        if action.outnumbered:
+            owner = "this is the owner" if owns else f"rather the owner, in stage {action.end}"
+            reason = f"{reason}; more guards agree than there are owners: {owner}"
     return Finding(
         step=action.step,
         slot=state.slot,

@@ -263,13 +263,17 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         """Make the state anew from what other stages hold at the version, or load an older one."""
         if making.stale is not None:
             return await self._load_stale(making.stale, making.stale_history)
-        for beside in making.beside:
-            wanted = beside.wanted(str(self.plan.quorum), version)
-            known = sources_of(self.plan, self._reports, beside.members)
-            found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
-            if not isinstance(found, str):
-                return found
-        made = await self.make_anew(making.made, keeps_own=making.keeps_own)
+        try:
+            for beside in making.beside:
+                wanted = beside.wanted(str(self.plan.quorum), version)
+                known = sources_of(self.plan, self._reports, beside.members)
+                found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
+                if not isinstance(found, str):
+                    return found
+            made = await self.make_anew(making.made, keeps_own=making.keeps_own)
+        finally:
+            # Each is as large as a state. The next making may be of others, or of more of them.
+            self.drop_beside()
         return events.StateLoaded(made)
 
     async def _load_stale(self, version: int, history: History) -> events.Event:

@@ -145,7 +145,7 @@ class RankShell(ABC):
     ) -> str:
         """Copy the masters of a position of another stage; return their digest.
 
-        They are kept beside this one's state until :meth:`make_anew`. The arguments and the error
+        They are kept beside this one's state until :meth:`drop_beside`. The arguments and the error
         are those of :meth:`copy`.
         """
 
@@ -157,6 +157,10 @@ class RankShell(ABC):
             made: its blocks, and of what they are made.
             keeps_own: whether blocks that guards would give stay as they are here.
         """
+
+    @abstractmethod
+    def drop_beside(self) -> None:
+        """Free what was copied beside this rank's state: it is made of it, or will not be."""
 
     @abstractmethod
     async def give_guarded(self, group: Any, peers: Sequence[int]) -> None:

@@ -37,6 +37,11 @@ def test_lines_that_nobody_has_are_left_out():
     whole = describe_sizes(ranks_of(2, stages=2, inner=2, dtype="bfloat16"))
     for column in ("inner", "copy", "to stages", "to cells", "in cell"):
         assert column in whole[0]
+    assert "to be made" not in whole[0]
+    (first, *_) = ranks_of(1, stages=3)
+    heading, row = describe_sizes([replace(first, making_bytes=5 << 20)])
+    assert "memory  to be made" in heading
+    assert "5.0 MiB" in row
 
 
 def test_ranks_that_are_alike_share_a_line():

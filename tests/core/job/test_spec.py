@@ -687,7 +687,7 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
     [
         ({}, 5, "is 5, but the stage beside an end has 4 cells, one for each replica; use at most"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
-        ({"snapshots": {"enabled": True}}, 1, "a lost stage is made anew exactly; use 0"),
+        ({"snapshots": {"enabled": True}}, 1, "has none in this version; use 0"),
     ],
 )
 def test_guards_that_would_be_of_no_use_are_refused(
@@ -717,6 +717,34 @@ def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> N
     assert spec.parse_training_job(swapped_with(two))
     in_order = problem(swapped_with(two | {"pipeline": {"order": "InOrder"}}))
     assert "with 2 stages no stage has two neighbours" in str(in_order)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"snapshots": {"enabled": True, "peers": 1}}, "with snapshots in memory nobody guards"),
+        ({"parallelism": {"stages": 2, "ranksPerStage": 2}}, "with several ranks to a stage"),
+    ],
+)
+def test_two_stages_that_nobody_may_guard_are_not_made_anew(
+    changes: dict[str, Any], words: str
+) -> None:
+    def two(checkpoint: dict[str, Any] | None = None, **approximate: Any) -> dict[str, Any]:
+        allowed = {"allowApproximate": True, "approximate": approximate}
+        own = {"checkpoint": checkpoint} if checkpoint else {}
+        return swapped_with({"parallelism": {"stages": 2}, "recovery": allowed, **own} | changes)
+
+    found = problem(two())
+    assert found.field == "spec.recovery.allowApproximate"
+    assert words in str(found)
+    assert "(checkpoint.everySteps) and approximate.staleSteps" in str(found)
+    assert problem(two({"everySteps": 5})).field == "spec.recovery.allowApproximate"
+    assert spec.parse_training_job(two({"everySteps": 5}, staleSteps=9))
+    assert spec.parse_training_job(two(guards=0)), (
+        "each stage has a like block for all of the other"
+    )
+    more = {"parallelism": changes.get("parallelism", {}) | {"stages": 4}}
+    assert spec.parse_training_job(two() | {"spec": two()["spec"] | more})
 
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:

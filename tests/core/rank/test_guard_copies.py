@@ -13,7 +13,12 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.rank import forks
 from mainstay_core.rank.events import TellVoidGuard
 from mainstay_core.rank.forks import ForkRules
-from mainstay_core.rank.guard_copies import find_guards, undecided_members, void_copies
+from mainstay_core.rank.guard_copies import (
+    find_guards,
+    is_outnumbered,
+    undecided_members,
+    void_copies,
+)
 from mainstay_core.rank.histories import boosts_of
 from mainstay_core.rank.reports import guard_finding
 from mainstay_core.rank.settle import Settlement, StateAction, settle
@@ -236,6 +241,31 @@ def test_of_a_guard_and_an_owner_that_differ_neither_is_believed_alone(
     assert found == {index_of(plan, life) for life in unsure}
 
 
+@pytest.mark.parametrize(
+    ("told", "outnumbered"),
+    [("oxx", True), ("oxy", False), ("oox", False), ("ox ", False), ("xxx", False)],
+)
+def test_more_guards_that_agree_than_owners_are_told_of(told: str, outnumbered: bool) -> None:
+    """The other cell of the first stage is lost: a is its only owner, b and e guard it."""
+    plan = make_plan(LIVES, lanes=2)
+    (lost,) = (m for m in plan.members if str(m.incarnation) == "d.1")
+    members = tuple(
+        replace(m, index=i) for i, m in enumerate(m for m in plan.members if m is not lost)
+    )
+    plan = replace(plan, members=members)
+    guards = plan_guards(plan, OUTLINE, 2)
+    assert {guard.index for guard in guards if guard.end == 0} == {
+        index_of(plan, life) for life in "be"
+    }
+    votes = [vote_of()] * len(plan.members)
+    for life, what in zip("abe", told, strict=True):
+        if what != " ":
+            votes[index_of(plan, life)] = vote_of(copy_of(masters=what))
+    assert is_outnumbered(plan, guards, votes, 0) == outnumbered
+    if outnumbered:
+        assert undecided_members(plan, guards, votes, 0) == {index_of(plan, x) for x in "abe"}
+
+
 @pytest.mark.parametrize(("life", "words"), [("a", "guards keep of it"), ("b", "it guards of")])
 def test_both_are_named_where_nobody_knows_who_is_wrong(life: str, words: str) -> None:
     plan = make_plan({0: LIVES[0]}, lanes=1)
@@ -255,6 +285,11 @@ def test_both_are_named_where_nobody_knows_who_is_wrong(life: str, words: str) -
     assert words in unsure.reason
     assert f"nobody knows which is wrong, it or {other}" in unsure.reason
     assert unsure.verdict is Verdict.WIRE, "no device is accused"
+    assert "owners" not in unsure.reason.partition(";")[2]
+    many = guard_finding(state, TellVoidGuard(8, 0, (other,), outnumbered=True))
+    whose = "this is the owner" if life == "a" else "rather the owner, in stage 0"
+    assert many.reason.endswith(f"more guards agree than there are owners: {whose}")
+    assert many.verdict is Verdict.WIRE
     sure = guard_finding(state, TellVoidGuard(8, 0))
     assert (sure.verdict, "nobody knows" in sure.reason) == (Verdict.TRANSIENT, False)
 

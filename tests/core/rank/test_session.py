@@ -19,6 +19,7 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.program import Action
 from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
+from mainstay_core.rank.forks import Beside, Making
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
 from mainstay_core.rank.session import RankSession
@@ -155,6 +156,9 @@ class Played(RankSession[Connections]):
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         self.done.append(f"made stage {made.stage}")
         return "made"
+
+    def drop_beside(self) -> None:
+        self.done.append("drop what is beside")
 
     async def copy(
         self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str
@@ -443,6 +447,27 @@ def test_a_joiner_takes_the_only_copy_there_is() -> None:
     heal = events.LoadState(StateAction.HEAL, version=2, sources=(0,), expected="")
 
     assert run_blocking(session.perform(heal)) == events.StateLoaded("the state")
+
+
+def test_what_was_copied_to_make_a_stage_anew_is_dropped_also_if_that_fails() -> None:
+    session = make_joiner()
+    session._reports = tuple(
+        SettleReport(index=i, valid=True, heal_address=str(i)) for i in range(3)
+    )
+    making = Making(
+        made=MadePosition(stage=1, blocks=()),
+        beside=tuple(Beside(position=i, members=(i,), expected="") for i in (0, 2)),
+    )
+    make = events.LoadState(StateAction.MAKE, version=2, sources=(), expected="", making=making)
+    session.copies = {"0": "before", "2": "after"}
+
+    assert run_blocking(session.perform(make)) == events.StateLoaded("made")
+    assert session.done[-2:] == ["made stage 1", "drop what is beside"]
+
+    del session.copies["2"]
+    assert run_blocking(session.perform(make)) == events.LoadFailed("c/0 is gone")
+    assert session.done.count("made stage 1") == 1
+    assert session.done[-1] == "drop what is beside"
 
 
 def test_a_rank_that_takes_over_the_ledger_tells_the_last_entries_again() -> None:

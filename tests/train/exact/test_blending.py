@@ -20,7 +20,7 @@ from mainstay_core.wire.reinitialisation import (
     SourceKind,
 )
 from mainstay_train.exact import numerics, optimizer
-from mainstay_train.exact.blending import make_anew
+from mainstay_train.exact.blending import SETTLED_STEPS, make_anew
 from mainstay_train.model import blocks
 
 NORMS_SQ = {"layers.0": 0.3, "layers.1": 0.05, "layers.4": 2.0, "layers.5": 0.7}
@@ -109,9 +109,18 @@ def kept(state, kind):
     return {(places[block], local): t.tensor.numpy().copy() for t, (block, _, local) in named}
 
 
+def count(state, steps):
+    """Have an optimizer say that it has taken so many steps."""
+    for flat in state.flats():
+        if flat.kind == "step":
+            flat.tensor.fill_(steps)
+
+
 def test_averaged_moments_have_the_parameters_weights_and_the_younger_sources_count():
     """Of sources that have trained as long the count is theirs."""
     before, after = trained(3, "layers.0", "layers.1"), trained(5, "layers.4", "layers.5")
+    count(before, SETTLED_STEPS)
+    count(after, SETTLED_STEPS + 2)
     lost, again = trained(7, "layers.2", "layers.3"), trained(0, "layers.2", "layers.3")
     made = planned(optimizer_state=OptimizerState.AVERAGE)
 
@@ -124,25 +133,53 @@ def test_averaged_moments_have_the_parameters_weights_and_the_younger_sources_co
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             assert numpy.array_equal(found[name], values), (kind, name)
-    assert {float(n) for n in kept(lost, "step").values()} == {3.0}
+    assert {float(n) for n in kept(lost, "step").values()} == {SETTLED_STEPS}
     for mine, theirs in zip(lost.flats(), again.flats(), strict=True):
         assert torch.equal(mine.tensor, theirs.tensor), "what was lost leaves no trace"
 
 
-def test_adam_steps_no_further_with_averaged_moments_than_its_sources_do():
-    """The one was itself made anew lately: its second moment is young."""
-    old, young = trained(200, "layers.0", "layers.1"), trained(2, "layers.4", "layers.5")
-    lost = trained(0, "layers.2", "layers.3")
+def furthest(state):
+    """How far the step goes that a state takes with the gradient that it has always had."""
+    before = [block.masters.clone() for block in state.blocks]
+    state.apply([torch.full((b.layout.size,), 0.1) for b in state.blocks], 1.0, 0.01)
+    pairs = zip(before, state.blocks, strict=True)
+    return max(float((block.masters - was).abs().max()) for was, block in pairs)
+
+
+def alike(steps, *names):
+    """A stage that has taken so many steps of Adam with the same gradient everywhere."""
+    state = stage(*names)
+    for _ in range(steps):
+        furthest(state)
+    return state
+
+
+@pytest.mark.parametrize("young", range(9))
+@pytest.mark.parametrize("weighting", [Weighting.UNIFORM, Weighting.GRADIENT_NORM])
+def test_adam_steps_no_further_with_averaged_moments_than_its_sources_do(young, weighting):
+    """The one was itself made anew lately. Its few steps must not stand for the other's many."""
+    before, after = alike(200, "layers.0", "layers.1"), alike(young, "layers.4", "layers.5")
+    lost = alike(0, "layers.2", "layers.3")
+    policy = {"optimizer_state": OptimizerState.AVERAGE, "weighting": weighting}
+
+    make_anew(lost, planned(**policy), {(0, 0): before, (2, 0): after})
+
+    rest = [flat for flat in lost.flats() if flat.kind != "master"]
+    assert not any(flat.tensor.any() for flat in rest), "an optimizer that has seen nothing"
+    for _ in range(9):
+        assert furthest(lost) <= 1.001 * max(furthest(before), furthest(after))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 20])
+def test_sources_that_have_trained_as_long_are_averaged_however_few_steps_that_is(steps):
+    before, after = alike(steps, "layers.0", "layers.1"), alike(steps, "layers.4", "layers.5")
+    lost = alike(0, "layers.2", "layers.3")
     policy = {"optimizer_state": OptimizerState.AVERAGE, "weighting": Weighting.UNIFORM}
-    make_anew(lost, planned(**policy), {(0, 0): old, (2, 0): young})
 
-    def furthest(state):
-        before = [block.masters.clone() for block in state.blocks]
-        state.apply([torch.zeros(b.layout.size) for b in state.blocks], 1.0, 0.01)
-        pairs = zip(before, state.blocks, strict=True)
-        return max(float((block.masters - was).abs().max()) for was, block in pairs)
+    make_anew(lost, planned(**policy), {(0, 0): before, (2, 0): after})
 
-    assert furthest(lost) <= max(furthest(old), furthest(young))
+    assert {float(n) for n in kept(lost, "step").values()} == {steps}
+    assert furthest(lost) <= 1.001 * max(furthest(before), furthest(after))
 
 
 def test_an_optimizer_without_counts_has_its_momentum_averaged():

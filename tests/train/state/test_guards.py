@@ -13,7 +13,7 @@ from tests.train.quorum import make_config
 from mainstay_core.base.shape import Order
 from mainstay_core.job import model_sizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
-from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
+from mainstay_core.job.sizes.rank_sizes import Made, even_shares, rank_sizes
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.wire.reinitialisation import (
@@ -27,6 +27,7 @@ from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
 from mainstay_train.exact import numerics
 from mainstay_train.exact.blending import make_anew
+from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.portions import Portion
 from mainstay_train.models import llama
 from mainstay_train.state.guards import GuardCopies
@@ -139,6 +140,42 @@ def test_a_guard_takes_the_memory_that_is_said_before(dtype: str) -> None:
         assert rank.guarded_bytes == pytest.approx(held, rel=0.01)
         sent = [training.build_guarded(end)[0].layout.size for end in (0, 2) if rank.stage == end]
         assert rank.sent_guarded_bytes == 4 * sum(sent)
+
+
+@pytest.mark.parametrize("averages", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_making_a_stage_anew_takes_the_memory_that_is_said_before(
+    dtype: str, averages: bool
+) -> None:
+    training = training_of(dtype=dtype)
+    shape = training.config.shape
+    config = {**training.config.workload, "layers": 6}
+    model = built_in_sizes(model_sizes.LLAMA, config, 1, 0, accumulates=True)
+
+    def held(state: StageState) -> int:
+        kept = sum(f.tensor.numel() * f.tensor.element_size() for f in state.everything())
+        return kept + 4 * max(block.layout.size for block in state.blocks)
+
+    ranks = rank_sizes(
+        model,
+        shape,
+        even_shares(shape),
+        recompute=0.0,
+        guards=2,
+        made=Made(averages_optimizer=averages),
+    )
+    for rank in ranks:
+        beside = [
+            training.build_beside(stage, shape.stages, 0, masters_only=not averages)
+            for stage in (rank.stage - 1, rank.stage + 1)
+            if 0 <= stage < shape.stages
+        ]
+        if rank.stage in (0, 2):
+            beside.append(training.build_guarded(rank.stage)[0])
+        assert rank.making_bytes == pytest.approx(sum(map(held, beside)), rel=0.01)
+    plain = rank_sizes(model, shape, even_shares(shape), recompute=0.0, guards=2)
+    assert {rank.making_bytes for rank in plain} == {0}
+    assert [rank.memory_bytes for rank in ranks] == [rank.memory_bytes for rank in plain]
 
 
 def test_only_what_counts_is_served_and_what_others_own_is_not() -> None:

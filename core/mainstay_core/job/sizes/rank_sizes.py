@@ -35,6 +35,14 @@ class ReplicaShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The way in which lost stages may be made anew from others."""
+
+    averages_optimizer: bool
+    """Whether the optimizer's state is copied with the parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSizes:
     """The sizes of what one rank holds, and of what it sends in a step without a fault."""
 
@@ -64,6 +72,9 @@ class RankSizes:
     """What it guards of an end of the pipeline, if it guards: parameters, moments, a gradient."""
     sent_guarded_bytes: int = 0
     """Gradients, to a guard of its own replica in a step."""
+    making_bytes: int = 0
+    """Copies of other stages' states that are held beside its own while it is made anew. That is
+    before it computes, and no part of what it holds then."""
 
     @property
     def memory_bytes(self) -> int:
@@ -110,6 +121,7 @@ def rank_sizes(
     bucket_bytes: int = BUCKET_BYTES,
     replicas: Collection[int] | None = None,
     guards: int = 0,
+    made: Made | None = None,
 ) -> tuple[RankSizes, ...]:
     """Return the sizes of all ranks with the model's inner index, by replica and stage.
 
@@ -122,6 +134,7 @@ def rank_sizes(
         replicas: those whose ranks are computed; None: all.
         guards: of each end of the pipeline. Which cells these are is not known before: each that
             may guard is shown as if it does.
+        made: how stages may be made anew; None: they may not.
 
     Raises:
         InvalidSpecError: there are more stages than blocks.
@@ -135,12 +148,51 @@ def rank_sizes(
         for number, cut in enumerate(cuts)
     ]
     num_partials = [share.num_partials for share in shares]
+    making = [_making_bytes(stages, number, guards, made) for number in range(len(stages))]
     return tuple(
-        with_guards(stage.rank(share, num_partials, bucket_bytes), model, shape.stages, guards)
+        replace(
+            with_guards(stage.rank(share, num_partials, bucket_bytes), model, shape.stages, guards),
+            making_bytes=making[stage.number],
+        )
         for share in shares
         if replicas is None or share.replica in replicas
         for stage in stages
     )
+
+
+def _making_bytes(stages: Sequence[StageSizes], number: int, guards: int, made: Made | None) -> int:
+    """Return the most that a stage's rank copies to be made anew, checkpoints of its own left out.
+
+    An inner stage is made of both neighbours. An end that has its layers swapped with a twin is
+    made of that, and of what guards have; another end is not made of others.
+
+    Args:
+        stages: of the model.
+        number: of the stage.
+        guards: of each end.
+        made: how it may be made anew; None: it may not.
+    """
+    last = len(stages) - 1
+    is_end = number in (0, last)
+    if made is None or not last or (is_end and stages[number].shape.order is Order.IN_ORDER):
+        return 0
+    sources = [stages[n] for n in (number - 1, number + 1) if 0 <= n <= last]
+    total = sum(
+        _copy_bytes(stage.model, stage.blocks, whole=made.averages_optimizer) for stage in sources
+    )
+    if is_end and guards:
+        own = stages[number]
+        kept = own.blocks[0] if number == 0 else own.blocks[-1]
+        total += _copy_bytes(own.model, [kept], whole=True)
+    return total
+
+
+def _copy_bytes(model: ModelSizes, blocks: Sequence[BlockSizes], *, whole: bool) -> int:
+    """Return what a copy of blocks takes: masters, what is computed with, a scaled gradient."""
+    sizes = [sum(map(padded, block.parameters)) for block in blocks]
+    width = 0 if model.width_bytes == WIDE_BYTES else model.width_bytes
+    moments = sum(block.moments_bytes for block in blocks) if whole else 0
+    return sum(sizes) * (WIDE_BYTES + width) + max(sizes) * WIDE_BYTES + moments
 
 
 def with_guards(rank: RankSizes, model: ModelSizes, num_stages: int, guards: int) -> RankSizes:

@@ -12,7 +12,7 @@ from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job import model_sizes
 from mainstay_core.job.config import BUCKET_BYTES
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
-from mainstay_core.job.sizes.rank_sizes import RankSizes, even_shares, rank_sizes
+from mainstay_core.job.sizes.rank_sizes import Made, RankSizes, even_shares, rank_sizes
 
 MEASURED_BY = "`mainstay local run FILE --dry-run`"
 """The command that computes or measures the sizes of all ranks."""
@@ -38,6 +38,7 @@ def summarize_sizes(
     recompute: float,
     bucket_bytes: int = BUCKET_BYTES,
     guards: int = 0,
+    made: Made | None = None,
 ) -> SizeSummary:
     """Return what the ranks of a job hold and send, by formulas; no code of a user runs here.
 
@@ -50,6 +51,7 @@ def summarize_sizes(
         recompute: share of a stage's blocks whose forwards run again in the backward.
         bucket_bytes: what is reduced at a time.
         guards: of each end of the pipeline.
+        made: how stages may be made anew; None: they may not.
     """
     if entrypoint not in model_sizes.BUILT_IN:
         return SizeSummary(
@@ -57,8 +59,15 @@ def summarize_sizes(
             f"{entrypoint}; {MEASURED_BY} measures it"
         )
     try:
-        sizes = {"bucket_bytes": bucket_bytes, "guards": guards}
-        found = _ranks(entrypoint, config, shape, recompute=recompute, **sizes)
+        found = _ranks(
+            entrypoint,
+            config,
+            shape,
+            recompute=recompute,
+            bucket_bytes=bucket_bytes,
+            guards=guards,
+            made=made,
+        )
     except InvalidSpecError as error:
         return SizeSummary(message=f"what a rank holds is not known: {error}", is_wrong=True)
     if not found:
@@ -83,6 +92,7 @@ def _ranks(
     recompute: float,
     bucket_bytes: int,
     guards: int,
+    made: Made | None,
 ) -> list[RankSizes]:
     """Return sizes of the first replica's ranks; none where the model is too deep to be cut here.
 
@@ -106,6 +116,7 @@ def _ranks(
             bucket_bytes=bucket_bytes,
             replicas=(0,),
             guards=guards,
+            made=made,
         )
     ]
     return sorted(ranks, key=lambda rank: (rank.stage, rank.inner))
@@ -125,10 +136,13 @@ def _describe(rank: RankSizes) -> str:
     shown = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
     guard = rank.sent_guarded_bytes
     to_guard = f", to its guard {show_bytes(guard)}" if guard else ""
+    making = rank.making_bytes
+    to_be_made = f"; to be made anew it copies {show_bytes(making)} beside its state"
+    to_be_made = to_be_made if making else ""
     return (
         f"stage {rank.stage}, inner {rank.inner}: {rank.num_parameters:,} parameters, memory "
         f"{show_bytes(rank.memory_bytes)} ({shown}); sent in a step {show_bytes(rank.sent_bytes)} "
         f"(to stages {show_bytes(rank.sent_pipeline_bytes)}, to cells "
         f"{show_bytes(rank.sent_reduction_bytes)}, in the cell "
-        f"{show_bytes(rank.sent_inner_bytes)}{to_guard})"
+        f"{show_bytes(rank.sent_inner_bytes)}{to_guard}){to_be_made}"
     )

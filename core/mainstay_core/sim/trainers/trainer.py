@@ -306,9 +306,11 @@ class Trainer(Process, GuardingTrainer):
         cell = self.made_cell()
         exact = terms.part(cell.params) if keeps_own else self._taken_back
         cell.params = terms.made(made, self._beside, exact)
-        self._beside, self._taken_back = {}, ""
         await self.point("made-anew")
         return cell.params
+
+    def drop_beside(self) -> None:
+        self._beside, self._taken_back = {}, ""
 
     def serve(self, served: Wanted | None) -> None:
         self.heal_server.serves = served

@@ -7,7 +7,7 @@ import pytest
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.model_sizes import LLAMA
 from mainstay_core.job.sizes import llama_sizes
-from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
+from mainstay_core.job.sizes.rank_sizes import Made, even_shares, rank_sizes
 from mainstay_core.job.sizes.size_summary import SizeSummary, summarize_sizes
 
 SMALL = {"dim": 16, "layers": 3, "heads": 4, "kvHeads": 2, "hidden": 32, "vocab": 300}
@@ -39,6 +39,23 @@ def test_the_rank_that_holds_the_most_is_told_and_each_one_is_there() -> None:
     for stage, rank in enumerate(both):
         said = f"stage {stage}, inner 0: {rank.num_parameters:,} parameters, memory "
         assert found.ranks[stage].startswith(said)
+
+
+def test_what_an_inner_stage_copies_to_be_made_anew_is_told() -> None:
+    def told(made: Made | None) -> list[str]:
+        shape = shape_of(stages=3)
+        found = summarize_sizes(LLAMA, SMALL, shape, recompute=False, made=made)
+        return [rank.partition("; to be made anew it copies ")[2] for rank in found.ranks]
+
+    def copied(text: str) -> float:
+        number, unit, *rest = text.split()
+        assert rest == ["beside", "its", "state"]
+        return float(number) * {"KiB": 1, "MiB": 1024}[unit]
+
+    assert told(None) == ["", "", ""]
+    first, zero, last = told(Made(averages_optimizer=False))
+    assert (first, last) == ("", "")
+    assert copied(told(Made(averages_optimizer=True))[1]) > 2 * copied(zero)
 
 
 def test_of_a_stage_s_ranks_the_first_and_the_last_are_told() -> None:
