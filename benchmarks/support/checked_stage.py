@@ -23,7 +23,7 @@ from mainstay_train.checks.checker import UNCHECKED, Checks
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.comm.chains import Mark
-from mainstay_train.comm.group import Message, Pending
+from mainstay_train.comm.operations import Message, Pending
 from mainstay_train.compute import arrivals
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader

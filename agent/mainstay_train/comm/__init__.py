@@ -1,6 +1,7 @@
 """Connects the ranks of a job, and lets any thread end a connection that another waits in.
 
 - ``group``: process groups whose blocked operations another thread can end
+- ``operations``: messages and exchanges on their way
 - ``backend``: what a library must offer that carries the tensors of a group
 - ``gloo``: the gloo backend of a group
 - ``nccl``: the NCCL backend of a group

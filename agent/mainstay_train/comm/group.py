@@ -38,9 +38,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import distributed
@@ -51,6 +50,7 @@ from mainstay_train.base.device import Moment
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
 from mainstay_train.comm.backend import Backend
+from mainstay_train.comm.operations import Exchange, Message, Pending
 
 logger = logging.getLogger(__name__)
 
@@ -84,30 +84,6 @@ def backend_problem(error: RuntimeError) -> str:
     return re.sub(r"^(\[[^\]]*\]\s*)+", "", brief(error)).partition(". This is typically")[0]
 
 
-class Message(NamedTuple):
-    """A tensor to send to a peer, or to fill with what the peer sends."""
-
-    tensor: torch.Tensor
-    peer: int
-    tag: int
-    """Tells messages of a peer apart where the backend can; else their order does."""
-
-
-class Pending(NamedTuple):
-    """A message under way, for :meth:`Group.finish`."""
-
-    work: Any
-    staged: torch.Tensor
-    """What the backend reads or writes: it stays alive and unchanged until then."""
-    into: torch.Tensor | None
-    """Where a received message goes."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether :meth:`Group.finish` would return at once."""
-        return bool(self.work.is_completed())
-
-
 RANK = struct.Struct("!I")
 """Before what a rank gives to the others."""
 
@@ -127,23 +103,6 @@ class Meeting(Protocol):
 
     def wake(self) -> None:
         """Have whoever meets here ask ``ended`` again."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
-    """An all-to-all on its way."""
-
-    work: Any
-    received: torch.Tensor
-    staged: torch.Tensor
-    """What the backend receives into."""
-    sent: torch.Tensor
-    """What the backend reads: kept until it is over."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether :meth:`Group.finish_exchange` would return at once, or raise."""
-        return bool(self.work.is_completed())
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import WaitingChecks
-from mainstay_train.comm.group import Exchange, Group, Pending
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.exact.early import BegunReduction
 
 

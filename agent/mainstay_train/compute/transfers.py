@@ -12,8 +12,9 @@ from mainstay_core.planning.program import ANSWER, Action, Op, Receive
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.planned import Window
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import Group, Message, Pending
+from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.comm.operations import Message, Pending
 from mainstay_train.compute import arrivals
 
 FORWARD_TAG = 0

@@ -30,7 +30,8 @@ from mainstay_core.job.sizes.reduction_sizes import IN_FLIGHT, keeps_own
 from mainstay_core.planning.partials import grow
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
-from mainstay_train.comm.group import Exchange, Group
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Exchange
 from mainstay_train.exact.buckets import Bucket, bounds, cut
 from mainstay_train.exact.layout import StageLayout
 from mainstay_train.exact.wire_sums import WireSums

@@ -17,7 +17,8 @@ from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_core.wire.votes import Commit, GuardedDigest
-from mainstay_train.comm.group import Group, Message
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Message
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.training import Training
 from mainstay_train.exact.optimizer import Boosts, StageState

@@ -29,7 +29,8 @@ from mainstay_core.planning.routes import Extent
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE, Window
 from mainstay_train.checks.waiting import WaitingChecks
-from mainstay_train.comm.group import Group, Pending
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Pending
 from mainstay_train.compute import arrivals
 from mainstay_train.dmr.run_planner import RunPlanner
 

@@ -20,7 +20,8 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks import checker
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
-from mainstay_train.comm.group import Group, Pending
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Pending
 from mainstay_train.compute import arrivals
 from mainstay_train.models import attention
 

@@ -14,7 +14,8 @@ from tests.train.crew import ADDRESS, make_group
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm import group as group_module
 from mainstay_train.comm import registered
-from mainstay_train.comm.group import BACKENDS, Group, Message
+from mainstay_train.comm.group import BACKENDS, Group
+from mainstay_train.comm.operations import Message
 
 SIZE = 4
 LONG_S = 60.0

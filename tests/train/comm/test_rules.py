@@ -19,7 +19,8 @@ from tests.train.crew import ADDRESS
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import BACKENDS, RANK, Group, Message
+from mainstay_train.comm.group import BACKENDS, RANK, Group
+from mainstay_train.comm.operations import Message
 
 SIZE = 4
 LONG_S = 60.0

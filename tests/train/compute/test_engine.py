@@ -14,7 +14,7 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.comm.chains import Mark
-from mainstay_train.comm.group import Exchange, Pending
+from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeSums

@@ -13,7 +13,8 @@ from mainstay_core.base.shape import Cut, Order
 from mainstay_core.planning.program import Op, compile_compute
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import Group, Pending
+from mainstay_train.comm.group import Group
+from mainstay_train.comm.operations import Pending
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.measure import LiveBytes

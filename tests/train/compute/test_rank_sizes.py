@@ -31,8 +31,8 @@ from mainstay_core.planning.program import compile_compute, schedule_1f1b
 from mainstay_core.planning.shares import first_shares
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.comm.chains import Mark
-from mainstay_train.comm.group import Exchange, Pending
 from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
