@@ -43,7 +43,7 @@ def play(world, scenario):
 
 
 @pytest.mark.parametrize("point", STEP_POINTS)
-@pytest.mark.parametrize("victim", ["life0", "life3"])
+@pytest.mark.parametrize("victim", ["life0", pytest.param("life3", marks=pytest.mark.chaos)])
 def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point, victim):
     at = f"{point}@{STEP}"
     world = PlayedSupervisors(crew, tmp_path, make_config(), halts={victim: [at]})
@@ -138,7 +138,7 @@ def test_one_stage_is_reduced_and_the_other_is_not(crew, tmp_path, undisturbed, 
 
 
 @pytest.mark.parametrize("point", SETTLE_POINTS)
-@pytest.mark.parametrize("second", ["life2", "life5"])
+@pytest.mark.parametrize("second", ["life2", pytest.param("life5", marks=pytest.mark.chaos)])
 def test_a_kill_during_settle_at_each_report(crew, tmp_path, undisturbed, point, second):
     at, settling = f"reduce-posting@{STEP}", f"{point}@q2"
     halts = {"life1": [at], second: [settling]}
@@ -199,7 +199,9 @@ def heal_config(**more):
 
 
 @pytest.mark.parametrize("point", HEAL_POINTS)
-@pytest.mark.parametrize("victim", ["joiner", "source", "third"])
+@pytest.mark.parametrize(
+    "victim", ["joiner", "source", pytest.param("third", marks=pytest.mark.chaos)]
+)
 def test_a_death_in_mid_heal(crew, tmp_path, undisturbed, point, victim):
     first, healing = f"reduce-posting@{STEP}", f"{point}@q3"
     halts = {"life3": [first], "life6": [healing]}
