@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Slot
-from mainstay_core.base.words import count, quote
+from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition
 from mainstay_core.coordinator.names import slot_name
@@ -21,7 +21,6 @@ from mainstay_core.coordinator.records import open_taint
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
-    MAX_ENDED,
     CoordinatorState,
     PodState,
     has_members,
@@ -40,24 +39,16 @@ _LOADS = (Method.RESTART, Method.START)
 
 
 def check_named(state: CoordinatorState, fact: Named) -> None:
-    """Refuse a word of steps that the job does not have, or of a life that nobody knows.
+    """Refuse a word of steps that the job does not have, of which plans would tell.
 
-    Plans would tell of them. A store that was recovered or opened again may have forgotten the life
-    of whoever has named a device, and so may one that knows only the last lives of its slot.
+    Who told it may be a life that the store has not heard of yet, or no more: what a supervisor has
+    from its trainers it repeats, before it tells that they are up.
 
     Raises:
         RemoteProtocolError: the message names the field.
     """
     if fact.quorum is None:
         raise RemoteProtocolError("Named.quorum: is missing; must be that in which it was named")
-    teller = state.slot(Slot(pod=fact.pod, index=fact.slot))
-    lives = (teller.incarnation, *teller.ended) if teller is not None else ()
-    may_have_forgotten = _may_have_forgotten(state) or len(lives) > MAX_ENDED
-    if fact.incarnation not in lives and not may_have_forgotten:
-        raise RemoteProtocolError(
-            f"Named.incarnation: {quote(fact.incarnation)} was no trainer of "
-            f"{slot_name(state, Slot(pod=fact.pod, index=fact.slot))}"
-        )
     for field, step in (("since", fact.since), ("step", fact.step)):
         if step is not None and step > state.shape.steps:
             raise RemoteProtocolError(
