@@ -56,11 +56,6 @@ def check_named(state: CoordinatorState, fact: Named) -> None:
             )
 
 
-def _may_have_forgotten(state: CoordinatorState) -> bool:
-    """Return whether the store may have lost what pods told of their trainers."""
-    return state.restored_at_s > 0.0
-
-
 def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     """Return the state with the steps that a named device has tainted.
 
@@ -108,7 +103,8 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
 def _has_served(state: CoordinatorState, device: Slot) -> bool:
     """Return whether a device is or may have been a member: else no state contains its steps."""
     known = state.slot(device)
-    return _may_have_forgotten(state) or (known is not None and known.stage is not None)
+    # A store that was recovered or opened again may have forgotten it.
+    return state.restored_at_s > 0.0 or (known is not None and known.stage is not None)
 
 
 def _newest(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:
