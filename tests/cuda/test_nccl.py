@@ -8,6 +8,7 @@ import gc
 import os
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from mainstay_train.exact import numerics
 from mainstay_train.exact.reduction import PartialStore, Reducer
 
 pytestmark = pytest.mark.usefixtures("needs_cuda")
+NUM_GROUPS = 8
+"""How many come and go."""
 LONG_CYCLES = 6_000_000_000
 """Of the device: some seconds."""
 
@@ -204,11 +207,12 @@ def _late(pipe):
     threading.Event().wait(3)  # torch's watchdog looks every second or so
     another = alone()
     another.connect()
-    pipe.send((told, works(another)))
+    pipe.send((told, group.ended is not None, works(another)))
 
 
 def test_a_process_outlives_an_operation_that_is_late(crew):
-    told, is_right = heard(crew.fork(_late))
+    told, is_ended, is_right = heard(crew.fork(_late))
+    assert is_ended
     assert "the device was not done within 0.5 s" in told
     assert is_right
 
@@ -245,7 +249,7 @@ def test_connecting_ends_within_its_bound_if_a_rank_never_comes(crew):
     worker = crew.fork(_nobody_comes, 4.0, 0)
     told, took_s, _, fresh = heard(worker, 45)
     print(f"after {took_s:.1f} s: {told}")  # noqa: T201
-    assert told != "connected"
+    assert told == "alone: not all ranks met within 4 s"
     assert fresh == 3.0
     assert took_s < 20
     assert heard(worker)
@@ -293,7 +297,7 @@ def _many(pipe):
     """Groups that come and go, as in a job of many faults."""
     numerics.setup("cuda:0")
     free = []
-    for _ in range(6):
+    for _ in range(NUM_GROUPS):
         group = alone()
         group.connect()
         assert works(group)
@@ -308,7 +312,10 @@ def _many(pipe):
 def test_groups_that_are_gone_leave_nothing(crew):
     free = heard(crew.fork(_many), 120)
     print("MiB free after each group:", [round(value) for value in free])  # noqa: T201
-    assert free[1] - free[-1] < 64
+    # What is made once is made with the first groups. What groups leave behind goes on to grow;
+    # whatever else the machine runs may take memory too, but not with each group.
+    taken = [before - after for before, after in pairwise(free)]
+    assert any(each < 1 for each in taken[-3:])
 
 
 def _pair(pipe, store, rank, allow):
