@@ -73,8 +73,20 @@ class Transport:
         """Meet all ranks; blocks until they are there.
 
         Raises:
-            RuntimeError: aborted, or not within ``timeout_s``.
+            RuntimeError: aborted, a peer is gone, or not within ``timeout_s``.
         """
+        try:
+            self._meet(exchange, address, timeout_s)
+        except OSError as error:  # a peer is gone, or the group was ended: its sockets are shut
+            raise RuntimeError(f"a connection failed: {error}") from error
+        for line in self._lines.values():
+            line.sock.setblocking(False)
+            line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=self._run, name="strict", daemon=True).start()
+
+    def _meet(
+        self, exchange: Callable[[str, bytes], list[bytes]], address: str, timeout_s: float
+    ) -> None:
         with socket.create_server((address, 0)) as server:
             own = f"{address}:{server.getsockname()[1]}".encode()
             addresses = exchange("strict", own)
@@ -92,10 +104,6 @@ class Transport:
                     sock.settimeout(timeout_s)
                     (peer,) = HELLO.unpack(_exactly(sock, HELLO.size))
                     self._lines[peer] = _Line(sock)
-        for line in self._lines.values():
-            line.sock.setblocking(False)
-            line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._run, name="strict", daemon=True).start()
 
     def _go_on(self, deadline_s: float) -> None:
         if self._aborted:
