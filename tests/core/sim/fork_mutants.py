@@ -155,8 +155,28 @@ def draw_forks_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, units=rng.choice((1, 2)), faults=faults)
 
 
+def draw_guards_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a swapped pipeline with guards, and with snapshots in memory."""
+    scenario, rng = draw_forks_beside_snapshots(seed, kinds), random.Random(f"both {seed}")
+    lanes = rng.choice((1, 1, 2))
+    shape = replace(
+        scenario.config.shape,
+        order=Order.SWAPPED,
+        cut=Cut.EQUAL,
+        stages=rng.choice((2, 3, 4)),
+        lanes=lanes,
+        replicas=lanes,
+    )
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, boundary=False)
+    guards = rng.choice((1, 2))
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, guards=guards)
+    return replace(scenario, config=config)
+
+
 def draw_wrong_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
-    """Return one of guards whose copies become wrong, with the policy off."""
+    """Return one of guards with the policy off, whose copies become wrong, or whose job goes back."""
     scenario, rng = draw_ends(seed, ()), random.Random(f"wrong {seed}")
     faults = tuple(
         Fault(kind=kind, point="applied", times=rng.randint(1, 9))
@@ -396,6 +416,12 @@ FORK_MUTANTS = {
         "a guard keeps a copy that a vote has found to be another one than the owners'",
         [(rank_machine, "void_copies", lambda *_: ())],
         GUARDED,
+        draws=draw_wrong_guards,
+    ),
+    "guard-of-another-history": Mutant(
+        "a guard keeps its copy though its own state is another one now",
+        [(rank_machine, "_GONE", {"valid": False, "held": (), "mark": None})],
+        ("kill-inner",),
         draws=draw_wrong_guards,
     ),
     "any-age-is-young": Mutant(

@@ -26,6 +26,7 @@ from tests.core.sim.fork_mutants import (
     draw_forbidden,
     draw_forks,
     draw_forks_beside_snapshots,
+    draw_guards_beside_snapshots,
     draw_inner_ranks,
     draw_stale,
     draw_wrong_guards,
@@ -244,6 +245,16 @@ def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen["fork"]
+    assert seen["replayed after a fork"]
+
+
+def test_what_pods_keep_comes_before_what_guards_have() -> None:
+    seen: Counter[str] = Counter()
+    for seed in (0, 3, 11):
+        outcome = simulate(draw_guards_beside_snapshots(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork with guards"]
     assert seen["replayed after a fork"]
 
 
