@@ -12,6 +12,7 @@ from tests.core.sim.mutants import Mutant
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator import recovery, seating
+from mainstay_core.coordinator.intake import facts
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks, histories
 from mainstay_core.rank import machine as rank_machine
@@ -25,6 +26,7 @@ from mainstay_core.sim.scenarios.scenario import (
     FORKING,
     GUARDED,
     IN_MEMORY,
+    SILENT,
     Fault,
     Scenario,
 )
@@ -153,6 +155,21 @@ def draw_forks_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
     spares = rng.choice((1, 3))
     config = replace(scenario.config, snapshots=snapshots, spares=spares, guards=0)
     return replace(scenario, config=config, units=rng.choice((1, 2)), faults=faults)
+
+
+def draw_mute_stores(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which stores do not answer once when a lost stage is to be made of them."""
+    scenario = draw_forks_beside_snapshots(seed, kinds)
+    shape = replace(scenario.config.shape, steps=10, stages=3, lanes=1, replicas=1)
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, peers=seed % 2, boundary=False)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=3)
+    faults = (
+        Fault(kind="kill-inner", point="applied", times=15 + seed % 9),
+        Fault(kind="mute-stores", point="Settle"),
+    )
+    return replace(scenario, config=config, faults=faults)
 
 
 def draw_guards_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -362,6 +379,14 @@ def _apply_and_forget(own: Compute, *args: Any) -> None:
 
 
 _APPLY = vars(Compute)["apply"]
+
+ASKED_ONCE = Mutant(
+    "a store that does not answer counts as empty at once",
+    [(facts, "MAX_ASKS", 0)],
+    SILENT,
+    draws=draw_mute_stores,
+)
+"""Breaks no invariant: a stage is made anew by the rules, though not for want of something exact."""
 
 FORK_MUTANTS = {
     "fork-voids-all": Mutant(
