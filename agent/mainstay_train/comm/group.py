@@ -178,8 +178,9 @@ class Group:
         except RuntimeError as error:
             raise GroupEnded(self._why(error)) from error
         finally:
-            with self._lock, socket_lock:
-                self._own = self._appeared()
+            if self._backend.ends_by_sockets:
+                with self._lock, socket_lock:
+                    self._own = self._appeared()
         if self.ended is not None:  # shut before there was all that had to be shut
             self._shut_all()
         self.check()
@@ -259,13 +260,15 @@ class Group:
         self._meeting.wake()
 
     def _shut_all(self) -> None:
+        by_sockets = self._backend.ends_by_sockets
+        if by_sockets or not self._met:
+            # Before the abort: NCCL's has to wait while a communicator waits for other ranks,
+            # unless the sockets end by which these would come.
+            with socket_lock:
+                for opened in self._appeared() if self._own is None else self._own:
+                    shut(opened, socket.SHUT_RD, listeners=not by_sockets)
         if self._group is not None:
             self._backend.abort(self._group)
-        if self._met and not self._backend.ends_by_sockets:
-            return
-        with socket_lock:
-            for opened in self._appeared() if self._own is None else self._own:
-                shut(opened, socket.SHUT_RD)
 
     def _appeared(self) -> frozenset[OpenSocket]:
         """Sockets opened since connecting began; none before that."""

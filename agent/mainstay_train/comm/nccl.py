@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
@@ -36,8 +37,9 @@ SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that waits for a lost peer
     "TORCH_NCCL_PROPAGATE_ERROR": "0",  # peers are told by the coordinator
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_RANKS_PER_ROOT": str(1 << 20),  # one rank gives the id, however many there are
 }
-"""How torch treats failures, read from the environment when a group is made."""
+"""How torch treats failures, and how it meets; read from the environment by each group."""
 
 
 class _Ids(distributed.Store):
@@ -45,7 +47,7 @@ class _Ids(distributed.Store):
 
     def __init__(self, meet: Meet) -> None:
         super().__init__()
-        self._meet = meet
+        self._meet: Meet = meet
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # C++ gives bytes
         """Give the value to all others; waits until they have asked for it."""
@@ -55,6 +57,20 @@ class _Ids(distributed.Store):
         """Return the value of the rank that sets it."""
         return max(self._meet(key, b""))
 
+    def check(self, keys: list[str]) -> bool:
+        """Return that nobody has set them: threads of torch look for calls to write records."""
+        del keys
+        return False
+
+    def close(self) -> None:
+        """Let go of the meeting: all ranks have met, or will not."""
+        self._meet = _over
+
+
+def _over(key: str, body: bytes) -> list[bytes]:
+    del body
+    raise RuntimeError(f"all ranks have met, and nobody is told {key!r} any more")
+
 
 class Nccl:
     """Makes NCCL's process groups; :class:`~mainstay_train.comm.backend.Backend`."""
@@ -62,6 +78,10 @@ class Nccl:
     name = "nccl"
     ends_by_sockets = False
     waits_can_hang = False
+
+    def __init__(self) -> None:
+        self._ids: WeakKeyDictionary[Any, _Ids] = WeakKeyDictionary()
+        """By process group: torch calls them when it connects, and does not keep them alive."""
 
     def create(
         self,
@@ -80,7 +100,10 @@ class Nccl:
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = operation
         options.config.blocking = 0
-        return distributed.ProcessGroupNCCL(_Ids(meet), rank, size, options)
+        ids = _Ids(meet)
+        group = distributed.ProcessGroupNCCL(ids, rank, size, options)
+        self._ids[group] = ids
+        return group
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Initialize the communicator and wait until a first sum over all ranks is there.
@@ -88,6 +111,13 @@ class Nccl:
         Raises:
             RuntimeError: some rank does not come within ``connect``, or the group was aborted.
         """
+        try:
+            self._meet_all(group, connect)
+        finally:
+            self._ids[group].close()  # else it would keep the group alive
+
+    @staticmethod
+    def _meet_all(group: Any, connect: timedelta) -> None:
         deadline_s = time.monotonic() + connect.total_seconds()
         device = torch.device("cuda", torch.cuda.current_device())
         group.eager_connect_single_device(device)

@@ -113,7 +113,9 @@ def _let_go_of_an_operation(pipe, store, rank):
     group.connect()
     if rank == 0:
         started = group.start_exchange(torch.empty(2), torch.zeros(2), [1, 1], [1, 1])
-        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
+        group_module.shut = lambda *_, **__: (
+            None
+        )  # as if gloo had lost it: nothing ends it any more
         group.shutdown("over")
         with pytest.raises(GroupEnded):
             group.finish_exchange(started)
@@ -201,6 +203,59 @@ def test_an_operation_that_begins_while_its_group_ends_is_watched_too(monkeypatc
     monkeypatch.setattr(group, "check", checks_and_is_shut)
     with pytest.raises(SystemExit):
         group.finish(pending)
+
+
+class Waiting:
+    """A backend that waits for other ranks at a socket of its own, and whose abort waits for that.
+
+    As NCCL's does: while a communicator is initialized, torch holds its lock.
+    """
+
+    ends_by_sockets = False
+    waits_can_hang = False
+
+    def __init__(self):
+        self.listens, self.has_left = threading.Event(), threading.Event()
+
+    def create(self, *_, **__):
+        return self
+
+    def connect(self, *_):
+        try:
+            with socket.create_server((ADDRESS, 0)) as listener:
+                self.listens.set()
+                listener.accept()
+        except OSError as error:
+            raise RuntimeError("nobody came") from error
+        finally:
+            self.has_left.set()
+
+    def abort(self, _):
+        assert self.has_left.wait(LONG_S), "the abort waits for who connects"
+
+
+def test_a_group_that_ends_while_it_waits_for_ranks_leaves_them_before_it_aborts(monkeypatch):
+    backend = Waiting()
+    monkeypatch.setitem(BACKENDS, "waiting", backend)
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None),
+        rank=0,
+        size=2,
+        address=ADDRESS,
+        backend="waiting",
+        timeout_s=LONG_S,
+    )
+
+    def end():
+        backend.listens.wait(LONG_S)
+        group.shutdown("over")
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(GroupEnded, match="over"):
+        group.connect()
+    thread.join()
 
 
 def _send_under_two_tags(pipe, store, rank):

@@ -343,7 +343,9 @@ def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kep
 def wait_for_a_silent_rank(pipe, store, index, lost=False):
     waits = threading.Event()
     if lost:
-        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
+        group_module.shut = lambda *_, **__: (
+            None
+        )  # as if gloo had lost it: nothing ends it any more
 
     def hook(action):
         if action.type == 1:
