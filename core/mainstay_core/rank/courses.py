@@ -8,7 +8,7 @@ may come back under such a number. What forks its state contains tells it from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mainstay_core.rank.histories import history_at
@@ -17,7 +17,7 @@ from mainstay_core.wire.reinitialisation import History, MadePosition
 from mainstay_core.wire.votes import SettleReport
 
 
-def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
+def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> tuple[list[SettleReport], str]:
     """Return reports in which a state of another course than the quorum's does not count.
 
     The course is that of the members that stayed, and of these of one that settled last: it has met
@@ -27,29 +27,23 @@ def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleRep
     Args:
         plan: the quorum's.
         reports: of all members, by index.
+
+    Returns:
+        The reports; and whose states do not count, as the end of a sentence, empty for nobody's.
     """
     told = [r for r in reports if r.valid and r.lineage == plan.lineage]
     if not any(r.history for r in told):
-        return list(reports)
+        return list(reports), ""
     newest = max(told, key=lambda r: (_has_stayed(plan, r), r.settled, len(r.history), -r.index))
     others = {r.index for r in told if not _is_of(plan, r, newest.history)}
-    return [replace(r, valid=False) if r.index in others else r for r in reports]
+    counted = [replace(r, valid=False) if r.index in others else r for r in reports]
+    return counted, _refusal(plan, others)
 
 
-def name_others(
-    plan: Plan, reports: Sequence[SettleReport], counted: Sequence[SettleReport]
-) -> str:
-    """Return whose states are of another course, as the end of a sentence; empty for nobody's.
-
-    Args:
-        plan: the quorum's.
-        reports: of all members, by index.
-        counted: the same, in which these states do not count.
-    """
-    pairs = zip(reports, counted, strict=True)
-    members = [plan.members[told.index] for told, one in pairs if told.valid and not one.valid]
-    if not members:
+def _refusal(plan: Plan, others: Collection[int]) -> str:
+    if not others:
         return ""
+    members = [plan.members[index] for index in sorted(others)]
     names = ", ".join(f"{m.slot} (stage {m.rank.stage})" for m in members)
     return f"; of another course, so that it does not count, is the state of {names}"
 

@@ -135,8 +135,8 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    told = repeating.without_unmade(plan, _in_order(plan, reports))
-    ordered = courses.of_one_course(plan, told)
+    known = repeating.without_unmade(plan, _in_order(plan, reports))
+    ordered, refused = courses.of_one_course(plan, known)
     fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
@@ -172,9 +172,7 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched)
-        + fork.reason
-        + courses.name_others(plan, told, ordered),
+        reason=_reason(version, history.origin, actions, patched) + fork.reason + refused,
         basis=basis,
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),

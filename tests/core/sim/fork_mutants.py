@@ -193,7 +193,7 @@ def draw_guards_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
 
 
 def draw_wrong_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
-    """Return one of guards with the policy off, whose copies become wrong, or whose job goes back."""
+    """Return one of guards with the policy off: their copies become wrong, or the job goes back."""
     scenario, rng = draw_ends(seed, ()), random.Random(f"wrong {seed}")
     faults = tuple(
         Fault(kind=kind, point="applied", times=rng.randint(1, 9))
@@ -386,7 +386,7 @@ ASKED_ONCE = Mutant(
     SILENT,
     draws=draw_mute_stores,
 )
-"""Breaks no invariant: a stage is made anew by the rules, though not for want of something exact."""
+"""Breaks no invariant: a stage is made anew by the rules, though stores could bring it back."""
 
 FORK_MUTANTS = {
     "fork-voids-all": Mutant(
