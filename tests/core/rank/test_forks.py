@@ -200,6 +200,21 @@ def test_a_state_of_another_course_does_not_count_though_its_lineage_has_the_num
     assert f"of another course, so that it does not count, is the state of {slot}" in outcome.reason
 
 
+def test_a_replica_that_went_another_way_copies_the_states_of_those_who_stayed() -> None:
+    lives = {0: ["a.1", "b.1", "c.1"], 1: ["d.1", "e.1", "f.1"]}
+    stayed = dict.fromkeys(lives[0], 1)
+    plan = replace(make_plan(lives, quorum=7, since=stayed, joining=lives[1]), lineage=1)
+    ours, theirs = course(5, 1), course(5, 3)
+    told = {name: ours | {"settled": 6} for name in "abc"}
+    told |= {name: theirs | {"settled": 6} for name in "def"}
+
+    outcome = settled(plan, reports(plan, 8, **told))
+
+    actions = {str(m.incarnation)[0]: outcome.actions[m.index] for m in plan.members}
+    assert actions == dict.fromkeys("abc", STAY) | dict.fromkeys("def", HEAL)
+    assert outcome.history == ours["history"]
+
+
 def test_a_stage_that_was_made_of_other_sources_at_this_very_version_does_not_count() -> None:
     plan = replace(pipeline(7, 1), lineage=1)
     others = {name: course(8, 1) | {"settled": 6} for name in "acde"}
