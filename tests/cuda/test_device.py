@@ -118,6 +118,9 @@ def test_devices_and_backends_are_chosen_by_what_is_there(needs_cuda):
     assert devices.choose_backend("auto", "cuda:0", count + 1) == "gloo"
     with pytest.raises(InvalidSpecError, match="nccl needs device cuda"):
         devices.choose_backend("nccl", "cpu", 1)
+    assert devices.choose_backend("nccl", "cuda:0", count + 1) == "nccl", "and refused by name"
+    with pytest.raises(InvalidSpecError, match="one rank on each GPU"):
+        devices.check_devices("nccl", count + 1, count)
     total = devices.memory_of(needs_cuda)
     assert total == torch.cuda.mem_get_info(needs_cuda)[1]
 

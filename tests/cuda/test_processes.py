@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.train.crew import make_group
 from tests.train.exact.test_reduction import LAYOUT, bits, gradients, sum_by_rule_3
+from torch.distributed import distributed_c10d
 
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.steps.step_plan import Supply
@@ -106,6 +107,48 @@ def _cell(pipe, store, rank, device):
 def test_ranks_of_a_cell_tell_each_other_on_one_device(crew, device):
     workers = [crew.fork(_cell, crew.store, rank, device.type) for rank in range(2)]
     assert [heard(w) for w in workers] == [(((0, 5), (1, 5)), (b"xxx", b"xxxx"))] * 2
+
+
+def _collectives(pipe, store, rank, device):
+    """What DTensor and its kind call of an inner mesh, and what a user's code may."""
+    at = there(device)
+    group = make_group(store, rank, 2)
+    group.connect()
+    comm_mesh.enter(group)
+    functional, name = torch.ops._c10d_functional, comm_mesh.GROUP_NAME
+    mine = torch.arange(4.0, device=at) + rank
+    started = {
+        "all_reduce": functional.all_reduce(mine, "sum", name),
+        "all_gather": functional.all_gather_into_tensor(mine, 2, name),
+        "reduce_scatter": functional.reduce_scatter_tensor(mine, "sum", 2, name),
+        "all_to_all": functional.all_to_all_single(mine, [2, 2], [2, 2], name),
+        "broadcast": functional.broadcast(mine, 0, name),
+    }
+    yielded = {kind: functional.wait_tensor(result).tolist() for kind, result in started.items()}
+    raw = distributed_c10d._resolve_process_group(name)
+    whole, added = torch.empty(8, device=at), mine.clone()
+    raw._allgather_base(whole, mine).wait()
+    raw.allreduce([added]).wait()
+    yielded |= {"whole": whole.tolist(), "added": added.tolist(), "mine": mine.tolist()}
+    comm_mesh.leave()
+    pipe.send(yielded)
+
+
+def test_every_collective_of_a_mesh_reaches_the_device(crew, device):
+    workers = [crew.fork(_collectives, crew.store, rank, device.type) for rank in range(2)]
+    first, second = (heard(worker) for worker in workers)
+    gathered = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
+    summed = [1.0, 3.0, 5.0, 7.0]
+    for each in (first, second):
+        assert each["all_reduce"] == each["added"] == summed
+        assert each["all_gather"] == each["whole"] == gathered
+        assert each["broadcast"] == [0.0, 1.0, 2.0, 3.0]
+    assert (first["reduce_scatter"], second["reduce_scatter"]) == (summed[:2], summed[2:])
+    assert (first["all_to_all"], second["all_to_all"]) == (
+        [0.0, 1.0, 1.0, 2.0],
+        [2.0, 3.0, 3.0, 4.0],
+    )
+    assert (first["mine"], second["mine"]) == ([0.0, 1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0])
 
 
 def _lost(pipe, store, rank, device):

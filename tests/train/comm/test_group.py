@@ -258,6 +258,59 @@ def test_a_group_that_ends_while_it_waits_for_ranks_leaves_them_before_it_aborts
     thread.join()
 
 
+class Meets(Waiting):
+    """One whose ranks tell each other where they are, as NCCL's do, before one waits for them."""
+
+    def create(self, meet, *_, **__):
+        meet("id", b"")
+        return self
+
+
+def test_connecting_has_a_bound_from_when_all_ranks_are_there(monkeypatch):
+    backend = Meets()
+    monkeypatch.setitem(BACKENDS, "waiting", backend)
+    meeting = types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, size, __: [body] * size)
+    group = Group(
+        name="test",
+        meeting=meeting,
+        rank=0,
+        size=2,
+        address=ADDRESS,
+        backend="waiting",
+        timeout_s=LONG_S,
+        connect_s=0.05,
+    )
+    with pytest.raises(GroupEnded, match=r"test: not all ranks met within 0\.05 s"):
+        group.connect()
+    assert backend.has_left.is_set()
+
+
+class MeetsAtOnce(Stuck):
+    """One whose ranks are all there at once."""
+
+    def create(self, meet, *_, **__):
+        meet("id", b"")
+        return self
+
+
+def test_a_group_that_is_connected_outlives_the_bound(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "stuck", MeetsAtOnce())
+    meeting = types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body])
+    group = Group(
+        name="test",
+        meeting=meeting,
+        rank=0,
+        size=1,
+        address=ADDRESS,
+        backend="stuck",
+        timeout_s=LONG_S,
+    )
+    group.connect()
+    assert group._bound.finished.is_set(), "its thread has nothing more to do"
+    group._end_late()  # it may have begun just then
+    assert group.connected
+
+
 def _send_under_two_tags(pipe, store, rank):
     group = make_group(store, rank, 2)
     group.connect()

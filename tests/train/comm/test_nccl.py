@@ -10,7 +10,9 @@ from datetime import timedelta
 import pytest
 import torch
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.comm import nccl
+from mainstay_train.comm.group import Group
 from mainstay_train.comm.nccl import Nccl, _Ids
 
 
@@ -101,7 +103,10 @@ def played_gpu(monkeypatch):
         "torch",
         types.SimpleNamespace(
             device=torch.device,
-            cuda=types.SimpleNamespace(current_device=lambda: 3),
+            cuda=types.SimpleNamespace(
+                current_device=lambda: 3,
+                get_device_properties=lambda index: types.SimpleNamespace(uuid=f"uuid-{index}"),
+            ),
             zeros=lambda count, device: torch.zeros(count, device=device and "cpu"),
         ),
     )
@@ -118,11 +123,53 @@ def make_communicator(connect_s=30, *, backend=None, meet=lambda _, body: [body]
     )
 
 
+class Busy(Communicator):
+    """One whose ranks are all there, on a device that is busy for longer than an abort waits."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.met.set()
+
+    def abort(self):
+        super().abort()
+        raise RuntimeError("[Rank 0] Future for ProcessGroup abort timed out after 500 ms")
+
+
+def test_a_group_ends_though_its_operations_do_not_end_in_time(played_gpu, caplog):
+    nccl.distributed.ProcessGroupNCCL = Busy
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body]),
+        rank=0,
+        size=1,
+        address="127.0.0.1",
+        backend="nccl",
+        timeout_s=0.5,
+    )
+    group.connect()
+    group.shutdown("over")
+    assert group.process_group.aborted
+    assert group.ended == "over"
+    (warning,) = caplog.messages
+    assert "timed out after 500 ms" in warning
+
+
 def test_a_communicator_is_made_so_that_an_abort_can_end_its_initialization(played_gpu):
     group = make_communicator(connect_s=7.4)
     assert group.options.config.blocking == 0
-    assert group.settings["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "7"
     assert group.options._timeout == timedelta(seconds=600)
+
+
+def test_ranks_that_share_a_gpu_are_refused_by_name(played_gpu):
+    with pytest.raises(InvalidSpecError, match=r"ranks 0 and 1 of a group share GPU uuid-3: use"):
+        make_communicator(meet=lambda _, body: [body, body])
+    make_communicator(meet=lambda _, body: [body, b"GPU uuid-4", b"", b""])
+
+
+def test_a_first_message_between_two_ranks_has_the_time_of_an_operation(played_gpu):
+    """NCCL connects two ranks when they first talk, and the later one may come long after."""
+    settings = make_communicator(connect_s=7.4).settings
+    assert settings["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "600"
 
 
 def test_torch_is_told_to_end_no_process_before_a_communicator_is_made(played_gpu):
