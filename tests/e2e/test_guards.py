@@ -40,13 +40,15 @@ def run(
     spares: int = 1,
     options: Sequence[str] = (),
     checkpoint: dict[str, Any] | None = None,
+    snapshots: dict[str, Any] | None = None,
+    num_steps: int = NUM_STEPS,
     **approximate: int,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     layout = Layout(stages=stages, lanes=lanes, shards_per_lane=2, spares=spares)
     recovery = {**ALLOWED, "approximate": approximate}
-    saves = checkpoint or {}
-    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, pipeline=SWAPPED, checkpoint=saves)
+    parts = {"checkpoint": checkpoint or {}, "snapshots": snapshots or {}}
+    job = make_job(layout, num_steps, corpus, recovery=recovery, pipeline=SWAPPED, **parts)
     job["spec"]["workload"]["config"] = TINY_MODEL | {
         "layers": stages,
         "data": {"path": str(corpus)},
@@ -93,6 +95,25 @@ def test_a_last_stage_whose_cells_are_lost_together_is_made_anew(
     both = [kill(3, replica) for replica in (0, 1)]
     report = run(tmp_path, corpus, both, stages=4, lanes=2, spares=2)
     check_made(report, 3, 2, "head")
+
+
+@pytest.mark.chaos
+def test_what_pods_keep_comes_before_what_guards_have_and_counts_again_after_a_fork(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """A pod goes with the only copies of the first stage. Later its trainer goes, and they stay.
+
+    The guard's own stage is replayed, too: it has no copy then, and gets one in the next step.
+    """
+    gone = kill(0) | {"action": "kill-pod"}
+    snapshots = {"enabled": True, "peers": 0, "window": 2, "memory": "64Mi"}
+    faults = [gone, kill(0, step=11), kill(1, step=12)]
+    how: dict[str, Any] = {"spares": 2, "snapshots": snapshots, "num_steps": 14}
+    report = run(tmp_path, corpus, faults, **how)
+
+    check_made(report, 0, 1, "embedding")
+    methods = [r["method"] for r in report["recoveries"]]
+    assert methods[-3:] == ["approximate", "replay", "replay"], report["recoveries"]
 
 
 @pytest.mark.chaos

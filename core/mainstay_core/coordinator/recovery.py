@@ -23,11 +23,17 @@ from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
 from mainstay_core.coordinator.repeated_forks import make_again
 from mainstay_core.coordinator.repeats import Rung
-from mainstay_core.coordinator.returning import note_silent, take_back, wait_for_silent
+from mainstay_core.coordinator.returning import (
+    note_silent,
+    take_back,
+    wait_for_outline,
+    wait_for_silent,
+)
 from mainstay_core.coordinator.scaling import may_still_come
 from mainstay_core.coordinator.seating import Draft
 from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.situation import (
+    awaits_outline,
     find_situation,
     has_asked,
     rules_of,
@@ -160,6 +166,8 @@ def _recover(
         # A trainer that is held back disturbs nobody in a job that stands still.
         answer = ladder.decide(find_situation(state, len(lost), math.inf, rules))
         takers = usable_slots(state, math.inf)
+    if answer.row in (ladder.Row.RESTART, ladder.Row.WAIT) and awaits_outline(state):
+        return _wait(state, wait_for_outline(state, answer), now_s)
     until_s = waits_until(state, rules)
     if answer.row is ladder.Row.APPROXIMATE and now_s < until_s:
         return _wait(state, wait_for_silent(state, answer), now_s, least_until_s=until_s)

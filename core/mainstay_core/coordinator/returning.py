@@ -32,6 +32,25 @@ def wait_for_silent(state: CoordinatorState, answer: ladder.Decision) -> ladder.
     return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
 
 
+def wait_for_outline(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
+    """Return the answer to wait until a member has told the store that lost the job of blocks."""
+    places = sorted(
+        {
+            members[0].rank.position
+            for members in (state.plan.positions if state.plan is not None else ())
+            if not any(holds_state(state, member) for member in members)
+        }
+    )
+    inner = state.shape.ranks_per_stage > 1
+    stages = tuple((stage, number if inner else None) for stage, number in places)
+    reason = (
+        "the store was lost, and no trainer has told again yet of what blocks the stages consist: "
+        "a lost one may be made anew"
+    )
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
+    return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
+
+
 def note_silent(
     state: CoordinatorState, recovered: CoordinatorState, plan: Plan
 ) -> CoordinatorState:

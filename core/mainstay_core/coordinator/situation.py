@@ -119,6 +119,21 @@ def has_asked(state: CoordinatorState) -> bool:
     return asks and bool(lost_stages(state))
 
 
+def awaits_outline(state: CoordinatorState) -> bool:
+    """Return whether stages may be made anew, and a member is still to tell of the blocks.
+
+    A store that has lost the job is given the plan first, and hears of each trainer later. Before
+    that it knows of no block, so row 5 would seem impossible, and all would go back. Every trainer
+    tells its blocks with its fingerprint, so the wait ends with the members' next facts.
+    """
+    if state.plan is None or state.outline or not state.restored or rules_of(state) is None:
+        return False
+    return any(
+        is_living(state, member) and str(member.slot) not in state.fingerprints
+        for member in state.plan.members
+    )
+
+
 def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
     """Return whether a permission is for all stages that are lost now."""
     return set(lost_stages(state)) <= set(permission.stages)

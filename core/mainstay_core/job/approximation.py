@@ -77,14 +77,13 @@ def check_approximate(
                 "is for jobs with allowApproximate true; remove it",
             )
         return
-    if stages == 1 or (stages == 2 and in_order and not checkpoint.every_steps):
+    if stages == 1 or (stages == 2 and in_order and stale_steps is None):
+        own = "approximate.staleSteps, so that a stage loads a checkpoint of its own"
+        if not checkpoint.every_steps:
+            own = f"checkpoints (checkpoint.everySteps) and {own}"
         raise InvalidSpecError(
             "spec.recovery.allowApproximate",
             f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
             "anew from; use false, or more stages"
-            + (
-                ", or checkpoints (checkpoint.everySteps) and staleSteps, or pipeline.order Swapped"
-                if stages == 2
-                else ""
-            ),
+            + (f", or pipeline.order Swapped, or {own}" if stages == 2 else ""),
         )

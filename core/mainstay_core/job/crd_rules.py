@@ -167,10 +167,9 @@ CROSS_FIELD: tuple[Rule, ...] = (
         section=SPEC,
         field=".recovery.approximate.guards",
         rule="!has(self.recovery.approximate.guards) || self.recovery.approximate.guards == 0 || "
-        "self.pipeline.order == 'Swapped' && self.parallelism.ranksPerStage == 1 && "
-        "!self.snapshots.enabled",
-        message="is above 0, which takes pipeline.order Swapped, parallelism.ranksPerStage 1 and "
-        "snapshots.enabled false; use these, or 0",
+        "self.pipeline.order == 'Swapped' && self.parallelism.ranksPerStage == 1",
+        message="is above 0, which takes pipeline.order Swapped and parallelism.ranksPerStage 1; "
+        "use these, or 0",
     ),
     Rule(
         section="spec.detection.dmr",

@@ -9,22 +9,21 @@ from mainstay_core.job.config import SWAPPED_GUARDS
 from mainstay_core.job.sections import RecoveryPolicy
 
 
-def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
+def resolve_guards(recovery: RecoveryPolicy, shape: JobShape) -> int:
     """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
 
     Args:
         recovery: of the job.
         shape: of the job.
-        snapshots: whether it keeps snapshots in memory.
     """
     guards = recovery.approximate.guards
     if guards is not None:
         return guards
-    may = shape.ranks_per_stage == 1 and not snapshots
-    return SWAPPED_GUARDS if may and shape.order is Order.SWAPPED else 0
+    may = shape.ranks_per_stage == 1 and shape.order is Order.SWAPPED
+    return SWAPPED_GUARDS if may else 0
 
 
-def check_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> None:
+def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
     """Refuse guards where they would be of no use, or not yet; arguments likewise.
 
     Raises:
@@ -40,9 +39,6 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) 
     elif shape.ranks_per_stage > 1:
         wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
         wrong += "parallelism.ranksPerStage 1"
-    elif snapshots:
-        wrong = "a job with snapshots in memory has none in this version; use 0, or "
-        wrong += "snapshots.enabled false"
     elif guards > cells:
         have = count(cells, "cell")
         wrong = f"the stage beside an end has {have}, one for each replica; use at most {cells}"
@@ -50,7 +46,7 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) 
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
 
 
-def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> None:
+def check_two_ends(recovery: RecoveryPolicy, shape: JobShape) -> None:
     """Refuse permission in two stages that are both ends and get no guards, so that neither is made
     anew. Whoever writes guards 0 says that neither has what the other lacks; arguments likewise.
 
@@ -62,16 +58,13 @@ def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool
         return
     if shape.stages != 2 or shape.order is Order.IN_ORDER:
         return
-    if resolve_guards(recovery, shape, snapshots=snapshots):
+    if resolve_guards(recovery, shape):
         return
-    why, other = "snapshots in memory", "snapshots.enabled false"
-    if shape.ranks_per_stage > 1:
-        why, other = "several ranks to a stage", "parallelism.ranksPerStage 1"
-        other += " without snapshots" if snapshots else ""
     raise InvalidSpecError(
         "spec.recovery.allowApproximate",
-        f"is true, but with {why} nobody guards what each of the 2 stages alone has (embedding, "
-        "head), so neither could be made anew; use false, or more stages, or checkpoints "
-        f"(checkpoint.everySteps) and approximate.staleSteps, or {other}, or approximate.guards 0 "
-        "if no stage has a kind of block that the other lacks",
+        "is true, but with several ranks to a stage nobody guards what each of the 2 stages alone "
+        "has (embedding, head), so neither could be made anew; use false, or more stages, or "
+        "checkpoints (checkpoint.everySteps) and approximate.staleSteps, or "
+        "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that "
+        "the other lacks",
     )

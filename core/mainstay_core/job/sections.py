@@ -382,16 +382,19 @@ class ApproximateRecovery(Section):
     (its embedding, its head), with the optimizer's state, so that it comes back exactly: in
     different failure domains, where there are such. Each step sends each of them the gradient of
     these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
-    out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with snapshots, or
-    several ranks to a stage: an end that has what the stage beside it lacks is made anew only of
-    its own checkpoint (staleSteps) there."""
+    out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with several ranks to a
+    stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
+    (staleSteps) there. With snapshots in memory, what guards keep is copied no second time: pods
+    keep what its owners have."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
     the only way for two lost stages side by side, and in order for the first and the last stage. An
-    end that guards keep is made of them and its twin all the same. Left out: no stage goes back
-    alone. It takes checkpoint.everySteps, and approximateAfterLostSteps, without
-    which all go back to a checkpoint."""
+    end that guards keep is made of them and its twin all the same. Left out, there is no such age:
+    no stage goes back alone. An inner stage is then made of its neighbours, an end of a swapped
+    pipeline of its twin and its guards, and for all else the whole job goes back to its newest
+    checkpoint, or to the seed. It takes checkpoint.everySteps, and approximateAfterLostSteps,
+    without which all go back to a checkpoint."""
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
@@ -414,10 +417,9 @@ class RecoveryPolicy(Section):
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
     three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
     Swapped and guards, or a checkpoint of their own (approximate.staleSteps). With snapshots in
-    memory, these are tried first: what they bring back is exact; and no end has guards, so that it
-    needs approximate.staleSteps. It holds from the next loss on; where it is off,
-    a person may allow one recovery of a job that waits (kubectl mainstay approximate), by the rules
-    of approximate."""
+    memory, these are tried first: what they bring back is exact. It holds from the next loss on;
+    where it is off, a person may allow one recovery of a job that waits (kubectl mainstay
+    approximate), by the rules of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

@@ -125,9 +125,8 @@ class TrainingJob(Section):
         _check_topology(self.spec)
         _check_settings(self.spec)
         _check_swapped(self.spec)
-        recovery, snapshots = self.spec.recovery, self.spec.snapshots.enabled
-        check_guards(recovery, self.shape, snapshots=snapshots)
-        check_two_ends(recovery, self.shape, snapshots=snapshots)
+        check_guards(self.spec.recovery, self.shape)
+        check_two_ends(self.spec.recovery, self.shape)
         self.plan_snapshots()
         return self
 
@@ -246,7 +245,7 @@ class TrainingJob(Section):
             approximate=approximate_config(spec.recovery),
             permitted=permitted_config(spec.recovery),
             goes_back=spec.recovery.on_taint == "Restart",
-            guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
+            guards=resolve_guards(spec.recovery, self.shape),
             suspend=spec.suspend,
             faults=faults,
         )

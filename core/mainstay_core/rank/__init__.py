@@ -6,6 +6,7 @@
 - ``guard_copies``: which copies of guards count
 - ``histories``: what a history of forks comes to
 - ``forks``: who makes which lost state anew of others, and what follows from it
+- ``courses``: whose states are of the course on which a quorum goes on
 - ``repeating``: when a fork of another run is made again, and whose state is from before it
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``reach``: which versions members can come to

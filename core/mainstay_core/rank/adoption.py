@@ -72,7 +72,11 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
         new = replace(new, clean_from=member.clean_from)  # an earlier life may have been witnessed
     if plan.checks is not None:
         new = follow(new, plan.checks)
-    return Transition(new, (*prefix, Settle(plan, report_of(new))), f"adopts {plan.quorum}")
+    refused = ""
+    if state.valid and here and not valid:
+        refused = f"; its state of lineage {state.lineage} does not count in {plan.lineage}"
+    why = f"adopts {plan.quorum}{refused}"
+    return Transition(new, (*prefix, Settle(plan, report_of(new))), why)
 
 
 def follow(state: RankState, rules: CheckRules) -> RankState:

@@ -10,7 +10,7 @@ the transitions: an event that the phase does not accept raises and changes noth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +95,10 @@ __all__ = [
 ]
 
 
+_GONE: Mapping[str, Any] = {"valid": False, "held": (), "mark": None, "guarded": ()}
+"""What is left of a rank's state when it gets another one. What it guards is of the old one."""
+
+
 def step(state: RankState, event: Event) -> Transition:
     """Return the transition that ``event`` causes.
 
@@ -173,8 +177,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     unsaved = (VoidSave(state.version),) if state.valid else ()
     from_disk = mine is StateAction.LOAD
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
-    gone: dict[str, Any] = {"valid": False, "held": (), "mark": None, "guarded": ()}
-    restoring = replace(settled, phase=Phase.HEALING, kept_from=outcome.kept_from, **gone)
+    restoring = replace(settled, phase=Phase.HEALING, kept_from=outcome.kept_from, **_GONE)
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
     # Who is lost next may be the last to have them: all is copied again but the commits.
     commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()

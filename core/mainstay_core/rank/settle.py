@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import forks, repeating
+from mainstay_core.rank import courses, forks, repeating
 from mainstay_core.rank.guard_copies import LeftGuards, find_guards
 from mainstay_core.rank.reach import certificates_of, lost_positions, newest, reach
 from mainstay_core.rank.replays.boundaries import BoundaryReplay, replaying_members
@@ -135,7 +135,8 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    ordered = repeating.without_unmade(plan, _in_order(plan, reports))
+    known = repeating.without_unmade(plan, _in_order(plan, reports))
+    ordered, refused = courses.of_one_course(plan, known)
     fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
@@ -171,7 +172,7 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched) + fork.reason,
+        reason=_reason(version, history.origin, actions, patched) + fork.reason + refused,
         basis=basis,
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),

@@ -18,6 +18,7 @@ invariant of the protocol that did not hold, if any.
 - ``trainers/``: trainers and what they keep and copy
 - ``services/``: the api, pods and people
 - ``stage``: everybody who plays in a run
+- ``memory_faults``: faults of what pods keep in memory
 - ``faults``: faults that strike at a moment or at a place in the code
 - ``world``: one run
 """

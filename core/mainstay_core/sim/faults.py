@@ -9,6 +9,7 @@ from mainstay_core.control_plane.job_store import Change
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
+from mainstay_core.sim.memory_faults import damage_segment, mute_stores
 from mainstay_core.sim.scenarios.scenario import Fault
 from mainstay_core.sim.services.provider import Pod
 from mainstay_core.sim.stage import Stage
@@ -478,20 +479,10 @@ class Faults:
             self._until(delay_s, strike)
 
     def _damage_segment(self) -> None:
-        """One that some pod keeps, or now and then all that it keeps of one unit."""
-        stores = [
-            store
-            for pod in self._world.pods.values()
-            if pod.supervisor.alive and (store := pod.supervisor.segments) and store.keys()
-        ]
-        if not stores:
-            return
-        store = self._rng.choice(stores)
-        keys = store.keys()
-        chosen = self._rng.choice(keys)
-        for key in keys if self._rng.random() < 0.3 else [chosen]:
-            if (key.position, key.unit) == (chosen.position, chosen.unit):
-                store.spoil(key)
+        damage_segment(self._world, self._rng)
+
+    def _mute_stores(self) -> None:
+        mute_stores(self._world)
 
     def _damage_checkpoint(self) -> None:
         disk = self._world.disk

@@ -78,6 +78,8 @@ class SegmentStore:
         """Copies that are sent again, and not answered yet."""
         self.has_failed = False
         """Whether one of them was not taken since the newest plan."""
+        self.is_mute = False
+        """Whether it does not answer the next question of another pod."""
         self.has_been_full = False
         self._plan: Plan | None = None
         """The newest that was adopted."""
@@ -133,6 +135,9 @@ class SegmentStore:
             case Doubt():
                 index.doubt(message.key, message.nonce, message.digest)
                 end.send((Noted(), None))
+            case AskReport() if self.is_mute and end.peer.process.node != self._process.node:
+                self.is_mute = False
+                self._world.checks.seen["did not answer"] += 1
             case AskReport():
                 report = index.report(self._pod, self.address, message.lineage)
                 end.send((Reported(request=message.request, report=report), None))

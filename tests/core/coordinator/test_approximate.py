@@ -546,6 +546,8 @@ def test_a_restart_after_the_store_lost_a_fork_is_of_another_lineage(
     world.register("spare")
     world.up("spare")
     lose(world, 0)
+    for member in plan.members[1:]:
+        world.up(member.slot.pod, life=member.incarnation, outline=OUTLINE)
 
     assert world.state.approximate_since is None, "it is not known"
     assert (world.plan.method, world.plan.lineage) == (Method.RESTART, 2)

@@ -175,14 +175,15 @@ def test_a_rival_plan_does_not_bring_those_together_who_have_asked(world: Any) -
     assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
 
 
-def lose_store(world: Any) -> None:
+def lose_store(world: Any, *, are_told: bool = True) -> None:
     """The api's store has lost the job, and hears of it by its members' pods again."""
     plan, step = world.plan, world.state.step
     world.state = machine.initial(world.state.config, world.now_s)
     world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=step))
     for member in plan.members:
         world.register(member.slot.pod)
-        world.up(member.slot.pod, life=member.incarnation, outline=OUTLINE)
+        if are_told:
+            world.up(member.slot.pod, life=member.incarnation, outline=OUTLINE)
     world.send(Tick(heard=world.state.unheard))
 
 
@@ -197,6 +198,30 @@ def test_a_store_that_is_lost_while_members_ask_costs_no_steps(world: Any) -> No
     assert (world.plan.method, world.state.step) == (Method.APPROXIMATE, 5)
     lose(world, 1)
     assert (world.plan.method, world.state.step) == (Method.APPROXIMATE, 5)
+
+
+def test_members_that_have_asked_are_answered_once_one_has_told_of_its_blocks(world: Any) -> None:
+    """Their word reaches a store that lost the job before it knows of what the stages consist."""
+    lose(world, 1)
+    before = world.plan
+    lose_store(world, are_told=False)
+    ask(world)
+    assert world.plan == before, "no restart for want of what the next fact tells"
+    assert "of what blocks the stages consist" in world.state.waiting.reason
+    first = before.members[0]
+    world.up(first.slot.pod, life=first.incarnation, outline=OUTLINE)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+
+
+def test_trainers_that_tell_of_no_blocks_are_waited_for_no_longer(world: Any) -> None:
+    lose(world, 1)
+    before = world.plan
+    lose_store(world, are_told=False)
+    ask(world)
+    for member in before.members:
+        assert world.plan == before
+        world.up(member.slot.pod, life=member.incarnation)
+    assert world.plan.method is Method.RESTART
 
 
 def test_a_store_that_falls_back_does_not_know_what_members_told_since(world: Any) -> None:

@@ -459,7 +459,13 @@ def test_permission_that_could_never_be_used_is_refused() -> None:
     assert "more stages" in str(problem(approximate_job(parallelism={"stages": 1})))
     both_ends = {"parallelism": {"stages": 2}}
     assert "or checkpoints (checkpoint.everySteps)" in str(problem(approximate_job(**both_ends)))
-    spec.parse_training_job(approximate_job(**both_ends, checkpoint={"everySteps": 5}))
+    for kept in ({"checkpoint": {"everySteps": 5}}, {"snapshots": {"enabled": True}}):
+        found = problem(approximate_job(**both_ends, **kept))
+        assert found.field == "spec.recovery.allowApproximate"
+        assert "approximate.staleSteps, so that a stage loads a checkpoint of its own" in str(found)
+    data = approximate_job(**both_ends, checkpoint={"everySteps": 5})
+    data["spec"]["recovery"]["approximate"] = {"staleSteps": 9}
+    spec.parse_training_job(data)
     spec.parse_training_job(approximate_job(snapshots={"enabled": True}))
 
 
@@ -687,7 +693,6 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
     [
         ({}, 5, "is 5, but the stage beside an end has 4 cells, one for each replica; use at most"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
-        ({"snapshots": {"enabled": True}}, 1, "has none in this version; use 0"),
     ],
 )
 def test_guards_that_would_be_of_no_use_are_refused(
@@ -709,7 +714,7 @@ def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() 
     assert guards(swapped_with({"recovery": {"approximate": {"guards": 0}}})) == 0
     assert guards(swapped_with({"recovery": {"allowApproximate": True}})) == 2
     assert guards(swapped_with(inner)) == 0
-    assert guards(swapped_with({"snapshots": {"enabled": True, "peers": 1}})) == 0
+    assert guards(swapped_with({"snapshots": {"enabled": True, "peers": 1}})) == 2
 
 
 def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
@@ -719,31 +724,24 @@ def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> N
     assert "with 2 stages no stage has two neighbours" in str(in_order)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"snapshots": {"enabled": True, "peers": 1}}, "with snapshots in memory nobody guards"),
-        ({"parallelism": {"stages": 2, "ranksPerStage": 2}}, "with several ranks to a stage"),
-    ],
-)
-def test_two_stages_that_nobody_may_guard_are_not_made_anew(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_two_stages_that_nobody_may_guard_are_not_made_anew() -> None:
+    changes = {"parallelism": {"stages": 2, "ranksPerStage": 2}}
+
     def two(checkpoint: dict[str, Any] | None = None, **approximate: Any) -> dict[str, Any]:
         allowed = {"allowApproximate": True, "approximate": approximate}
         own = {"checkpoint": checkpoint} if checkpoint else {}
-        return swapped_with({"parallelism": {"stages": 2}, "recovery": allowed, **own} | changes)
+        return swapped_with({"recovery": allowed, **own} | changes)
 
     found = problem(two())
     assert found.field == "spec.recovery.allowApproximate"
-    assert words in str(found)
+    assert "with several ranks to a stage" in str(found)
     assert "(checkpoint.everySteps) and approximate.staleSteps" in str(found)
     assert problem(two({"everySteps": 5})).field == "spec.recovery.allowApproximate"
     assert spec.parse_training_job(two({"everySteps": 5}, staleSteps=9))
     assert spec.parse_training_job(two(guards=0)), (
         "each stage has a like block for all of the other"
     )
-    more = {"parallelism": changes.get("parallelism", {}) | {"stages": 4}}
+    more = {"parallelism": changes["parallelism"] | {"stages": 4}}
     assert spec.parse_training_job(two() | {"spec": two()["spec"] | more})
 
 

@@ -20,6 +20,7 @@ from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.rank.votes import norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.facts import Failed, Parked, Settled
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import (
@@ -169,6 +170,67 @@ def test_a_fork_that_was_interrupted_is_repeated_with_the_same_bits() -> None:
     assert again.fork == first.fork
     assert again.history == first.history
     assert again.commit_chain == first.commit_chain
+
+
+def course(version: int, *stages: int, weights: str = "GradientNorm") -> dict[str, Any]:
+    """What a state tells that contains one fork, at that version."""
+    plan = order(pipeline(2, *stages), *stages)
+    rules = replace(RULES, policy=Policy(weighting=Weighting(weights)))
+    forked = settle(plan, 1, reports(plan, version, *stages), fork_rules=rules)
+    return {"history": forked.history, "chain": forked.commit_chain}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_state_of_another_course_does_not_count_though_its_lineage_has_the_number(
+    stays: bool,
+) -> None:
+    """A store that fell back has given the number twice; the others have gone on from their fork.
+
+    It does not matter whether the plan takes the old trainer for a member that stayed.
+    """
+    plan = replace(pipeline(7, *([] if stays else [1])), lineage=1)
+    ours, theirs = course(5, 3), course(5, 1, 3)
+    others = {name: ours | {"settled": 6} for name in "acde"}
+    told = reports(plan, 8, **others, b=theirs | {"settled": 5})
+
+    outcome = settled(plan, told)
+
+    assert set(outcome.actions) == {LOAD}, "nobody else has stage 1"
+    slot = plan.members[1].slot
+    assert f"of another course, so that it does not count, is the state of {slot}" in outcome.reason
+
+
+def test_a_replica_that_went_another_way_copies_the_states_of_those_who_stayed() -> None:
+    lives = {0: ["a.1", "b.1", "c.1"], 1: ["d.1", "e.1", "f.1"]}
+    stayed = dict.fromkeys(lives[0], 1)
+    plan = replace(make_plan(lives, quorum=7, since=stayed, joining=lives[1]), lineage=1)
+    ours, theirs = course(5, 1), course(5, 3)
+    told = {name: ours | {"settled": 6} for name in "abc"}
+    told |= {name: theirs | {"settled": 6} for name in "def"}
+
+    outcome = settled(plan, reports(plan, 8, **told))
+
+    actions = {str(m.incarnation)[0]: outcome.actions[m.index] for m in plan.members}
+    assert actions == dict.fromkeys("abc", STAY) | dict.fromkeys("def", HEAL)
+    assert outcome.history == ours["history"]
+
+
+def test_a_stage_that_was_made_of_other_sources_at_this_very_version_does_not_count() -> None:
+    plan = replace(pipeline(7, 1), lineage=1)
+    others = {name: course(8, 1) | {"settled": 6} for name in "acde"}
+    told = reports(plan, 8, **others, b=course(8, 1, weights="Uniform") | {"settled": 6})
+
+    assert set(settled(plan, told).actions) == {LOAD}
+
+
+def test_who_missed_the_fork_of_its_very_version_is_of_the_same_course() -> None:
+    plan = replace(pipeline(7), lineage=1)
+    knows = {name: course(8, 1) | {"settled": 6} for name in "bc"}
+
+    outcome = settled(plan, reports(plan, 8, **knows))
+
+    assert set(outcome.actions) == {STAY}
+    assert outcome.history == knows["b"]["history"]
 
 
 def test_what_was_made_before_is_not_made_again() -> None:

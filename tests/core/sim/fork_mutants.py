@@ -12,6 +12,7 @@ from tests.core.sim.mutants import Mutant
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator import recovery, seating
+from mainstay_core.coordinator.intake import facts
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, forks, histories
 from mainstay_core.rank import machine as rank_machine
@@ -25,6 +26,7 @@ from mainstay_core.sim.scenarios.scenario import (
     FORKING,
     GUARDED,
     IN_MEMORY,
+    SILENT,
     Fault,
     Scenario,
 )
@@ -155,8 +157,43 @@ def draw_forks_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, units=rng.choice((1, 2)), faults=faults)
 
 
+def draw_mute_stores(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which stores do not answer once when a lost stage is to be made of them."""
+    scenario = draw_forks_beside_snapshots(seed, kinds)
+    shape = replace(scenario.config.shape, steps=10, stages=3, lanes=1, replicas=1)
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, peers=seed % 2, boundary=False)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=3)
+    faults = (
+        Fault(kind="kill-inner", point="applied", times=15 + seed % 9),
+        Fault(kind="mute-stores", point="Settle"),
+    )
+    return replace(scenario, config=config, faults=faults)
+
+
+def draw_guards_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a swapped pipeline with guards, and with snapshots in memory."""
+    scenario, rng = draw_forks_beside_snapshots(seed, kinds), random.Random(f"both {seed}")
+    lanes = rng.choice((1, 1, 2))
+    shape = replace(
+        scenario.config.shape,
+        order=Order.SWAPPED,
+        cut=Cut.EQUAL,
+        stages=rng.choice((2, 3, 4)),
+        lanes=lanes,
+        replicas=lanes,
+    )
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, boundary=False)
+    guards = rng.choice((1, 2))
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, guards=guards)
+    return replace(scenario, config=config)
+
+
 def draw_wrong_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
-    """Return one of guards whose copies become wrong, with the policy off."""
+    """Return one of guards with the policy off: their copies become wrong, or the job goes back."""
     scenario, rng = draw_ends(seed, ()), random.Random(f"wrong {seed}")
     faults = tuple(
         Fault(kind=kind, point="applied", times=rng.randint(1, 9))
@@ -343,6 +380,14 @@ def _apply_and_forget(own: Compute, *args: Any) -> None:
 
 _APPLY = vars(Compute)["apply"]
 
+ASKED_ONCE = Mutant(
+    "a store that does not answer counts as empty at once",
+    [(facts, "MAX_ASKS", 0)],
+    SILENT,
+    draws=draw_mute_stores,
+)
+"""Breaks no invariant: a stage is made anew by the rules, though stores could bring it back."""
+
 FORK_MUTANTS = {
     "fork-voids-all": Mutant(
         "under a fork's plan states of the lineage before do not count",
@@ -396,6 +441,12 @@ FORK_MUTANTS = {
         "a guard keeps a copy that a vote has found to be another one than the owners'",
         [(rank_machine, "void_copies", lambda *_: ())],
         GUARDED,
+        draws=draw_wrong_guards,
+    ),
+    "guard-of-another-history": Mutant(
+        "a guard keeps its copy though its own state is another one now",
+        [(rank_machine, "_GONE", {"valid": False, "held": (), "mark": None})],
+        ("kill-inner",),
         draws=draw_wrong_guards,
     ),
     "any-age-is-young": Mutant(

@@ -21,19 +21,22 @@ from tests.core.sim.check_mutants import (
     draw_wrong_types,
 )
 from tests.core.sim.fork_mutants import (
+    ASKED_ONCE,
     FORK_MUTANTS,
     draw_ends,
     draw_forbidden,
     draw_forks,
     draw_forks_beside_snapshots,
+    draw_guards_beside_snapshots,
     draw_inner_ranks,
+    draw_mute_stores,
     draw_stale,
     draw_wrong_guards,
     ends_of,
     repeating,
 )
 from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
-from tests.core.sim.mutants import MUTANTS, draw_deaths_with_bad_states, find
+from tests.core.sim.mutants import MUTANTS, applied, draw_deaths_with_bad_states, find
 from tests.core.sim.taint_mutants import BESIDE, TAINT_MUTANTS, draw_lost_stores, draw_lost_words
 
 from mainstay_core.base.shape import Order
@@ -244,6 +247,27 @@ def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen["fork"]
+    assert seen["replayed after a fork"]
+
+
+def test_stores_that_fail_to_answer_once_are_asked_again_before_a_stage_is_made_anew() -> None:
+    for seed in (0, 1):
+        outcome = simulate(draw_mute_stores(seed, ()))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert min(outcome.seen["did not answer"], outcome.seen["replayed"]) > 0
+        assert not outcome.seen["fork"]
+    with applied(ASKED_ONCE):
+        outcome = simulate(draw_mute_stores(0, ()))
+    assert outcome.seen["fork"], "else the job is exact for another reason"
+
+
+def test_what_pods_keep_comes_before_what_guards_have() -> None:
+    seen: Counter[str] = Counter()
+    for seed in (0, 3, 11):
+        outcome = simulate(draw_guards_beside_snapshots(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork with guards"]
     assert seen["replayed after a fork"]
 
 

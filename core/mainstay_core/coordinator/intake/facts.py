@@ -215,10 +215,10 @@ def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
     key = str(Slot(pod=fact.pod, index=fact.slot))
     if fact.outline and not state.outline:
         state = replace(state, outline=fact.outline)
-    if not fact.fingerprint or key in state.fingerprints:
+    if key in state.fingerprints:
         return state
     state = replace(state, fingerprints={**state.fingerprints, key: fact.fingerprint})
-    if state.fingerprint is None and _member(state, fact) is not None:
+    if state.fingerprint is None and fact.fingerprint and _member(state, fact) is not None:
         state = replace(state, fingerprint=fact.fingerprint)
     return state
 

@@ -287,6 +287,13 @@ class Checks:
         self._named.note(trainer, verdict)
         _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
+    def void_guard(self, name: str, end: int) -> None:
+        """A member tells that a guard has another copy of an end's blocks than the owners."""
+        _hold(
+            any(life.was_tampered for life in self._lives.values()),
+            f"I9: {name} tells that a copy of stage {end} is void, though no copy was ever wrong",
+        )
+
     def replay_differs(self, trainer: Life, why: str) -> None:
         """A rank has computed something else than votes told."""
         _hold(

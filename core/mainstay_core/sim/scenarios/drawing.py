@@ -32,6 +32,7 @@ from mainstay_core.sim.scenarios.fault_draws import (
 from mainstay_core.sim.scenarios.ordering import with_order
 from mainstay_core.sim.scenarios.points import (
     PAUSE_POINTS,
+    READ_POINTS,
     RULED_BETWEEN,
 )
 from mainstay_core.sim.scenarios.scenario import (
@@ -42,6 +43,7 @@ from mainstay_core.sim.scenarios.scenario import (
     KINDS,
     LASTING,
     PLANNED,
+    SILENT,
     WITNESSED,
     Fault,
     Scenario,
@@ -59,6 +61,10 @@ SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
+SHARE_BESIDE_SNAPSHOTS = 0.5
+"""Of the jobs of which it is said whether stages may be made anew: some of these have snapshots."""
+SHARE_WITH_MUTE_STORES = 0.4
+"""Of the seeds with snapshots that may meet such a fault."""
 SHARE_GOING_BACK = 0.5
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
@@ -79,8 +85,9 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
             anew, or without; None: the seed draws that, too.
     """
     if approximate is not None:
-        # From snapshots a lost stage would be made anew exactly.
-        kinds = tuple(k for k in kinds if k not in IN_MEMORY)
+        # From snapshots a lost stage is mostly made anew exactly.
+        beside = random.Random(f"beside {seed}").random() < SHARE_BESIDE_SNAPSHOTS
+        kinds = tuple(k for k in kinds if beside or k not in IN_MEMORY)
         kinds = (*kinds, *(k for k in FORKING if k not in kinds))
     rng = random.Random(f"scenario {seed}")
     shape = _draw_shape(rng)
@@ -265,6 +272,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         faults[place:place] = draw_losses(rng, shape.num_ranks, of_memory, losses)
     units = rng.choice((1, 2, 3))
     drawn = _with_little_memory(replace(scenario, config=config, units=units, faults=tuple(faults)))
+    drawn = _with_mute_stores(drawn, kinds)
     return _with_losses_in_replays(drawn) if snapshots.boundary and losses else drawn
 
 
@@ -286,6 +294,19 @@ def _with_little_memory(scenario: Scenario) -> Scenario:
     memory_bytes = PAGE_BYTES * max(state, round(whole * rng.uniform(0.3, 0.8)))
     config = replace(scenario.config, snapshots=replace(snapshots, memory_bytes=memory_bytes))
     return replace(scenario, config=config)
+
+
+def _with_mute_stores(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
+    """Return the scenario, in some seeds with stores that do not answer once. They are drawn apart:
+    the rest is as before.
+    """
+    rng = random.Random(f"mute {scenario.seed}")
+    if not set(SILENT) & set(kinds) or rng.random() > SHARE_WITH_MUTE_STORES:
+        return scenario
+    faults = list(scenario.faults)
+    fault = Fault(kind=SILENT[0], point=rng.choice(READ_POINTS), times=rng.randint(1, 3))
+    faults.insert(rng.randint(0, len(faults)), fault)
+    return replace(scenario, faults=tuple(faults))
 
 
 def _draw_boundary(scenario: Scenario) -> bool:

@@ -23,8 +23,7 @@ def with_order(scenario: Scenario, kinds: tuple[str, ...] = ()) -> Scenario:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
     # They serve with the policy off, too, as a person may allow a recovery.
-    may = config.snapshots is None and shape.ranks_per_stage == 1
-    guards = rng.choice((0, 1, 2, 2, 3)) if may else 0
+    guards = rng.choice((0, 1, 2, 2, 3)) if shape.ranks_per_stage == 1 else 0
     found = replace(scenario, config=replace(config, shape=shape, guards=guards))
     return _with_wrong_guards(found, kinds) if guards else found
 

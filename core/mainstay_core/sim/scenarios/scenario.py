@@ -49,6 +49,7 @@ KINDS = (
     "kill-inner",
     "stop-inner",
     "corrupt-guard",
+    "mute-stores",
 )
 """Every kind of fault; :mod:`mainstay_core.sim.faults` says what each does."""
 
@@ -76,7 +77,11 @@ GUARDED = ("corrupt-guard",)
 """A copy of a guard that is wrong from some step on: the next vote finds it. Drawn apart, where
 there are guards."""
 
-APART = (*GUARDED, *PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED, *FORKING)
+SILENT = ("mute-stores",)
+"""Stores of segments that do not answer the next question of another pod. Drawn apart, where there
+are snapshots."""
+
+APART = (*SILENT, *GUARDED, *PLANNED, *LASTING, *IN_MEMORY, *CHECKED, *WITNESSED, *FORKING)
 """Kinds that are not drawn among the others."""
 
 

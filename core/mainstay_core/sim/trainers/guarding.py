@@ -12,6 +12,7 @@ from mainstay_core.rank.session import RankSession
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited
+from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.trainers.connections import Connections
 from mainstay_core.sim.trainers.heal import HealClient
 from mainstay_core.wire.votes import Commit, GuardedDigest
@@ -22,6 +23,8 @@ TAG = "guarded"
 class GuardingTrainer(RankSession[Connections]):
     """A session with copies of what ends alone have."""
 
+    world: Surroundings
+    name: str
     cell: Compute | None
     copies: dict[int, str]
     """By the stage of the end."""
@@ -65,6 +68,7 @@ class GuardingTrainer(RankSession[Connections]):
 
     def tell_void_guard(self, action: events.TellVoidGuard) -> None:
         self.warn(f"its copy of stage {action.end} is void")
+        self.world.checks.void_guard(self.name, action.end)
 
     def apply_guarded(self, commit: Commit) -> tuple[GuardedDigest, ...]:
         """Apply a step to all copies that count; return their digests after it."""

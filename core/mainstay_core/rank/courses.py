@@ -1,0 +1,74 @@
+"""Decides whose states are of the course on which a quorum goes on, by the forks in them.
+
+Lineages are counted. A store that fell back counts on from where it was, so two lineages that began
+apart may have one number: one of a plan that the store has forgotten, and one of a plan that
+followed from an older one. An old pod with the true state of a stage that was made anew meanwhile
+may come back under such a number. What forks its state contains tells it from the others' states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from mainstay_core.rank.histories import history_at
+from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import History, MadePosition
+from mainstay_core.wire.votes import SettleReport
+
+
+def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> tuple[list[SettleReport], str]:
+    """Return reports in which a state of another course than the quorum's does not count.
+
+    The course is that of the members that stayed, and of these of one that settled last: it has met
+    with all others since. A state follows from the forks below its version, and if it was made anew
+    at its very version, from that fork. Of other forks at its version it need not know.
+
+    Args:
+        plan: the quorum's.
+        reports: of all members, by index.
+
+    Returns:
+        The reports; and whose states do not count, as the end of a sentence, empty for nobody's.
+    """
+    told = [r for r in reports if r.valid and r.lineage == plan.lineage]
+    if not any(r.history for r in told):
+        return list(reports), ""
+    newest = max(told, key=lambda r: (_has_stayed(plan, r), r.settled, len(r.history), -r.index))
+    others = {r.index for r in told if not _is_of(plan, r, newest.history)}
+    counted = [replace(r, valid=False) if r.index in others else r for r in reports]
+    return counted, _refusal(plan, others)
+
+
+def _refusal(plan: Plan, others: Collection[int]) -> str:
+    if not others:
+        return ""
+    members = [plan.members[index] for index in sorted(others)]
+    names = ", ".join(f"{m.slot} (stage {m.rank.stage})" for m in members)
+    return f"; of another course, so that it does not count, is the state of {names}"
+
+
+def _has_stayed(plan: Plan, report: SettleReport) -> bool:
+    return report.settled >= plan.members[report.index].since
+
+
+def _is_of(plan: Plan, report: SettleReport, history: History) -> bool:
+    # A fork names the commit chain before it, so the last one tells of all that came before.
+    mine, theirs = (history_at(h, report.version - 1)[-1:] for h in (report.history, history))
+    if mine != theirs:
+        return False
+    place = plan.members[report.index].rank.position
+    own, others = (_made(h, report.version, place) for h in (report.history, history))
+    return own is None or others is None or own == others
+
+
+def _made(history: History, version: int, place: tuple[int, int]) -> MadePosition | None:
+    """Return how a position was made anew last at a version; None if it was not."""
+    made = [
+        position
+        for fork in history
+        if fork.version == version
+        for position in fork.made.positions
+        if (position.stage, position.inner) == place
+    ]
+    return made[-1] if made else None
