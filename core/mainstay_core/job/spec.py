@@ -21,7 +21,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.base.words import count
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.dmr.settings import PLANNED, WAY, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
@@ -365,9 +365,14 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
             "is Swapped, but a step has a single micro-batch, which takes one of the two ways; use "
             "InOrder, or more of training.lanes, training.shardsPerLane or pipeline.microBatches",
         )
+    has_file = spec.detection.dmr.plan_name is PlanName.FILE
+    num_micro_batches = spec.pipeline.micro_batches
     others = {
         "runtime.compile Off": spec.runtime.compile != "Off",
-        "detection.dmr.plan Naive, Dynamic or Auto": spec.detection.dmr.plan_name is PlanName.FILE,
+        f"{WAY} in the path of detection.dmr.plan": has_file and WAY not in spec.detection.dmr.plan,
+        "one micro-batch or an even number (microBatches) with a file as detection.dmr.plan": (
+            has_file and num_micro_batches > 1 and num_micro_batches % 2 == 1
+        ),
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
     }

@@ -640,7 +640,14 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
     [
         (
             {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
-            "can only have detection.dmr.plan Naive, Dynamic or Auto; use",
+            "can only have {way} in the path of detection.dmr.plan; use that, or InOrder",
+        ),
+        (
+            {
+                "detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}-{way}.json"}},
+                "pipeline": {"order": "Swapped", "microBatches": 3},
+            },
+            "can only have one micro-batch or an even number (microBatches) with a file as",
         ),
         ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
@@ -675,7 +682,7 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
     assert words in str(found)
 
 
-@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto"])
+@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto", "/plans/{stage}-{way}.json"])
 def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
     detection = {"dmr": {"mode": "Full", "plan": plan}, "witness": {"everySteps": 3}}
     job = spec.parse_training_job(swapped_with({"detection": detection}))
