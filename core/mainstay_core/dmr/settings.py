@@ -49,6 +49,8 @@ MAX_PROFILE_STEPS = 100
 
 WAITING_BYTES = 256 << 20
 """What checks that wait retain at most, unless the job says it."""
+MAX_WAITING_BYTES = 2**53
+"""More no job may say: no device has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

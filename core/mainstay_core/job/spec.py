@@ -20,8 +20,8 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.base.words import count
-from mainstay_core.dmr.settings import PLANNED, WAY, Mode, PlanName
+from mainstay_core.base.words import count, quote
+from mainstay_core.dmr.settings import MAX_WAITING_BYTES, PLANNED, WAY, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
@@ -392,6 +392,13 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
 
 
 def _check_settings(spec: TrainingJobSpec) -> None:
+    dmr = spec.detection.dmr
+    if dmr.waiting_bytes > MAX_WAITING_BYTES:
+        raise InvalidSpecError(
+            "spec.detection.dmr.memory",
+            f"is {quote(dmr.memory)}, must be at most what the device has beside the training, and "
+            f"{MAX_WAITING_BYTES} in any case",
+        )
     if spec.runtime.device == "CPU" and spec.runtime.backend == "NCCL":
         raise InvalidSpecError(
             "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"
