@@ -1,8 +1,8 @@
 """A user's workload for tests: the small LLaMA, over a gloo that loses one message.
 
-gloo loses an operation now and then when a peer is killed: who waits for it waits for ever, whatever
-becomes of the group. Here the first wait for a message that would end with its group does not. The
-argument is a directory, in which a file says that it has happened.
+gloo loses an operation now and then when a peer is killed: who waits for it waits for ever,
+whatever becomes of the group. Here the first wait for a message that would end with its group does
+not. The argument is a directory, in which a file says that it has happened.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         (
             "spec.detection.dmr",
             {"mode": "Full", "plan": "Auto", "memory": "1Ei"},
-            "is '1Ei', must be at most what the device has beside the training, and 9007199254740992",
+            "is '1Ei', must be at most what the device has beside the training, and 90071992547",
         ),
         ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
         ("spec.detection.witness.everySteps", -1, "is -1, must be greater than or equal to 0"),
