@@ -1,11 +1,12 @@
 """Measures a step on one GPU: plain torch, and local runs of the same model on the same GPU.
 
-    python benchmarks/one_gpu.py [--rounds 30] [--width 1024] [--layers 16] [--modes Piggyback Full]
+    python benchmarks/one_gpu.py [--rounds 30] [--width 1024] [--layers 16]
 
 The plain step is torch's alone: one bf16 module, autograd through all of it, fp32 masters, fused
 AdamW, kernels of any order or deterministic ones. The others are local runs of one rank over NCCL,
-with supervisor, api and Redis: from commit to commit, medians, first without checks, then with
-each mode of checks. Nothing runs beside anything else. Without a GPU it says so and ends.
+with supervisor, api and Redis: from commit to commit, medians, without and with checks, which in
+mode Piggyback need that forwards are recomputed. Nothing runs beside anything else. Without a GPU
+it says so and ends.
 """
 
 from __future__ import annotations
@@ -40,6 +41,13 @@ MICRO_BATCHES = 2
 SEQUENCES = 8
 """Of a micro-batch."""
 SEQUENCE = 1024
+ROWS = (
+    ("local run", "Off", False),
+    ("local run, checks Full", "Full", False),
+    ("local run, forwards recomputed", "Off", True),
+    ("local run, forwards recomputed, checks Piggyback", "Piggyback", True),
+)
+"""Name, mode of checks, whether forwards are recomputed."""
 TOKENS = MICRO_BATCHES * SEQUENCES * SEQUENCE
 
 
@@ -106,15 +114,17 @@ def measure_plain(model: dict[str, Any], rounds: int) -> tuple[dict[bool, list[f
     return told
 
 
-def measure_run(model: dict[str, Any], rounds: int, **spec: Any) -> list[float]:
+def measure_run(
+    model: dict[str, Any], rounds: int, checks: str = "Off", recompute: bool = False
+) -> list[float]:
     """Return the seconds from commit to commit of a local run."""
     job = make_job(
         "gpu",
         training={"steps": 1_000_000, "seed": SEED, "lanes": 1, "shardsPerLane": 1},
         pipeline={"microBatches": MICRO_BATCHES},
-        runtime={"device": "CUDA", "backend": "NCCL"},
+        runtime={"device": "CUDA", "backend": "NCCL", "recompute": recompute},
+        detection={"dmr": {"mode": checks}},
         workload={"entrypoint": "mainstay_train.models.llama:workload", "config": model},
-        **spec,
     )
     with local_run(job, poll_s=1.0) as run:
         run.members(1)
@@ -139,7 +149,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="steps of each row (30)")
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--modes", nargs="*", default=["Piggyback", "Full"], help="of checks")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("torch finds no CUDA device here")
@@ -154,10 +163,8 @@ def main() -> None:
     print("| step | ms | tokens a second | of plain torch |\n| --- | --- | --- | --- |")
     show("plain torch, kernels of any order", plain[False], least_s)
     show("plain torch, deterministic kernels", plain[True], least_s)
-    show("local run", measure_run(model, options.rounds), least_s)
-    for mode in options.modes:
-        taken = measure_run(model, options.rounds, detection={"dmr": {"mode": mode}})
-        show(f"local run, checks {mode}", taken, least_s)
+    for what, checks, recompute in ROWS:
+        show(what, measure_run(model, options.rounds, checks, recompute), least_s)
 
 
 if __name__ == "__main__":

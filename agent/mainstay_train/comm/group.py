@@ -163,7 +163,15 @@ class Group:
 
         Raises:
             GroupEnded: shut meanwhile, or a peer is gone.
+            InvalidSpecError: the backend refuses the devices of the ranks.
         """
+        try:
+            self._connect()
+        finally:
+            if self._bound is not None:
+                self._bound.cancel()
+
+    def _connect(self) -> None:
         with self._lock:
             self.check()
             with socket_lock:
@@ -190,9 +198,6 @@ class Group:
             self._backend.connect(self._group, timedelta(seconds=self._connect_s))
         except RuntimeError as error:
             raise GroupEnded(self._why(error)) from error
-        finally:
-            if self._bound is not None:
-                self._bound.cancel()
         with self._lock:
             self.check()
             self._met = True

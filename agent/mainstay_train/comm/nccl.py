@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed
 
-from mainstay_core.base.errors import brief
+from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_train.comm.backend import Meet
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,26 @@ def _over(key: str, body: bytes) -> list[bytes]:
     raise RuntimeError(f"all ranks have met, and nobody is told {key!r} any more")
 
 
+def check_own(devices: Sequence[bytes]) -> None:
+    """Refuse ranks of a group that share a GPU: NCCL does so only when it connects them.
+
+    Args:
+        devices: name of each rank's GPU, the same for no other in the world; empty: not told.
+
+    Raises:
+        InvalidSpecError: two ranks have the same one.
+    """
+    first: dict[bytes, int] = {}
+    for rank, name in enumerate(devices):
+        other = first.setdefault(name, rank)
+        if name and other != rank:
+            raise InvalidSpecError(
+                "spec.runtime.backend",
+                f"is NCCL, which takes one rank on each GPU; ranks {other} and {rank} of a group "
+                f"share {name.decode()}: use Gloo, or give each rank a GPU of its own",
+            )
+
+
 class Nccl:
     """Makes NCCL's process groups; :class:`~mainstay_train.comm.backend.Backend`."""
 
@@ -99,8 +119,14 @@ class Nccl:
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make a process group whose communicator is initialized without blocking."""
+        """Make a process group whose communicator is initialized without blocking.
+
+        Raises:
+            InvalidSpecError: two ranks share a GPU.
+        """
         del address, connect
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        check_own(meet("devices", f"GPU {device.uuid}".encode()))
         os.environ.update(SETTINGS)
         # Not the time to connect: it also bounds the first message between two ranks, for which
         # NCCL connects them, and that waits until the later one comes to it.

@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.comm import nccl
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.nccl import Nccl, _Ids
@@ -102,7 +103,10 @@ def played_gpu(monkeypatch):
         "torch",
         types.SimpleNamespace(
             device=torch.device,
-            cuda=types.SimpleNamespace(current_device=lambda: 3),
+            cuda=types.SimpleNamespace(
+                current_device=lambda: 3,
+                get_device_properties=lambda index: types.SimpleNamespace(uuid=f"uuid-{index}"),
+            ),
             zeros=lambda count, device: torch.zeros(count, device=device and "cpu"),
         ),
     )
@@ -135,7 +139,7 @@ def test_a_group_ends_though_its_operations_do_not_end_in_time(played_gpu, caplo
     nccl.distributed.ProcessGroupNCCL = Busy
     group = Group(
         name="test",
-        meeting=types.SimpleNamespace(wake=lambda: None),
+        meeting=types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body]),
         rank=0,
         size=1,
         address="127.0.0.1",
@@ -154,6 +158,12 @@ def test_a_communicator_is_made_so_that_an_abort_can_end_its_initialization(play
     group = make_communicator(connect_s=7.4)
     assert group.options.config.blocking == 0
     assert group.options._timeout == timedelta(seconds=600)
+
+
+def test_ranks_that_share_a_gpu_are_refused_by_name(played_gpu):
+    with pytest.raises(InvalidSpecError, match=r"ranks 0 and 1 of a group share GPU uuid-3: use"):
+        make_communicator(meet=lambda _, body: [body, body])
+    make_communicator(meet=lambda _, body: [body, b"GPU uuid-4", b"", b""])
 
 
 def test_a_first_message_between_two_ranks_has_the_time_of_an_operation(played_gpu):
