@@ -9,15 +9,17 @@ functions to a thread and back, at every request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
+from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from mainstay_api.auth import AgentAsk, Auth, Caller, require_own
 from mainstay_api.bodies import MIB, BodyTooLargeError, LongRequest, length_of
+from mainstay_api.direct import direct_body_of, read_body
 from mainstay_api.limits import Asked, Limits, TooManyError
 from mainstay_api.lines import Lines
 from mainstay_api.long_work import Places
@@ -127,7 +129,8 @@ class GuardedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return what answers a request: first the route's ``require_*``, then all the rest."""
-        handle = super().get_route_handler()
+        handle, endpoint = super().get_route_handler(), self.endpoint
+        direct = direct_body_of(endpoint)
         needed = [d.call for d in self.dependant.dependencies]
         guards = [guard for require, guard in _GUARDS.items() if require in needed]
 
@@ -150,9 +153,39 @@ class GuardedRoute(APIRoute):
                     return Response(status_code=400)  # nobody is there to read it
             limits: Limits = request.app.state.limits
             async with lines.wait(asked, eager=limits.is_eager(asked)):
-                return await handle(admitted)
+                told = None if direct is None else await read_body(admitted, direct)
+                if direct is None or told is None:
+                    return await handle(admitted)
+                return await _call(endpoint, admitted, direct.others, told)
 
         return admit_first
+
+
+async def _call(
+    endpoint: Callable[..., Awaitable[Any]],
+    request: Request,
+    others: Collection[str],
+    told: Mapping[str, Any],
+) -> Response:
+    """Return what a supervisor's endpoint answers, as the framework would.
+
+    Args:
+        endpoint: of a route that :func:`require_agent` guards.
+        request: whose caller was admitted.
+        others: names of its arguments beside the body.
+        told: the body, by the name of its argument.
+    """
+    await require_agent(request)
+    uid = request.scope[_UID]
+    if uid is None:
+        raise unknown_job(request.path_params["job"])
+    state, arguments = request.app.state, {"uid": uid, **told}
+    if "held" in others:
+        arguments["held"] = await get_held(request.headers.get("mainstay-quorum"))
+    if "texts" in others:
+        arguments["texts"] = state.plan_texts
+    answer = await endpoint(transactions=state.transactions, **arguments)
+    return answer if isinstance(answer, Response) else JSONResponse(answer)
 
 
 async def _describe(request: Request, caller: Caller, *, by_agent: bool) -> Asked:

@@ -30,14 +30,24 @@ def _modernize(data: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _check_entry(entry: LedgerEntry) -> LedgerEntry:
+def check_entry(entry: LedgerEntry) -> LedgerEntry:
+    """Return an entry of the ledger whose digests are such.
+
+    Raises:
+        ValueError: one is not.
+    """
     Digest.parse(entry.masters)
     for digest in filter(None, (entry.gradient, entry.data)):
         Digest.parse(digest)
     return entry
 
 
-def _check_final(fact: Fact) -> Fact:
+def check_final(fact: Fact) -> Fact:
+    """Return a fact whose final digests, if it tells any, are such.
+
+    Raises:
+        ValueError: one is not.
+    """
     if isinstance(fact, Finished) and fact.final is not None:
         final = fact.final
         for digest in (final.params, final.masters, final.optimizer, *filter(None, [final.data])):
@@ -46,8 +56,8 @@ def _check_final(fact: Fact) -> Fact:
 
 
 ToldFact = Annotated[
-    Fact, Field(discriminator="kind"), BeforeValidator(_modernize), AfterValidator(_check_final)
+    Fact, Field(discriminator="kind"), BeforeValidator(_modernize), AfterValidator(check_final)
 ]
 """A fact in a body, whatever the version of who tells it."""
-ToldEntry = Annotated[LedgerEntry, AfterValidator(_check_entry)]
+ToldEntry = Annotated[LedgerEntry, AfterValidator(check_entry)]
 """An entry of the ledger in a body."""

@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 COUNT_PODS_S = 1.0
 """A count of a job's pods is used for so long."""
+GIVE_WAY_S = 0.005
+"""Processor time for which a transaction decides until others get a turn: some ten decisions."""
 NOTE_AFTER_S = 0.015
 """Until then a plan is on its way to the supervisors: another write would hold it up."""
 
@@ -307,6 +309,8 @@ class _Job(SupervisorAnswers):
         self._uncounted = 0
         """Heartbeats that were taken and are not in the metrics yet."""
         self._told_uncounted = False
+        self._since_s = 0.0
+        """Processor time of this thread when others had their last turn before a decision."""
 
     def now_s(self) -> float:
         return self._transactions.now_s()
@@ -348,9 +352,12 @@ class _Job(SupervisorAnswers):
         self._transactions.metrics.count_copy_waits(labels, waited_s)
 
     async def step(self, state: CoordinatorState, event: Event) -> Transition:
-        # Many events may be decided in one transaction. Whoever else has asked gets a turn before
-        # each: nobody waits for more than one decision.
-        await asyncio.sleep(0)
+        # Many events may be decided in one transaction. Others who have asked get turns meanwhile,
+        # but not before each: where many ask, a turn of them all takes longer than a decision, and
+        # those who wait for all decisions of a transaction give up after a bound.
+        if time.thread_time() - self._since_s > GIVE_WAY_S:
+            await asyncio.sleep(0)
+            self._since_s = time.thread_time()
         nonce, now_s = self._transactions.draw_nonce(), self.now_s()
         return await beside(size_of(state), machine.step, state, event, now_s, nonce)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -25,7 +25,8 @@ from mainstay_api.deps import (
     require_agent,
     require_injection,
 )
-from mainstay_api.facts import ToldEntry, ToldFact
+from mainstay_api.direct import read_directly
+from mainstay_api.facts import ToldEntry, ToldFact, check_entry, check_final
 from mainstay_api.limits import TooManyError
 from mainstay_api.plan_texts import with_plan
 from mainstay_api.problems import ProblemError
@@ -36,7 +37,7 @@ from mainstay_core.coordinator.events import FaultFired
 from mainstay_core.coordinator.intake.facts import UnregisteredPodError
 from mainstay_core.coordinator.state import is_gone
 from mainstay_core.wire.api import HeldJob
-from mainstay_core.wire.facts import Heartbeat, PodRegistration
+from mainstay_core.wire.facts import Heartbeat, PodRegistration, read_fact
 from mainstay_core.wire.findings import MAX_BATCH, ToldFinding
 from mainstay_core.wire.stores import StoreStatus
 
@@ -86,6 +87,27 @@ class Fired:
     at_s: Instant
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnreadFacts:
+    """Facts whose kinds were not looked at."""
+
+    facts: Annotated[tuple[Any, ...], Longest(MAX_TOLD)]
+    supervisor: Name = ""
+
+
+def _read_facts(data: Any) -> Facts:
+    told = codec.decode(_UnreadFacts, data)
+    facts = tuple(check_final(read_fact(fact)) for fact in told.facts)
+    return Facts(facts=facts, supervisor=told.supervisor)
+
+
+def _read_entries(data: Any) -> Entries:
+    told = codec.decode(Entries, data)
+    for entry in told.entries:
+        check_entry(entry)
+    return told
+
+
 @router.post("/pods", responses=examples.REGISTERED)
 async def register_pod(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, registration: PodRegistration
@@ -104,6 +126,7 @@ async def register_pod(
 
 
 @router.post("/heartbeats", responses=examples.BEAT)
+@read_directly("heartbeat", partial(codec.decode, Heartbeat))
 async def take_heartbeat(
     uid: UidDep, transactions: TransactionsDep, heartbeat: Heartbeat
 ) -> JSONResponse:
@@ -113,6 +136,7 @@ async def take_heartbeat(
 
 
 @router.post("/facts", responses=examples.PLAN_REPLY)
+@read_directly("body", _read_facts)
 async def note_facts(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Facts, texts: PlanTextsDep
 ) -> Response:
@@ -124,6 +148,7 @@ async def note_facts(
 
 
 @router.post("/ledger")
+@read_directly("body", _read_entries)
 async def add_to_ledger(
     uid: UidDep, transactions: TransactionsDep, held: HeldDep, body: Entries
 ) -> dict[str, int]:

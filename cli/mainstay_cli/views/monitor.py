@@ -66,7 +66,7 @@ class Pace:
         if steps > 0 and self._step > 0:
             self._step_s = (now_s - self._at_s) / steps
         if job.recovering or steps < 0:
-            self.wait_s = POLL_S
+            self.wait_s = min(max(POLL_S, self._step_s), MAX_POLL_S)
         elif self._step > 0:
             late_s = LATE_SHARE * (now_s - self._since_s)
             self.wait_s = min(max(POLL_S, self._step_s, late_s), MAX_POLL_S)

@@ -33,10 +33,15 @@ def test_a_job_that_was_watched_for_long_is_looked_at_less_often():
     assert waits(*steps[:10]) == pytest.approx(0.3)
     assert waits(*steps[:41]) == pytest.approx(0.6)
     assert waits(*steps) == MAX_POLL_S
-    assert waits(*steps, (31.0, 101, True)) == POLL_S
+    assert waits(*steps, (31.0, 101, True)) == pytest.approx(1.0)  # that step took a second
+    assert waits(*steps, (30.3, 101, True)) == pytest.approx(0.3)
     assert waits(*steps, (31.0, 100, False)) == MAX_POLL_S
 
 
-@pytest.mark.parametrize("last", [(3.0, 3, True), (3.0, 1, False)])
-def test_recoveries_and_restarts_are_looked_at_closely(last):
-    assert waits((0.0, 1, False), (1.0, 2, False), last) == POLL_S
+@pytest.mark.parametrize("step", [101, 100, 1])
+@pytest.mark.parametrize("step_s", [0.05, 0.3])
+def test_recoveries_and_restarts_are_looked_at_about_once_a_step(step_s, step):
+    """Not more often: a recovery needs the processors that a look would take."""
+    looks = [(number * step_s, number, False) for number in range(1, 101)]
+    last = (101 * step_s, step, step > 1)
+    assert waits(*looks, last) == pytest.approx(max(POLL_S, step_s))
