@@ -20,7 +20,7 @@ from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.device import Moment
 from mainstay_train.checks.checker import UNCHECKED, Checks
-from mainstay_train.checks.planned import Window
+from mainstay_train.checks.planned import WHOLE, Window
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.operations import Message, Pending
@@ -216,8 +216,9 @@ class Stage:
                 profile_steps=PROFILE_STEPS,
                 memory_bytes=waits,
             )
+            plans = None if ordered is None else {WHOLE: ordered}
             self.checks.planner = self.planner = RunPlanner(
-                planned, self.engine, ordered=ordered, clock=clock.now_s, tell=self._plan
+                planned, self.engine, ordered=plans, clock=clock.now_s, tell=self._plan
             )
 
     def _plan(self, told: Told) -> None:

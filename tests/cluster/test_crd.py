@@ -156,7 +156,7 @@ REFUSED = [
             SMALLEST["spec"]
             | {"pipeline": {"order": "Swapped"}, "parallelism": {"stages": 4}}
             | other,
-            "is Swapped, with which this version can only have detection.dmr.plan Naive",
+            "is Swapped, with which this version can only have {way} in the path of detection.dmr",
         )
         for other in (
             {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},

@@ -24,7 +24,7 @@ from mainstay_core.dmr.schedule import Later, is_pointwise_cheaper
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
-from mainstay_core.planning.routes import Extent
+from mainstay_core.planning.routes import Extent, Way
 from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
@@ -39,7 +39,6 @@ from mainstay_train.checks.planned import (
     Planner,
     Spot,
     Tell,
-    Way,
     Window,
 )
 from mainstay_train.checks.replays import Replays

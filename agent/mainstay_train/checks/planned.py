@@ -15,7 +15,7 @@ import torch
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import NEXT_RECV, NEXT_RECV_B, Later, Part
 from mainstay_core.planning.program import Op
-from mainstay_core.planning.routes import Extent
+from mainstay_core.planning.routes import Extent, Way
 from mainstay_train.checks.places import Phase, Place
 
 Standing = tuple[int, ...]
@@ -27,11 +27,9 @@ Tell = Callable[[Sequence[int]], Sequence[Sequence[int]]]
 
 Flow = tuple[int, int]
 """Shard type and micro-batch."""
-Way = tuple[Extent, ...]
-"""The parts of a stage through which a micro-batch passes, in forward order. In a swapped pipeline
-half of them pass a stage at an end twice."""
 WHOLE: Way = (Extent.WHOLE,)
-"""The way of those that pass it once."""
+"""The way of micro-batches that pass a stage once. In a swapped pipeline half of them pass a stage
+at an end twice."""
 
 
 class Spot(NamedTuple):
@@ -88,6 +86,13 @@ class Window:
     def name(self) -> str:
         """The name that plans have for it in the passage of that micro-batch."""
         return self.op.value if self.extent is Extent.WHOLE else f"{self.op.value}.{self.extent}"
+
+    @property
+    def content(self) -> str:
+        """The name that profiles have for what comes."""
+        kind = "activation" if self.op is Op.RECV_F else "gradient"
+        part = "" if self.extent is Extent.WHOLE else f" of the {self.extent}"
+        return f"received {kind}{part}"
 
     @property
     def behind(self) -> tuple[str, str]:

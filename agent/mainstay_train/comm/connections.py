@@ -75,4 +75,5 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
             backend=self._backend,
             timeout_s=self._settings.config.operation_timeout_s,
             connect_s=self._settings.config.connect_s,
+            unblock_s=self._settings.config.unblock_s,
         )

@@ -62,9 +62,6 @@ LOOK_S = 0.05
 """Between two looks whether the group of a waiting collective has ended."""
 LEAVE_S = 0.2
 """How long an operation of an ended group may take to notice by itself; normally milliseconds."""
-UNBLOCK_S = 5.0
-"""A process that is still inside an ended group's operation after this long ends itself: it could
-answer nobody. Its slot gets a new trainer, which heals."""
 EXIT_BLOCKED = 5
 
 
@@ -122,6 +119,8 @@ class Group:
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
         connect_s: how long connecting may take once all ranks are there; then the group ends.
+        unblock_s: a process that is still in an operation so long after the group has ended ends
+            itself: it could answer nobody. Its slot gets a new trainer, which heals.
     """
 
     def __init__(
@@ -135,11 +134,12 @@ class Group:
         backend: str,
         timeout_s: float,
         connect_s: float = 10.0,
+        unblock_s: float = 5.0,
     ) -> None:
         self.name, self.rank, self.size, self._meeting = name, rank, size, meeting
         self._address = address
         self._backend, self._timeout = BACKENDS[backend], timedelta(seconds=timeout_s)
-        self._connect_s = connect_s
+        self._connect_s, self._unblock_s = connect_s, unblock_s
         self._before: frozenset[OpenSocket] | None = None
         self._own: frozenset[OpenSocket] | None = None
         self._ended: str | None = None
@@ -495,6 +495,6 @@ class Group:
                 logger.error("%s: an operation does not end; this trainer does", self.name)
                 os._exit(EXIT_BLOCKED)
 
-        timer = threading.Timer(UNBLOCK_S, look)
+        timer = threading.Timer(self._unblock_s, look)
         timer.daemon = True
         timer.start()

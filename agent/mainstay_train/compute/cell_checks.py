@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from mainstay_core.planning.program import Action, Op
+from mainstay_core.planning.routes import Way
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.planned import Flow, Way
+from mainstay_train.checks.planned import Flow
 from mainstay_train.comm.mesh import InnerMesh, tell_all
 from mainstay_train.model.blocks import Block
 

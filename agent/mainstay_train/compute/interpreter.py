@@ -18,7 +18,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import judge_raised
 from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import Action, Op, closing
-from mainstay_core.planning.routes import Extent
+from mainstay_core.planning.routes import blocks_of
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
@@ -161,6 +161,7 @@ class Interpreter:
         *,
         log: SentLog | None = None,
         again: Recomputed | None = None,
+        part_of: Sequence[Action] = (),
     ) -> None:
         """Run a program of one step; complete types are in the store, whatever happens.
 
@@ -173,6 +174,7 @@ class Interpreter:
             deliver: where finished blocks of the last type go; None: nobody waits for them.
             log: keeps what is sent to neighbours; None: nothing does.
             again: of a step that is computed again; None: it is not.
+            part_of: the program of which this one is a part; empty: it is whole.
 
         Raises:
             GroupEnded: the chain broke; types in flight are dropped.
@@ -184,9 +186,7 @@ class Interpreter:
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
         self._completing = frozenset({action.type: action for action in adds}.values())
         self._passing = frozenset({visit_of(action)[:2]: action for action in adds}.values())
-        backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
-        # Another backward in between may be of the next type, for which there is no scratch yet.
-        self._adds_at_once = [*map(visit_of, backwards[::2])] == [*map(visit_of, adds)]
+        self._adds_at_once = may_add_at_once(part_of or program)
         self._batches.expect(program, step, is_again=again is not None)
         self._checks.settle(self._results)  # of an earlier program, after which nothing was reduced
         self._doubts.begin(step, is_again=again is not None)
@@ -309,15 +309,9 @@ class Interpreter:
 
     def _extent_of(self, action: Action) -> range:
         """The numbers of the stage's blocks through which an action leads."""
-        last = len(self._blocks)
-        if action.extent is Extent.EMBEDDING:
-            return range(1)
-        if action.extent is Extent.HEAD:
-            return range(last - 1, last)
-        if action.extent is Extent.LAYERS:
-            is_last_stage = self._stage == self._num_stages - 1
-            return range(int(self._stage == 0), last - is_last_stage)
-        return range(last)
+        is_last = self._stage == self._num_stages - 1
+        is_first = self._stage == 0
+        return blocks_of(action.extent, len(self._blocks), is_first=is_first, is_last=is_last)
 
     def _enter_blocks(self, flow: MicroBatch, x: torch.Tensor, numbers: range) -> torch.Tensor:
         """Take a micro-batch forward through blocks."""
@@ -465,3 +459,13 @@ class Interpreter:
         )
         self._store.complete(shard_type, joined=action in self._closing)
         self._doubts.complete(shard_type)
+
+
+def may_add_at_once(program: Sequence[Action]) -> bool:
+    """Return whether a backward may add weight gradients that a later action would add.
+
+    Another backward in between may be of the next type, for which there is no scratch yet.
+    """
+    backwards = [a for a in program if a.op in (Op.BACKWARD_INPUT, Op.BACKWARD_WEIGHT)]
+    weights = [visit_of(a) for a in backwards if a.op is Op.BACKWARD_WEIGHT]
+    return [*map(visit_of, backwards[::2])] == weights

@@ -9,6 +9,7 @@ and the profile is merged as the ranks of a cell merge theirs.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 
@@ -16,23 +17,33 @@ import torch
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, brief
-from mainstay_core.base.shape import Order
+from mainstay_core.base.shape import JobShape, Order
+from mainstay_core.base.words import quote
 from mainstay_core.dmr.merging import merge_profiles
-from mainstay_core.dmr.profiles import Profile
-from mainstay_core.dmr.schedule import RefusedPlanError
+from mainstay_core.dmr.profiles import Profile, Window
+from mainstay_core.dmr.schedule import NEXT_RECV, RefusedPlanError
 from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.program import compile_compute
+from mainstay_core.planning.routes import Way, name_of, ways_of
 from mainstay_core.wire.profiling import ProfileAnswer, ProfileQuestion
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_backend, choose_device
 from mainstay_train.comm.mesh import InnerMesh
+from mainstay_train.compute.cell_checks import firsts_of
 from mainstay_train.compute.measure import play_collectives
 from mainstay_train.dmr.passage import StagePasses
-from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
+from mainstay_train.dmr.profiler import (
+    WAITS,
+    fullest_of,
+    make_profile,
+    plan_routed_windows,
+    plan_windows,
+)
 from mainstay_train.dmr.recorder import Passage
 from mainstay_train.dmr.run_planner import PlannedStage
 from mainstay_train.dmr.timers import Clock, timer_of
 from mainstay_train.exact import fingerprint, numerics
-from mainstay_train.model import compilation
+from mainstay_train.model import compilation, pipeline
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.workload import Workload, WorkloadError, user_code
 
@@ -58,7 +69,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
         WorkloadError: the user's code failed.
     """
     config, shape = question.config, question.config.shape
-    _refuse(question)
+    way = _refuse(question)
     name = choose_device(config.device, 0)
     with user_code("setting up the device"):
         device = numerics.setup(name)
@@ -70,7 +81,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
     # Before anything is recorded: it refuses a mesh that no block uses.
     fingerprint = _fingerprint(config, workload, device, meshes[0])
     profiles = [
-        _profile_rank(question, workload, device, fingerprint, mesh, clock) for mesh in meshes
+        _profile_rank(question, way, workload, device, fingerprint, mesh, clock) for mesh in meshes
     ]
     try:
         return merge_profiles(profiles)
@@ -80,6 +91,7 @@ def profile_stage(question: ProfileQuestion, clock: Clock) -> Profile:
 
 def _profile_rank(
     question: ProfileQuestion,
+    way: Way,
     workload: Workload,
     device: torch.device,
     fingerprint: str,
@@ -102,6 +114,10 @@ def _profile_rank(
         recompute=config.recomputed,
         device=device,
         inner=inner,
+        order=shape.order,
+        types=_types_with(way, question.stage, shape),
+        micro_batches=shape.micro_batches,
+        way=way,
     )
     passes.run(0)  # the first one makes constants
     passages: list[Passage] = []
@@ -116,25 +132,56 @@ def _profile_rank(
         profile_steps=question.steps,
         memory_bytes=question.budget_bytes,
     )
-    windows = plan_windows(
-        fullest_of(passages),
-        stage=question.stage,
-        num_stages=shape.stages,
-        num_passages=planned.num_passages,
-        replicas=shape.replicas,
-        lengths=dict.fromkeys(WAITS, (question.window_s, question.window_s)),
-        headroom_bytes=planned.budget_bytes,
-    )
     return make_profile(
         passages,
         fingerprint=fingerprint,
         stage=question.stage,
         budget_bytes=planned.budget_bytes,
-        windows=windows,
+        windows=_plan_windows(fullest_of(passages), planned, question.window_s),
+        way=name_of(way),
     )
 
 
-def _refuse(question: ProfileQuestion) -> None:
+def _types_with(way: Way, stage: int, shape: JobShape) -> range:
+    """Return the types of the first chain some of whose micro-batches pass a stage on a way."""
+    num_types = math.ceil(shape.num_types / shape.replicas)
+    for first in range(0, shape.num_types, num_types):
+        types = range(first, min(first + num_types, shape.num_types))
+        program = compile_compute(types, shape.micro_batches, stage, shape.stages, shape.order)
+        if way in firsts_of(program):
+            return types
+    raise AssertionError("a job has micro-batches of either way")
+
+
+def _plan_windows(passage: Passage, planned: PlannedStage, window_s: float) -> tuple[Window, ...]:
+    """Return the waits of a stage in one passage, all of one length."""
+    shape, lengths = planned.shape, dict.fromkeys(WAITS, (window_s, window_s))
+    if shape.order is not Order.IN_ORDER:
+        named = (NEXT_RECV, *(name for name, _ in passage.waits))
+        return plan_routed_windows(
+            passage,
+            num_passages=planned.num_passages,
+            replicas=shape.replicas,
+            lengths=lengths | dict.fromkeys(named, (window_s, window_s)),
+            headroom_bytes=planned.budget_bytes,
+        )
+    return plan_windows(
+        passage,
+        stage=planned.stage,
+        num_stages=shape.stages,
+        num_passages=planned.num_passages,
+        replicas=shape.replicas,
+        lengths=lengths,
+        headroom_bytes=planned.budget_bytes,
+    )
+
+
+def _refuse(question: ProfileQuestion) -> Way:
+    """Return the way that is to be profiled.
+
+    Raises:
+        InvalidSpecError: it cannot be.
+    """
     config, shape = question.config, question.config.shape
     if question.stage >= shape.stages:
         raise InvalidSpecError(
@@ -142,11 +189,12 @@ def _refuse(question: ProfileQuestion) -> None:
             f"is {question.stage}, must be between 0 and {shape.stages - 1}: the job has "
             f"spec.parallelism.stages: {shape.stages}",
         )
-    if shape.order is not Order.IN_ORDER:
+    ways = {name_of(way): way for way in ways_of(shape.order, question.stage, shape.stages)}
+    if question.way not in ways:
         raise InvalidSpecError(
-            "spec.pipeline.order",
-            f"is {shape.order.value}: a stage that micro-batches may pass twice cannot be profiled "
-            "yet; use InOrder",
+            "--way",
+            f"is {quote(question.way)}, must be {' or '.join(ways)}: so micro-batches pass stage "
+            f"{question.stage} with spec.pipeline.order: {shape.order.value}",
         )
     if config.compile != compilation.OFF:
         raise InvalidSpecError(
@@ -154,6 +202,7 @@ def _refuse(question: ProfileQuestion) -> None:
             "is Blocks: calls of compiled code are no operators yet, so such a job cannot be "
             "profiled; use Off",
         )
+    return ways[question.way]
 
 
 def _load(config: JobConfig) -> Workload:
@@ -174,6 +223,7 @@ def _fingerprint(
     """Return the digest of the fingerprint that the job has on this machine."""
     backend = choose_backend(config.backend, device.type, config.shape.ranks_per_pod)
     extra = workload.identify(device, inner, backend)
+    extra |= pipeline.identify(workload, config.shape, inner)
     return fingerprint.digest_of(fingerprint.fingerprint(device, dtype=workload.dtype, extra=extra))
 
 

@@ -1,25 +1,30 @@
 """Takes a micro-batch through a stage, as a trainer does, with a recorder or without.
 
-The interpreter of trainers runs the program of a stage that computes without its neighbours: what
-it would receive is made here. Activations come from the blocks before the stage, with their first
-values. The gradient that comes back is drawn: kernels and sizes do not depend on it.
+The interpreter of trainers runs the actions of one micro-batch, in the order in which the program
+of a stage has them. What it would receive is made here. Activations come from the blocks that the
+micro-batch passes before, with their first values. The gradient that comes back is drawn: kernels
+and sizes do not depend on it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
 
-from mainstay_core.base.shape import Cut
+from mainstay_core.base.shape import Cut, Order
 from mainstay_core.dmr.operators import Origin, Pass
-from mainstay_core.planning.program import Action, Op, compile_replay
+from mainstay_core.planning.program import BY_LOG, Action, Op, compile_compute
+from mainstay_core.planning.routes import Way, blocks_of, route_of
 from mainstay_core.wire.plan import Partial
+from mainstay_train.checks.planned import WHOLE, Flow, Window
 from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
+from mainstay_train.compute.cell_checks import firsts_of
 from mainstay_train.compute.interpreter import Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult
@@ -47,7 +52,7 @@ class Outcome:
 class StagePasses:
     """A stage with its first values, through which micro-batches can be taken.
 
-    Each is the first of its type, so gradients are written, not added.
+    Of those of a way each time the one that trainers record.
 
     Args:
         workload: what is trained.
@@ -59,6 +64,10 @@ class StagePasses:
         device: where it computes.
         inner: which of the stage's ranks it is. Its collectives are those of the group that the
             mesh has.
+        order: in which micro-batches pass the stages.
+        types: that a chain computes.
+        micro_batches: of each type.
+        way: of the micro-batch through the stage; some of the chain take it.
 
     Raises:
         WorkloadError: the user's code failed.
@@ -75,18 +84,27 @@ class StagePasses:
         recompute: float,
         device: torch.device,
         inner: InnerMesh = SINGLE,
+        order: Order = Order.IN_ORDER,
+        types: Sequence[int] = (0,),
+        micro_batches: int = 1,
+        way: Way = WHOLE,
     ) -> None:
-        self._inner = inner
+        self._inner, self._order, self._micro_batches = inner, order, micro_batches
         self._workload, self._stage, self._num_stages = workload, stage, num_stages
         self._seed, self._recompute, self._device = seed, recompute, device
+        self._program = compile_compute(types, micro_batches, stage, num_stages, order)
+        self._flow = firsts_of(self._program)[way]
+        number = self._flow[0] * micro_batches + self._flow[1]
+        self._route = route_of(order, number, num_stages)
         with user_code("building the model"):
-            self._numbers = workload.stages(num_stages, cut)[stage]
+            self._stages = workload.stages(num_stages, cut)
+            self._numbers = self._stages[stage]
             self._blocks = workload.build(self._numbers, device, inner)
             self._state = StageState(self._blocks, workload.optimizer)
             self._state.initialize(seed)
 
     def run(self, step: int, timer: Timer | None = None) -> tuple[Outcome, Passage | None]:
-        """Take the first micro-batch of a step through the stage.
+        """Take the micro-batch of a step through the stage.
 
         Args:
             step: whose samples are used.
@@ -97,18 +115,23 @@ class StagePasses:
             WorkloadError: the user's code failed.
         """
         with user_code(f"computing step {step}"):
-            boundary = _Boundary(self._make_input(step), self._make_gradient(step))
+            boundary = _Boundary(self._make_incoming(step))
             store = _Scratch(self._state.layout, 1, self._device)
             results: dict[int, TypeResult] = {}
             recorder = None if timer is None else Recorder(timer)
             boundary.recorder = recorder
             interpreter = self._interpreter(store, results, recorder)
-            program = compile_replay((0,), 1, self._stage, self._num_stages)
+            mine = [action for action in self._program if _flow_of(action) == self._flow]
+            alone = [replace(a, op=BY_LOG.get(a.op, a.op), posts=None, starts=()) for a in mine]
+            shard_type, micro_batch = self._flow
             if recorder is not None:
-                declare_stage(recorder, self._blocks, store)
+                declare_stage(recorder, self._blocks, store, adds=micro_batch > 0)
             with recorder or contextlib.nullcontext():
-                interpreter.run(program, step, None, log=boundary, again=boundary)
-        outcome = Outcome(gradients=store.scratch, sent=tuple(boundary.sent_on), result=results[0])
+                interpreter.run(
+                    alone, step, None, log=boundary, again=boundary, part_of=self._program
+                )
+        sent, result = tuple(boundary.sent_on), results[shard_type]
+        outcome = Outcome(gradients=store.scratch, sent=sent, result=result)
         return outcome, None if recorder is None else _finish(recorder, store, outcome)
 
     def _interpreter(
@@ -126,39 +149,61 @@ class StagePasses:
             num_stages=self._num_stages,
             seed=self._seed,
             num_steps=1,
-            micro_batches=1,
+            micro_batches=self._micro_batches,
+            order=self._order,
             store=store,
             results=results,
             recompute=self._recompute,
             hook=_do_nothing,
         )
 
-    def _make_input(self, step: int) -> torch.Tensor | None:
-        """Return what the stage before would send; one block is in memory at a time."""
-        if self._stage == 0:
-            return None
-        address = Address(self._seed, step, 0, 0)
+    def _make_incoming(self, step: int) -> dict[tuple[Op, int], torch.Tensor]:
+        """Return what the neighbours would send, by what would receive it, and in which visit."""
+        found = {}
+        for visit, (stage, _) in enumerate(self._route):
+            if stage == self._stage and visit > 0:
+                found[Op.RECV_F, visit] = self._make_activation(step, visit)
+            if stage == self._stage and visit < len(self._route) - 1:
+                found[Op.RECV_B, visit] = self._make_gradient(step)
+        return found
+
+    def _make_activation(self, step: int, visit: int) -> torch.Tensor:
+        """Return what comes to a visit of the route; one block is in memory at a time."""
+        address = Address(self._seed, step, *self._flow)
         x = self._workload.dataset.batch(address).tokens.to(self._device)
-        for number in range(self._numbers[0]):
+        for number in self._numbers_before(visit):
             (block,) = self._workload.build([number], self._device, self._inner)
             block.initialize(self._seed)
             x = block.forward(x, address).contiguous()
         return x
 
-    def _make_gradient(self, step: int) -> torch.Tensor | None:
-        """Return what stands for the gradient that the next stage would send."""
-        if self._stage == self._num_stages - 1:
-            return None
+    def _numbers_before(self, visit: int) -> list[int]:
+        """Return the blocks, by their numbers in the model, that a micro-batch passes before."""
+        found: list[int] = []
+        for stage, extent in self._route[:visit]:
+            numbers, is_last = self._stages[stage], stage == self._num_stages - 1
+            places = blocks_of(extent, len(numbers), is_first=stage == 0, is_last=is_last)
+            found += [numbers[place] for place in places]
+        return found
+
+    def _make_gradient(self, step: int) -> torch.Tensor:
+        """Return what stands for a gradient that another stage would send."""
         drawn = torch.randn(
             self._workload.activation_shape, generator=generator_of(self._seed, step, "gradient")
         )
         return drawn.to(self._workload.dtype).to(self._device)
 
 
+def _flow_of(action: Action) -> Flow:
+    return action.type, action.micro_batch
+
+
 def declare_stage(
     record: PassageRecord, blocks: Sequence[Block], store: PartialStore, *, adds: bool = False
 ) -> None:
     """Name what is there before a passage: parameters, and memory for gradients.
+
+    What that memory is, is known only when it is written to: each type has another one.
 
     Args:
         record: of the passage.
@@ -171,6 +216,10 @@ def declare_stage(
         for name, view in block.layout.views(block.compute).items():
             value = masters[name] if name in block.committed else view
             record.declare(value, name, Origin.ADDRESSED)
+    record.before_weights = partial(_declare_gradients, record, store, adds=adds)
+
+
+def _declare_gradients(record: PassageRecord, store: PartialStore, *, adds: bool) -> None:
     record.allocate(store.scratch)
     if adds:
         for name, view in store.scratch_views.items():
@@ -182,8 +231,8 @@ class _Boundary:
 
     lowest = 0
 
-    def __init__(self, activation: torch.Tensor | None, gradient: torch.Tensor | None) -> None:
-        self._incoming = {Op.READ_F: activation, Op.READ_B: gradient}
+    def __init__(self, incoming: Mapping[tuple[Op, int], torch.Tensor]) -> None:
+        self._incoming = incoming
         self.recorder: Recorder | None = None
         self.sent_on: list[torch.Tensor] = []
 
@@ -194,13 +243,11 @@ class _Boundary:
 
     def read(self, action: Action, into: torch.Tensor) -> None:
         """Give what a neighbour sends."""
-        value = self._incoming[action.op]
-        assert value is not None
+        op = Op.RECV_F if action.op is Op.READ_F else Op.RECV_B
         if self.recorder is not None:
             self.recorder.leave()
-            name = "activation" if action.op is Op.READ_F else "gradient"
-            self.recorder.declare(into, f"received {name}", Origin.RECEIVED)
-        into.copy_(value)
+            self.recorder.receive(Window(op, _flow_of(action), action.extent), into)
+        into.copy_(self._incoming[op, action.visit])
 
     def sent(self, action: Action, tensor: torch.Tensor) -> None:
         """Keep what a neighbour gets."""

@@ -11,7 +11,7 @@ from itertools import takewhile
 from statistics import median
 
 from mainstay_core.dmr.operators import Operator, Pass, Tensor
-from mainstay_core.dmr.profiles import AcSegment, Profile, Window, WindowKind
+from mainstay_core.dmr.profiles import WHOLE_WAY, AcSegment, Profile, Window, WindowKind
 from mainstay_core.dmr.schedule import NEXT_RECV, NEXT_RECV_B
 from mainstay_train.dmr.recorder import Call, Passage
 
@@ -28,6 +28,7 @@ def make_profile(
     stage: int,
     budget_bytes: int,
     windows: Sequence[Window] = (),
+    way: str = WHOLE_WAY,
 ) -> Profile:
     """Return the profile of a stage.
 
@@ -37,6 +38,7 @@ def make_profile(
         stage: the stage.
         budget_bytes: the most that checks may retain of one passage.
         windows: see :func:`plan_windows`.
+        way: of the micro-batches through the stage.
     """
     fullest = fullest_of(passages)
     statics, seconds = _compare(fullest, passages)
@@ -70,6 +72,7 @@ def make_profile(
         results=tuple(fullest.results),
         ac_segments=_find_segments(fullest, passages),
         windows=tuple(windows),
+        way=way,
     )
 
 
@@ -114,7 +117,6 @@ def plan_windows(
 
 def plan_routed_windows(
     passage: Passage,
-    waits: Sequence[tuple[str, int]],
     *,
     num_passages: int,
     replicas: int,
@@ -128,13 +130,12 @@ def plan_routed_windows(
 
     Args:
         passage: of the stage.
-        waits: those for what comes of the passage, each with the number of operators before it.
         num_passages: micro-batches that a chain computes in a step.
         replicas: cells that reduce together.
         lengths: median and least seconds of each wait; one that is not named has not come.
         headroom_bytes: memory that checks may retain in each.
     """
-    places = [(name, after) for name, after in waits if after > 0]
+    places = [(name, after) for name, after in passage.waits if after > 0]
     if num_passages > 1:
         places.append((NEXT_RECV, len(passage.calls)))
     elif replicas > 1:

@@ -11,7 +11,7 @@ not stay unseen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_train.checks import kernels
 from mainstay_train.checks.collectives import REPEATED, SILENT
 from mainstay_train.checks.kernels import Effects, kernel_of, name_of
+from mainstay_train.checks.planned import Window
 from mainstay_train.checks.regions import Region
 from mainstay_train.checks.twins import Overwritten
 from mainstay_train.dmr.contents import Contents
@@ -83,6 +84,9 @@ class Passage:
     that its forward has not made."""
     results: dict[str, None] = field(default_factory=dict)
     """Tensors that are a gradient, leave the stage, or are read by the host; an ordered set."""
+    waits: list[tuple[str, int]] = field(default_factory=list)
+    """The waits for what comes of it, by their windows' names, each with the number of calls
+    before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,8 @@ class PassageRecord:
         self._place: _Place | None = None
         self._ordinals: Counter[tuple[int, Pass]] = Counter()
         self._num_received = 0
+        self.before_weights: Callable[[], None] = _do_nothing
+        """Called once, when the first weight pass begins."""
         self._first: dict[tuple[int, str], list[Call]] = {}
         """Calls of each block's forward that were not yet executed again, by what they compute."""
         self.host_reads = _HostReads(self)
@@ -126,6 +132,9 @@ class PassageRecord:
             in_pass: of the block.
             again: whether its forward is executed again, for the backward.
         """
+        if in_pass is Pass.WEIGHT:
+            begin, self.before_weights = self.before_weights, _do_nothing
+            begin()
         self.passage.blocks[block] = name
         self._place = _Place(block, in_pass, again)
 
@@ -142,6 +151,11 @@ class PassageRecord:
         if not self._contents.knows(tensor):
             self._contents.allocate(tensor)
         self._note(name, self._contents.put(tensor, name), origin)
+
+    def receive(self, window: Window, tensor: torch.Tensor) -> None:
+        """See what has come from another stage."""
+        self.passage.waits.append((window.name, len(self.passage.calls)))
+        self.declare(tensor, window.content, Origin.RECEIVED)
 
     def declare_unknown(self, tensor: torch.Tensor, name: str) -> None:
         """Say what all memory of an addressed tensor is, unless something is known of it."""
@@ -395,3 +409,7 @@ class _HostReads(TorchFunctionMode):
 
 def _output_names(call: str, number: int) -> tuple[str, ...]:
     return (call,) if number == 1 else tuple(f"{call}#{index}" for index in range(number))
+
+
+def _do_nothing() -> None:
+    pass

@@ -12,10 +12,9 @@ import torch
 
 from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_core.dmr.coverage import UncoveredError
-from mainstay_core.dmr.operators import Origin, Pass
+from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import RefusedPlanError
 from mainstay_core.planning.program import Op
-from mainstay_core.planning.routes import Extent
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import Spot, Window
 from mainstay_train.dmr.recorder import Passage, PassageRecord
@@ -68,8 +67,6 @@ class Recording:
         self.passage = Passage()
         self.spots: dict[Spot, str] = {}
         """Names of operators."""
-        self.own_waits: list[tuple[str, int]] = []
-        """The waits for what comes of it, each with the number of operators before it."""
         self.problem = ""
         """Why the passage cannot be described; empty: it can."""
         self._first_block = first_block
@@ -80,10 +77,7 @@ class Recording:
 
     def receive(self, window: Window, tensor: torch.Tensor) -> None:
         """See what has come from another stage."""
-        self.own_waits.append((window.name, len(self.record.passage.calls)))
-        kind = "activation" if window.op is Op.RECV_F else "gradient"
-        part = "" if window.extent is Extent.WHOLE else f" of the {window.extent}"
-        self.record.declare(tensor, f"received {kind}{part}", Origin.RECEIVED)
+        self.record.receive(window, tensor)
 
     def __enter__(self) -> object:
         self.record.host_reads.__enter__()  # type: ignore[no-untyped-call]

@@ -35,6 +35,7 @@ from mainstay_core.dmr.schedule import (
 )
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.routes import Way, name_of, ways_of
 from mainstay_train.checks.planned import (
     NO_STANDING,
     WHOLE,
@@ -43,7 +44,6 @@ from mainstay_train.checks.planned import (
     Seen,
     Spot,
     Standing,
-    Way,
     Window,
 )
 from mainstay_train.compute.engine import Engine
@@ -129,7 +129,7 @@ def plan_stage(
     ordered = None
     if config.dmr_plan is PlanName.FILE:
         try:
-            ordered = read_plan_file(config.dmr_plan_file, engine.stage, fingerprint)
+            ordered = _read_plans(config, engine.stage, fingerprint)
         except InvalidSpecError as error:
             if starts:
                 raise
@@ -147,6 +147,17 @@ def plan_stage(
     )
 
 
+def _read_plans(config: JobConfig, stage: int, fingerprint: str) -> dict[Way, Plan]:
+    """Return the plans that a job names for a stage, one for each way of micro-batches through it.
+
+    Raises:
+        InvalidSpecError: one of them cannot be used.
+    """
+    ways = ways_of(config.shape.order, stage, config.shape.stages)
+    path = config.dmr_plan_file
+    return {way: read_plan_file(path, stage, fingerprint, name_of(way)) for way in ways}
+
+
 def _tell_naive(stage: int, error: MainstayError, tell: Callable[[Told], None]) -> None:
     reason = f"no plan is followed: {brief(error)}"
     logger.warning("checks of stage %d stay naive: %s", stage, reason)
@@ -159,7 +170,8 @@ class RunPlanner:
     Args:
         planned: which stage.
         engine: computes it.
-        ordered: the plan that the job names; None: the static planner makes one.
+        ordered: the plans that the job names, one for each way of micro-batches through the stage;
+            None: the static planner makes them.
         clock: returns seconds that only grow.
         tell: called with what is executed from then on.
         starts: whether a plan that the job names and that cannot be used fails it.
@@ -170,7 +182,7 @@ class RunPlanner:
         planned: PlannedStage,
         engine: Engine,
         *,
-        ordered: Plan | None,
+        ordered: Mapping[Way, Plan] | None,
         clock: Clock,
         tell: Callable[[Told], None],
         starts: bool = True,
@@ -310,7 +322,7 @@ class RunPlanner:
             ways = sorted(self._recorded) or [WHOLE]
             self.profiles = {way: self._agree(way) for way in ways}
             self._is_over = True
-            planned = [self._plan(profile) for profile in self.profiles.values()]
+            planned = [self._plan(way, profile) for way, profile in self.profiles.items()]
         except (UncoveredError, RefusedPlanError, InvalidSpecError) as error:
             self._is_over = True
             self._give_up(error)
@@ -334,15 +346,19 @@ class RunPlanner:
         self._tell(told)
         logger.info("checks of stage %d: %s; %s", self._planned.stage, told.shares, reason)
 
-    def _plan(self, profile: Profile) -> tuple[Plan, Schedule]:
+    def _plan(self, way: Way, profile: Profile) -> tuple[Plan, Schedule]:
         """Return the plan of a profile, and what a trainer does of it.
+
+        Args:
+            way: of the passages.
+            profile: of them.
 
         Raises:
             UncoveredError: the plan that the job names breaks the rule of coverage.
             RefusedPlanError: a trainer cannot carry it out.
         """
         if self._ordered is not None:
-            return follow(profile, self._ordered)
+            return follow(profile, self._ordered[way])
         with refused_if_it_fails("to plan"):
             return plan_here(profile)
 
@@ -365,7 +381,7 @@ class RunPlanner:
             profile = None if problem else self._make_profile(way)
         except InvalidSpecError as error:
             problem = error.message
-        ordered = "" if self._ordered is None else str(number_of(self._ordered))
+        ordered = "" if self._ordered is None else str(number_of(self._ordered[way]))
         mine = CellProfile(problem=problem, ordered=ordered, profile=profile)
         return agreed(mine, self._engine.inner)
 
@@ -382,8 +398,7 @@ class RunPlanner:
 
     def _make_profile(self, way: Way) -> Profile:
         planned, shape = self._planned, self._planned.shape
-        recordings = self._recorded[way]
-        passages = [recording.passage for recording in recordings]
+        passages = [recording.passage for recording in self._recorded[way]]
         budget_bytes = planned.budget_bytes
         lengths = dict.fromkeys(WAITS, (0.0, 0.0))  # of those that have not come
         lengths |= {name: (median(waits), min(waits)) for name, waits in self._waits.items()}
@@ -400,7 +415,6 @@ class RunPlanner:
         else:
             windows = plan_routed_windows(
                 fullest_of(passages),
-                recordings[self._fullest(way)].own_waits,
                 num_passages=planned.num_passages,
                 replicas=shape.replicas,
                 lengths=lengths,
@@ -412,6 +426,7 @@ class RunPlanner:
             stage=planned.stage,
             budget_bytes=budget_bytes,
             windows=windows,
+            way=name_of(way),
         )
 
 

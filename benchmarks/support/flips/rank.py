@@ -20,13 +20,14 @@ from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.witness import Account
 from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.routes import Way
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.planned import NO_STANDING, Standing
+from mainstay_train.checks.planned import NO_STANDING, WHOLE, Standing
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
@@ -242,7 +243,7 @@ class RankTrials:
         )
         self._engine.state.initialize(SEED)
         self._variant, self._shape, self._memory = variant, job.shape, waiting_bytes
-        self._ordered: Plan | None = None
+        self._ordered: dict[Way, Plan] | None = None
         self._attach()
         self._first = [flat.tensor.clone() for flat in self._engine.state.flats()]
 
@@ -266,7 +267,8 @@ class RankTrials:
         Args:
             plan: one that was made offline, to follow; None: one is made.
         """
-        self._ordered = None if plan is None else replace(plan, fingerprint=FINGERPRINT)
+        named = None if plan is None else replace(plan, fingerprint=FINGERPRINT)
+        self._ordered = None if named is None else {WHOLE: named}
         self._attach()
         for block in self._engine.state.blocks:
             assert isinstance(block, Block)

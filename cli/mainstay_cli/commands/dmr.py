@@ -26,7 +26,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
 from mainstay_core.dmr.coverage import UncoveredError, verify_plan
 from mainstay_core.dmr.plan import Plan, Policy, read_plan
-from mainstay_core.dmr.profiles import Profile, read_profile
+from mainstay_core.dmr.profiles import WHOLE_WAY, Profile, read_profile
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.job.types import read_quantity
 from mainstay_core.wire.profiling import DEFAULT_STEPS, MAX_STEPS
@@ -57,6 +57,13 @@ def profile(
     job: Annotated[Path, typer.Argument(help="A TrainingJob in YAML.")],
     out: Annotated[Path, typer.Option(help="Write the profile into this file.")],
     stage: Annotated[int, typer.Option(min=0, help="Stage of the job.")] = 0,
+    way: Annotated[
+        str,
+        typer.Option(
+            help="Parts of the stage through which the micro-batches pass. With pipeline.order "
+            "Swapped the first stage also has the way embedding-layers, the last one layers-head."
+        ),
+    ] = WHOLE_WAY,
     steps: Annotated[
         int, typer.Option(min=1, max=MAX_STEPS, help="Micro-batches; times are their median.")
     ] = DEFAULT_STEPS,
@@ -79,7 +86,7 @@ def profile(
     ] = DEFAULT_BUDGET,
 ) -> None:
     question = profiling.Wanted(
-        stage=stage, steps=steps, window_s=window_s, budget_bytes=_read_budget(budget)
+        stage=stage, way=way, steps=steps, window_s=window_s, budget_bytes=_read_budget(budget)
     )
     recorded = profiling.record(manifests.load_job(job), question)
     write_whole(out, codec.dumps(recorded) + "\n")
@@ -204,7 +211,7 @@ def _compare(
     """
     profiles = [_load_profile(path) for path in paths]
     for path, profile in zip(paths, profiles, strict=True):
-        for what in ("fingerprint", "stage"):
+        for what in ("fingerprint", "stage", "way"):
             mine, first = getattr(profile, what), getattr(profiles[0], what)
             if mine != first:
                 raise UsageError(

@@ -16,6 +16,7 @@ class Wanted:
     """The wishes for a profile: what to record, and what is told instead of measured."""
 
     stage: int
+    way: str
     steps: int
     window_s: float
     budget_bytes: int
@@ -33,6 +34,7 @@ def record(file: manifests.JobFile, wanted: Wanted) -> Profile:
     question = ProfileQuestion(
         config=file.job.to_job_config(JobUid("profile")),
         stage=wanted.stage,
+        way=wanted.way,
         steps=wanted.steps,
         window_s=wanted.window_s,
         budget_bytes=wanted.budget_bytes,

@@ -9,7 +9,7 @@ from typing import Any
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.plan import Choice, Method, Plan, sum_loads
-from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.profiles import WHOLE_WAY, Profile
 
 MAX_LISTED = 10
 """Windows, and naive operators, that are listed by name."""
@@ -22,6 +22,11 @@ MEANINGS = {
     Method.COMPARED: "its outputs are compared anyway",
     Method.NONE: "its result does not count",
 }
+
+
+def _name_stage(profile: Profile) -> str:
+    way = "" if profile.way == WHOLE_WAY else f", way {profile.way}"
+    return f"stage {profile.stage}{way}"
 
 
 def describe_profile(profile: Profile) -> list[str]:
@@ -44,7 +49,7 @@ def describe_profile(profile: Profile) -> list[str]:
     waits = [f"{window.name} {_show_s(window.usable_s)}" for window in profile.windows]
     return [
         (
-            f"stage {profile.stage}: {count(len(profile.operators), 'operator')}, {recomputed} of "
+            f"{_name_stage(profile)}: {count(len(profile.operators), 'operator')}, {recomputed} of "
             f"them recomputed; memory for checks of a micro-batch "
             f"{show_bytes(profile.budget_bytes)}"
         ),
@@ -63,7 +68,7 @@ def describe_plan(profile: Profile, plan: Plan) -> list[str]:
     totals = plan.totals
     lines = [
         (
-            f"stage {profile.stage}: {count(len(profile.operators), 'operator')}, "
+            f"{_name_stage(profile)}: {count(len(profile.operators), 'operator')}, "
             f"{_show_s(totals.operator_s)} a passage; {count(len(profile.windows), 'window')}; "
             f"{count(len(profile.ac_segments), 'AC segment')}"
         ),

@@ -235,6 +235,13 @@ def verify_rule(profile: Profile, plan: Plan) -> None:
             f"the plan is of the fingerprint {plan.fingerprint}, the profile of "
             f"{profile.fingerprint}; make a plan from this profile",
         )
+    if plan.way != profile.way:
+        raise UncoveredError(
+            "",
+            "",
+            f"the plan is for micro-batches of the way {plan.way}, the profile of the way "
+            f"{profile.way}; make a plan from this profile",
+        )
     if plan.budget_bytes > profile.budget_bytes:
         raise UncoveredError(
             "",

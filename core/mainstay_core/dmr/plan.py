@@ -12,7 +12,7 @@ import bisect
 import enum
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.bounds import Count, Digest, Longest, Name, Seconds, Sentence
 from mainstay_core.base.errors import InvalidSpecError, MalformedError
 from mainstay_core.dmr.operators import MAX_OPERATORS, MAX_TENSORS, OperatorNames, TensorNames
-from mainstay_core.dmr.profiles import Profile, Window, check_kind
+from mainstay_core.dmr.profiles import WHOLE_WAY, Profile, Window, check_kind
 
 PLAN_KIND = "mainstay-dmr-plan"
 
@@ -146,6 +146,8 @@ class Plan:
     choices: Annotated[tuple[Choice, ...], Longest(MAX_OPERATORS)]
     """One of each operator of the profile, in its order."""
     totals: Totals
+    way: Name = field(default=WHOLE_WAY, metadata=codec.OMITTED)
+    """Of that micro-batch through the stage, as the profile has it."""
 
     @cached_property
     def choice_of(self) -> dict[str, Choice]:

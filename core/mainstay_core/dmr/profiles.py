@@ -9,7 +9,7 @@ from it is used by that job alone.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Literal
 
@@ -32,6 +32,8 @@ from mainstay_core.dmr.operators import (
 PROFILE_KIND = "mainstay-dmr-profile"
 MAX_WINDOWS = 65_536
 """Windows of a profile."""
+WHOLE_WAY = "whole"
+"""The way of micro-batches that pass a stage once, through all of it."""
 
 Place = Annotated[int, Range(0, MAX_OPERATORS)]
 """A number of operators executed before."""
@@ -111,6 +113,9 @@ class Profile:
     ac_segments: Annotated[tuple[AcSegment, ...], Longest(MAX_OPERATORS)] = ()
     windows: Annotated[tuple[Window, ...], Longest(MAX_WINDOWS)] = ()
     """In the order in which they open."""
+    way: Name = field(default=WHOLE_WAY, metadata=codec.OMITTED)
+    """The parts of the stage through which the micro-batch passes, e.g. ``layers-head``: in a
+    swapped pipeline half of them pass a stage at an end twice."""
 
     def __post_init__(self) -> None:
         self._check_blocks()

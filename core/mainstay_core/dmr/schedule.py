@@ -9,7 +9,7 @@ than trainers can do is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import InvalidSpecError, MainstayError
@@ -17,7 +17,8 @@ from mainstay_core.base.words import quote
 from mainstay_core.dmr.coverage import complete, verify_rule
 from mainstay_core.dmr.operators import Operator
 from mainstay_core.dmr.plan import Choice, Method, Piece, Plan, read_plan, sum_totals
-from mainstay_core.dmr.profiles import Profile
+from mainstay_core.dmr.profiles import WHOLE_WAY, Profile
+from mainstay_core.dmr.settings import WAY
 from mainstay_core.dmr.static import plan_checks
 
 FIELD = "spec.detection.dmr.plan"
@@ -36,8 +37,6 @@ AGAIN_S, COMPARE_S_PER_BYTE = 8e-6, 3e-11
 """What a second execution at once costs beside the kernel, and to compare what it has made."""
 POINTWISE_S_PER_BYTE = 8e-11
 """What a kernel that computes element by element takes for each byte that it makes, at least."""
-STAGE = "{stage}"
-"""Stands in the path of a plan's file for the number of the stage."""
 
 
 class RefusedPlanError(MainstayError):
@@ -211,7 +210,7 @@ def plan_here(profile: Profile) -> tuple[Plan, Schedule]:
 def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
     """Take up a plan that was made from another profile of the same stage.
 
-    What waits there for a window that this run has not is checked at once.
+    What waits there for a window that this run has not, or has before, is checked at once.
 
     Args:
         profile: of the stage in this run.
@@ -230,14 +229,45 @@ def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
             f"detection.dmr.memory leaves {profile.budget_bytes} to each in flight; plan with "
             f"--budget {profile.budget_bytes}"
         )
-    verify_rule(profile, plan)
-    timed = _timed(profile, demote(profile, plan))
+    ordered = reorder(profile, plan)
+    verify_rule(profile, ordered)
+    timed = _timed(profile, demote(profile, ordered))
     return timed, schedule_of(profile, timed)
 
 
 def _timed(profile: Profile, plan: Plan) -> Plan:
     """Return a plan with the times of a profile."""
     return replace(plan, totals=sum_totals(profile, plan.pieces, plan.choices))
+
+
+def reorder(profile: Profile, plan: Plan) -> Plan:
+    """Return a plan whose operators are in the order of this run.
+
+    In a swapped pipeline weight gradients come sooner or later, by what else a chain computes. What
+    comes only after its window is checked at once. A plan of other operators stays as it is.
+
+    Args:
+        profile: of the stage in this run.
+        plan: from a file.
+    """
+    ids, places, choice_of = profile.graph.ids, profile.graph.places, plan.choice_of
+    named = {name for piece in plan.pieces for name in piece.operators}
+    if tuple(choice_of) == ids or sorted(choice_of) != sorted(ids) or not named <= places.keys():
+        return plan
+
+    def comes_after(piece: Piece) -> str:
+        window = profile.window_of.get(piece.window or "")
+        if window is None or places[piece.operators[-1]] < window.after:
+            return ""
+        return f"{window.name} comes before it in this run"
+
+    pieces = tuple(
+        replace(piece, operators=tuple(sorted(piece.operators, key=places.__getitem__)))
+        for piece in plan.pieces
+    )
+    found = replace(plan, pieces=pieces, choices=tuple(choice_of[name] for name in ids))
+    ordered = _check_at_once(profile, found, comes_after)
+    return replace(ordered, pieces=complete(profile, ordered.pieces))
 
 
 def demote(profile: Profile, plan: Plan) -> Plan:
@@ -252,17 +282,36 @@ def demote(profile: Profile, plan: Plan) -> Plan:
     """
     absent = {window.name for window in profile.windows if window.median_s == 0}
     places, operators = profile.graph.places, profile.operators
+
+    def waits_in_vain(piece: Piece) -> str:
+        if piece.window in absent:
+            return f"{piece.window} does not come in this run"
+        if piece.window is not None and _waits_in_vain(operators, places, piece):
+            return "it takes less than to let its check wait"
+        return ""
+
+    demoted = _check_at_once(profile, plan, waits_in_vain)
+    if demoted is not plan:
+        verify_rule(profile, demoted)
+    return demoted
+
+
+def _check_at_once(profile: Profile, plan: Plan, why_not: Callable[[Piece], str]) -> Plan:
+    """Return a plan in which some pieces do not wait; their operators are checked alone, at once.
+
+    Args:
+        profile: of the stage in this run.
+        plan: of which some pieces wait.
+        why_not: says why a piece does not wait; empty: it stays as it is.
+    """
     reasons: dict[str, str] = {}
     pieces = []
     for piece in plan.pieces:
-        if piece.window in absent:
-            why = f"{piece.window} does not come in this run"
-        elif piece.window is not None and _waits_in_vain(operators, places, piece):
-            why = "it takes less than to let its check wait"
+        why = why_not(piece)
+        if why:
+            reasons |= {name: why for name in piece.operators if name not in piece.helpers}
         else:
             pieces.append(piece)
-            continue
-        reasons |= {name: why for name in piece.operators if name not in piece.helpers}
     if not reasons:
         return plan
     pieces += [
@@ -274,9 +323,7 @@ def demote(profile: Profile, plan: Plan) -> Plan:
         else choice
         for choice in plan.choices
     )
-    demoted = replace(plan, pieces=complete(profile, pieces), choices=choices)
-    verify_rule(profile, demoted)
-    return demoted
+    return replace(plan, pieces=complete(profile, pieces), choices=choices)
 
 
 def _waits_in_vain(operators: Sequence[Operator], places: Mapping[str, int], piece: Piece) -> bool:
@@ -286,16 +333,17 @@ def _waits_in_vain(operators: Sequence[Operator], places: Mapping[str, int], pie
     return checked_s < len(piece.operators) * WAIT_S
 
 
-def read_ordered_plan(text: bytes, path: str, fingerprint: str) -> Plan:
+def read_ordered_plan(text: bytes, path: str, fingerprint: str, way: str = WHOLE_WAY) -> Plan:
     """Return the plan of a file that a job names, if it is of the job.
 
     Args:
         text: of the file.
         path: of the file, for people.
         fingerprint: of the job.
+        way: of the micro-batches that it is wanted for.
 
     Raises:
-        InvalidSpecError: it is torn, no plan, or of another fingerprint.
+        InvalidSpecError: it is torn, no plan, of another fingerprint, or for another way.
     """
     try:
         plan = read_plan(text)
@@ -306,5 +354,12 @@ def read_ordered_plan(text: bytes, path: str, fingerprint: str) -> Plan:
             FIELD,
             f"{path} is of the fingerprint {quote(plan.fingerprint)}, and this job has "
             f"{fingerprint}; make a plan from a profile of this job (mainstay dmr profile)",
+        )
+    if plan.way != way:
+        raise InvalidSpecError(
+            FIELD,
+            f"{path} is for micro-batches of the way {quote(plan.way)}, and is read for those of "
+            f"the way {way}; name a file for each way, with {WAY} in the path "
+            f"(mainstay dmr profile --way {way})",
         )
     return plan

@@ -37,6 +37,10 @@ class PlanName(enum.StrEnum):
 
 PLANNED = (PlanName.AUTO, PlanName.FILE)
 """Plans that are made beforehand, from a profile."""
+STAGE = "{stage}"
+"""Stands in the path of a plan's file for the number of the stage."""
+WAY = "{way}"
+"""Stands there for the name of a micro-batch's way through the stage."""
 PROFILE_STEPS = 3
 """Steps that a profile is made from, unless the job says it: a median of fewer is one of them."""
 MAX_PROFILE_STEPS = 100
@@ -45,6 +49,8 @@ MAX_PROFILE_STEPS = 100
 
 WAITING_BYTES = 256 << 20
 """What checks that wait retain at most, unless the job says it."""
+MAX_WAITING_BYTES = 2**53
+"""More no job may say: no device has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,7 @@ def plan_checks(
         pieces=completed,
         choices=choices,
         totals=sum_totals(profile, completed, choices),
+        way=profile.way,
     )
     try:
         verify_plan(profile, plan)

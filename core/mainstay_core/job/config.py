@@ -201,6 +201,10 @@ class JobConfig:
     """A running (not waiting) rank without progress for this long has its trainer killed."""
     operation_timeout_s: Seconds = 1800.0
     """Back-stop of a single collective. It is larger than hang_s plus the longest step."""
+    unblock_s: Seconds = field(default=5.0, metadata=OMITTED)
+    """How long a trainer may take to come back from an operation of a group that has ended, as a
+    rule milliseconds. gloo may lose a message for ever: then the trainer ends itself, as it could
+    answer nobody, and its slot gets another one, which heals."""
     connect_s: Seconds = 10.0
     """Time to connect ranks that have all met. A group that takes longer fails, and the next plan
     meets elsewhere."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
+from mainstay_core.dmr.settings import WAY
 from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
 
 SPEC = "spec"
@@ -156,12 +157,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
         field=".pipeline.order",
-        rule="self.pipeline.order == 'InOrder' || self.detection.dmr.plan in "
-        "['Naive', 'Dynamic', 'Auto'] && self.runtime.compile == 'Off' && "
+        rule="self.pipeline.order == 'InOrder' || (!self.detection.dmr.plan.startsWith('/') || "
+        f"self.detection.dmr.plan.contains('{WAY}') && (self.pipeline.microBatches == 1 || "
+        "self.pipeline.microBatches % 2 == 0)) && self.runtime.compile == 'Off' && "
         "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
-        message="is Swapped, with which this version can only have detection.dmr.plan Naive, "
-        "Dynamic or Auto, runtime.compile Off and snapshots.replay Gradients; use these, or "
-        "InOrder",
+        message=f"is Swapped, with which this version can only have {WAY} in the path of "
+        "detection.dmr.plan, and then one micro-batch or an even number, runtime.compile Off and "
+        "snapshots.replay Gradients; use these, or InOrder",
     ),
     Rule(
         section=SPEC,

@@ -37,7 +37,9 @@ class Dmr(Section):
     memory allows, on a CPU; a shard type in which a value was used that is found wrong then is
     computed again. Auto: likewise, by a plan that each trainer makes of its first steps; recomputes
     (runtime.recompute) count as second executions of forwards. A path: by a plan that mainstay dmr
-    plan has written, a file that all pods see; {stage} in it stands for the stage's number."""
+    plan has written, a file that all pods see; {stage} in it stands for the stage's number, and
+    {way} for the name of a micro-batch's way through the stage: an end of a pipeline with order
+    Swapped has two."""
     profile_steps: Annotated[int, pydantic.Field(ge=1, le=MAX_PROFILE_STEPS)] = PROFILE_STEPS
     """Steps of a trainer's stage from which it makes its plan, or verifies that of a file. All is
     checked at once in them, and in the one before, in which constants are made."""

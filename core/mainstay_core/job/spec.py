@@ -20,8 +20,8 @@ from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.base.words import count
-from mainstay_core.dmr.settings import PLANNED, Mode, PlanName
+from mainstay_core.base.words import count, quote
+from mainstay_core.dmr.settings import MAX_WAITING_BYTES, PLANNED, WAY, Mode, PlanName
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import model_sizes
@@ -364,9 +364,14 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
             "is Swapped, but a step has a single micro-batch, which takes one of the two ways; use "
             "InOrder, or more of training.lanes, training.shardsPerLane or pipeline.microBatches",
         )
+    has_file = spec.detection.dmr.plan_name is PlanName.FILE
+    num_micro_batches = spec.pipeline.micro_batches
     others = {
         "runtime.compile Off": spec.runtime.compile != "Off",
-        "detection.dmr.plan Naive, Dynamic or Auto": spec.detection.dmr.plan_name is PlanName.FILE,
+        f"{WAY} in the path of detection.dmr.plan": has_file and WAY not in spec.detection.dmr.plan,
+        "one micro-batch or an even number (microBatches) with a file as detection.dmr.plan": (
+            has_file and num_micro_batches > 1 and num_micro_batches % 2 == 1
+        ),
         "snapshots.replay Gradients": spec.snapshots.enabled
         and spec.snapshots.replay == "Boundary",
     }
@@ -386,6 +391,13 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
 
 
 def _check_settings(spec: TrainingJobSpec) -> None:
+    dmr = spec.detection.dmr
+    if dmr.waiting_bytes > MAX_WAITING_BYTES:
+        raise InvalidSpecError(
+            "spec.detection.dmr.memory",
+            f"is {quote(dmr.memory)}, must be at most what the device has beside the training, and "
+            f"{MAX_WAITING_BYTES} in any case",
+        )
     if spec.runtime.device == "CPU" and spec.runtime.backend == "NCCL":
         raise InvalidSpecError(
             "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"

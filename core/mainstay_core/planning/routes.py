@@ -40,6 +40,8 @@ class Visit(NamedTuple):
 
 Route = tuple[Visit, ...]
 """The visits of a flow, in forward order."""
+Way = tuple[Extent, ...]
+"""The parts of a stage through which a flow passes, in forward order."""
 
 
 def route_of(order: Order, number: int, num_stages: int) -> Route:
@@ -76,3 +78,45 @@ def route_of(order: Order, number: int, num_stages: int) -> Route:
     if swaps_last:
         visits.append(Visit(last, Extent.HEAD))
     return tuple(visits)
+
+
+def blocks_of(extent: Extent, num_blocks: int, *, is_first: bool, is_last: bool) -> range:
+    """Return the blocks of a stage through which a visit leads, by their place in the stage.
+
+    Args:
+        extent: of the visit.
+        num_blocks: of the stage.
+        is_first: whether the stage has the model's first block.
+        is_last: whether it has the model's last one.
+    """
+    if extent is Extent.EMBEDDING:
+        return range(1)
+    if extent is Extent.HEAD:
+        return range(num_blocks - 1, num_blocks)
+    if extent is Extent.LAYERS:
+        return range(int(is_first), num_blocks - is_last)
+    return range(num_blocks)
+
+
+def ways_of(order: Order, stage: int, num_stages: int) -> tuple[Way, ...]:
+    """Return the ways that flows take through a stage; in a swapped pipeline two at an end.
+
+    Args:
+        order: of the job.
+        stage: the stage.
+        num_stages: stages of a chain.
+
+    Returns:
+        The way of those that pass the stage once comes first.
+
+    Raises:
+        InvalidSpecError: a single stage has nothing to swap.
+    """
+    routes = (route_of(order, number, num_stages) for number in (0, 1))
+    ways = {tuple(visit.extent for visit in route if visit.stage == stage) for route in routes}
+    return tuple(sorted(ways, key=len))
+
+
+def name_of(way: Way) -> str:
+    """Return the name of a way for people, files and plans, e.g. ``layers-head``."""
+    return "-".join(way)

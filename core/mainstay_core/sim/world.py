@@ -13,6 +13,7 @@ from mainstay_core.sim.faults import Faults
 from mainstay_core.sim.scenarios.scenario import Scenario
 from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.trainers.trainer import Trainer
+from mainstay_core.supervisor.state import MAX_NAMED
 from mainstay_core.wire.facts import Named
 
 CALM_S = 240.0
@@ -105,6 +106,9 @@ class World(Stage):
         supervisors = [pod.supervisor for pod in self.pods.values() if pod.supervisor.alive]
         told: list[Named] = []
         for supervisor in supervisors:
+            known_as_named = {word.named for word in supervisor.state.named}
+            if not supervisor.heard_named <= known_as_named and len(known_as_named) < MAX_NAMED:
+                raise Violation(f"I8: {supervisor.pod} has forgotten which devices were named")
             talk = supervisor.conversation
             known = talk.registered
             if known is not None and known.restored_at_s == state.restored_at_s and talk.has_told:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from mainstay_core.base.bounds import Count, Index, Range, Seconds, Sentence
-from mainstay_core.dmr.profiles import Profile
+from mainstay_core.base.bounds import Count, Index, Name, Range, Seconds, Sentence
+from mainstay_core.dmr.profiles import WHOLE_WAY, Profile
 from mainstay_core.job.config import JobConfig
 
 DEFAULT_STEPS = 3
@@ -20,6 +20,8 @@ class ProfileQuestion:
 
     config: JobConfig
     stage: Index
+    way: Name = WHOLE_WAY
+    """Of the micro-batches through the stage."""
     steps: Annotated[int, Range(1, MAX_STEPS)] = DEFAULT_STEPS
     """Micro-batches with different data; one more goes before them."""
     window_s: Seconds = 0.0

@@ -164,8 +164,8 @@ def test_the_checks_of_a_job_are_shown_by_stage(
         dmr.show("demo")
 
 
-def record(job: Path, out: Path, *, stage: int = 0, budget: str = "1Mi") -> None:
-    dmr.profile(job, out=out, stage=stage, steps=1, window_s=0.001, budget=budget)
+def record(job: Path, out: Path, *, stage: int = 0, way: str = "whole") -> None:
+    dmr.profile(job, out=out, stage=stage, way=way, steps=1, window_s=0.001, budget="1Mi")
 
 
 @pytest.mark.slow  # it starts a process with torch
@@ -190,6 +190,12 @@ def test_a_stage_of_a_job_is_profiled_planned_and_explained(
     ("example", "spec", "message"),
     [
         ("quickstart.yaml", ("parallelism", "stages", 2), "--stage: is 2, must be between 0 and 1"),
+        ("quickstart.yaml", ("pipeline", "microBatches", 1), "--way: is 'x', must be whole: so"),
+        (
+            "quickstart.yaml",
+            ("pipeline", "order", "Swapped"),
+            "--way: is 'x', must be whole or embedding-layers: so micro-batches pass stage 0 with",
+        ),
         ("own-loop.yaml", None, "is a training loop of its own"),
         ("quickstart.yaml", ("runtime", "compile", "Blocks"), "spec.runtime.compile: is Blocks"),
     ],
@@ -223,8 +229,9 @@ def test_what_cannot_be_profiled_is_refused_by_the_field(
     if spec is not None:
         job.write_text(yaml.safe_dump(manifest))
 
+    stage, way = 2 * ("--stage" in message), "x" if "--way" in message else "whole"
     with pytest.raises(UsageError) as error:
-        record(job, tmp_path / "out.json", stage=2 if "--stage" in message else 0)
+        record(job, tmp_path / "out.json", stage=stage, way=way)
 
     assert error.value.code is ExitCode.USAGE
     assert message in str(error.value)

@@ -188,3 +188,19 @@ def test_a_file_of_a_plan_is_refused_with_one_message_each() -> None:
             read_ordered_plan(bad, "/p.json", profile.fingerprint)
     with pytest.raises(InvalidSpecError, match=r"/p\.json is of the fingerprint .*other"):
         read_ordered_plan(text, "/p.json", "other")
+    with pytest.raises(
+        InvalidSpecError, match=r"of the way 'whole', and .* layers-head; .*\{way\}"
+    ):
+        read_ordered_plan(text, "/p.json", profile.fingerprint, "layers-head")
+
+
+def test_a_plan_is_followed_by_micro_batches_of_its_way_alone() -> None:
+    profile = replace(drawn(3), way="layers-head")
+    plan, _ = plan_here(profile)
+
+    text = codec.dumps(plan).encode()
+    assert read_ordered_plan(text, "/p.json", profile.fingerprint, "layers-head") == plan
+    with pytest.raises(
+        UncoveredError, match="of the way layers-head, the profile of the way whole"
+    ):
+        verify_plan(replace(profile, way="whole"), plan)

@@ -318,6 +318,11 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ),
         ("spec.detection.dmr.profileSteps", 0, "is 0, must be greater than or equal to 1"),
         ("spec.detection.dmr.memory", "1Gi", "is for checks that wait; use another plan than"),
+        (
+            "spec.detection.dmr",
+            {"mode": "Full", "plan": "Auto", "memory": "1Ei"},
+            "is '1Ei', must be at most what the device has beside the training, and 90071992547",
+        ),
         ("spec.detection.dmr.memory", "a lot", "is 'a lot', must be an amount as in a pod's"),
         ("spec.detection.witness.everySteps", -1, "is -1, must be greater than or equal to 0"),
         (
@@ -646,7 +651,14 @@ def test_a_swapped_pipeline_is_cut_into_equal_numbers_of_layers() -> None:
     [
         (
             {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
-            "can only have detection.dmr.plan Naive, Dynamic or Auto; use",
+            "can only have {way} in the path of detection.dmr.plan; use that, or InOrder",
+        ),
+        (
+            {
+                "detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}-{way}.json"}},
+                "pipeline": {"order": "Swapped", "microBatches": 3},
+            },
+            "can only have one micro-batch or an even number (microBatches) with a file as",
         ),
         ({"runtime": {"compile": "Blocks"}}, "can only have runtime.compile Off; use that, or"),
         (
@@ -681,7 +693,7 @@ def test_what_a_swapped_pipeline_cannot_have_is_refused(
     assert words in str(found)
 
 
-@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto"])
+@pytest.mark.parametrize("plan", ["Naive", "Dynamic", "Auto", "/plans/{stage}-{way}.json"])
 def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
     detection = {"dmr": {"mode": "Full", "plan": plan}, "witness": {"everySteps": 3}}
     job = spec.parse_training_job(swapped_with({"detection": detection}))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
 from mainstay_core.coordinator.intake import store_recovery
 from mainstay_core.sim import draw
 from mainstay_core.sim.scenarios.scenario import Fault, Scenario
+from mainstay_core.supervisor import slots
 
 STORES = ("store-flush", "store-fallback")
 BESIDE = ("kill-pod", "kill-pod", "kill-trainer", "reset", "break-chain", "kill-meeting")
@@ -74,7 +76,21 @@ def draw_lost_words(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, faults=(wrong, lost))
 
 
+_NAMED = vars(slots)["_named"]
+
+
+def _told_and_forgotten(state: Any, fact: Any) -> Any:
+    done = _NAMED(state, fact)
+    return replace(done, state=replace(done.state, named=state.named))
+
+
 TAINT_MUTANTS = {
+    "named-forgotten": Mutant(
+        "supervisors forget who was named: a store that has lost that hears of it no more",
+        [(slots, "_named", _told_and_forgotten)],
+        BESIDE,
+        draws=draw_lost_stores,
+    ),
     "taints-forgotten": Mutant(
         "a store that lost the job learns nothing of tainted steps from the plan",
         [(store_recovery, "recovered", lambda state, _: state)],

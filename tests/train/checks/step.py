@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import JobConfig
+from mainstay_core.planning.routes import Way
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
 from mainstay_train.checks import bits
@@ -199,7 +200,7 @@ class Step:
         self._first = [[flat.tensor.clone() for flat in e.state.flats()] for e in engines]
         return engines
 
-    def attach(self, engine: Engine, ordered: Plan | None = None) -> RunPlanner:
+    def attach(self, engine: Engine, ordered: Mapping[Way, Plan] | None = None) -> RunPlanner:
         """Have an engine planned from its next steps, or follow a plan then."""
         assert self._profile_steps is not None
         stage = PlannedStage(

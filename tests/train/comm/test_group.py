@@ -180,7 +180,6 @@ def test_an_operation_that_begins_while_its_group_ends_is_watched_too(monkeypatc
     """Between the look whether the group has ended, and the wait."""
     backend = Stuck()
     monkeypatch.setitem(BACKENDS, "stuck", backend)
-    monkeypatch.setattr(group_module, "UNBLOCK_S", 0.0)
     monkeypatch.setattr(os, "_exit", lambda _: backend.process_ends.set())
     group = Group(
         name="test",
@@ -190,6 +189,7 @@ def test_an_operation_that_begins_while_its_group_ends_is_watched_too(monkeypatc
         address=ADDRESS,
         backend="stuck",
         timeout_s=LONG_S,
+        unblock_s=0.0,
     )
     group.connect()
     pending = group.receive(Message(torch.empty(1), 0, 0))

@@ -28,7 +28,7 @@ from mainstay_core.dmr.schedule import Part, RefusedPlanError, plan_here
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks.planned import NO_STANDING, Window
+from mainstay_train.checks.planned import NO_STANDING, WHOLE, Window
 from mainstay_train.checks.planned import Spot as PlannedSpot
 from mainstay_train.dmr.ordered_plans import read_plan_file
 from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner
@@ -226,7 +226,7 @@ def with_file(plan_of_stage: dict[int, Plan]) -> Step:
     """A step that follows plans made from other profiles."""
     step = Step("llama", recompute=True, stages=2, waiting_bytes=MUCH, profile_steps=PROFILED)
     for engine in step._engines[Mode.FULL]:
-        step.attach(engine, plan_of_stage[engine.stage])
+        step.attach(engine, {WHOLE: plan_of_stage[engine.stage]})
     return step
 
 
@@ -334,7 +334,7 @@ def test_a_rank_without_a_planner_leaves_its_whole_cell_without_a_plan() -> None
 def test_a_plan_of_a_file_fails_no_job_once_its_start_is_over() -> None:
     told: list[str] = []
     planner = make_planner(told, starts=True)
-    planner._ordered = object()  # type: ignore[assignment]
+    planner._ordered = {}
     error = RefusedPlanError("it is of another stage")
     with pytest.raises(InvalidSpecError, match="the plan of stage 0 is refused"):
         planner._give_up(error)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Incarnation, PodUid
+from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.sim.engine import Process
 from mainstay_core.sim.gather import GatherServer
 from mainstay_core.sim.network import End, Listener
@@ -32,7 +32,7 @@ from mainstay_core.supervisor.launcher import ForkAsked, SignalAsked, StopAsked
 from mainstay_core.supervisor.machine import next_due_s
 from mainstay_core.supervisor.pod import Pod
 from mainstay_core.wire.api import ApiRefused, Registration
-from mainstay_core.wire.facts import PodRegistration
+from mainstay_core.wire.facts import Named, PodRegistration
 from mainstay_core.wire.plan import Plan
 
 
@@ -51,6 +51,8 @@ class Supervisor(Process, Pod):
         Pod.__init__(self, world.config.job, pod, world.slots_per_pod, client)
         self.world, self.pod, self.number = world, pod, number
         self.left: int | None = None
+        self.heard_named: set[Slot] = set()
+        """Devices that its trainers have named: it must not forget them while it lives."""
         self._gather_address = f"gather@{pod}.{number}"
         self._gather = GatherServer(
             self, world.network, self._gather_address, world.checks, self.learn_passed
@@ -210,6 +212,8 @@ class Supervisor(Process, Pod):
         if kind == "status":
             self.feed(StatusSeen(slot, incarnation, frame[1]))
         elif kind == "fact":
+            if isinstance(frame[1], Named):
+                self.heard_named.add(frame[1].named)
             self.feed(FactSeen(slot, incarnation, frame[1]))
         elif kind == "plan":
             self.learn_passed(frame[1])
