@@ -109,6 +109,8 @@ def _config(app: FastAPI) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="on",
+        # The loop that the tests and figures are of, wherever another one is installed.
+        loop="asyncio",
         ws="none",
         # The one that bounds a request's head, wherever another one is installed.
         http="h11",

@@ -7,8 +7,10 @@ and counted until somebody says that one of their requests was admitted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from mainstay_core.base.admission import Bounds
 from mainstay_net.acceptor import Accepted, Acceptor
@@ -85,7 +87,8 @@ class HttpEntrance:
             await loop.connect_accepted_socket(lambda: watched, accepted.socket)
         except OSError:
             self._lost(accepted.key)
-            accepted.socket.close()
+            with contextlib.suppress(OSError):  # a loop that took it may have closed it
+                accepted.socket.close()
 
     def _drop(self, key: int) -> None:
         self._strangers[key].abort()
@@ -129,11 +132,11 @@ class _Watched(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Of a socket that was accepted; uvloop's own do not inherit from asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
         self._inner.connection_made(transport)
         if self._is_over:
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         assert self._num_left is not None

@@ -24,7 +24,7 @@ def train(session: mainstay_train.LoopSession) -> None:
     for step in session.steps():
         for work in step.work():
             work.sample_ids(1, 10)
-            loss = model(read(step.number)).sum()
+            loss = model(read(step.number).to(session.device)).sum()
             loss.backward()
             work.done(loss, tokens=2)
         step.commit()

@@ -23,6 +23,8 @@ MAINSTAY = [sys.executable, "-m", "mainstay_cli.commands.main"]
 GIVE_UP_S = 240.0
 """A run this long hangs; it is killed and its logs are shown."""
 POLL_S = 0.05
+DEVICE = os.environ.get("MAINSTAY_E2E_DEVICE", "CPU")
+"""``runtime.device`` of the jobs: with CUDA the same tests run on a GPU, and all ranks share it."""
 TINY_MODEL = {"dim": 32, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 64, "sequence": 16}
 EXPERTS = {"experts": 4, "activeExperts": 2, "expertHidden": 24, "biasRate": 0.01}
 """What a mixture of experts has besides: its second layer has experts, the first has none."""
@@ -112,7 +114,7 @@ def make_job(
                 **({"replicas": layout.replicas} if layout.replicas else {}),
             },
             "spares": {"replicas": layout.spares},
-            "runtime": {"device": "CPU", "backend": "Gloo"},
+            "runtime": {"device": DEVICE, "backend": "Gloo"},
             "workload": workload,
             **spec,
         },

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from mainstay_core.base.admission import Bounds
 from mainstay_net.acceptor import address_of, listen
@@ -143,3 +144,41 @@ def test_who_sends_more_than_anybody_has_reason_to_is_closed() -> None:
         assert await say(brief) == b"hello"
 
     play(Bounds(), story, max_bytes=16)
+
+
+class ForeignTransport:
+    """A transport of another loop, which does not inherit from asyncio's, as uvloop's do not."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_a_loop_may_bring_transports_of_its_own() -> None:
+    class Receiver(Echo):
+        def connection_made(self, _: asyncio.BaseTransport) -> None:
+            self._told.append("made")
+
+    async def run() -> None:
+        told: list[str] = []
+        made: list[ForeignTransport] = []
+        loop = asyncio.get_running_loop()
+
+        async def connect(make: Callable[[], asyncio.Protocol], _: socket.socket) -> None:
+            made.append(ForeignTransport())
+            make().connection_made(cast(asyncio.BaseTransport, made[0]))
+
+        loop.connect_accepted_socket = connect  # type: ignore[method-assign, assignment]
+        listener = listen(HOST)
+        host, _, port = address_of(listener).rpartition(":")
+        entrance = HttpEntrance(listener, lambda: Receiver(told), Bounds(prove_s=0.05))
+        _, writer = await asyncio.open_connection(host, int(port))
+        while not (made and made[0].is_aborted):
+            await asyncio.sleep(0)
+        assert told == ["made"]
+        entrance.close()
+        writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))

@@ -28,6 +28,8 @@ from mainstay_train.comm.group import BACKENDS, Group
 
 ADDRESS = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
+ENDS_MS = 10_000
+"""Within this a process has ended whose pipe has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +48,41 @@ class Worker:
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
+        self._pid: int | None = None
+        self._pid = self.hear()
         # Stays this process's own whoever reaps it. The nursery does so when it is asked for the
         # next one: until then the pid is nobody else's.
-        self._pidfd = os.pidfd_open(self.hear())
+        self._pidfd = os.pidfd_open(self._pid)
 
     def hear(self) -> Any:
-        """The worker's next message."""
-        message = self.pipe.recv()
+        """The worker's next message.
+
+        Raises:
+            AssertionError: it raised something; or it ended, and the message says how.
+        """
+        try:
+            message = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise AssertionError(f"the worker says nothing more: {self._how_it_ended()}") from None
         assert not isinstance(message, Failure), message.text
         return message
+
+    def _how_it_ended(self) -> str:
+        """How the process ended, as far as the kernel still tells."""
+        if self._pid is None:
+            return "it never said its pid"
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        if not ended.poll(ENDS_MS):
+            return "it closed its pipe and lives"
+        try:
+            # The last field, which a process has until it is reaped: the status of wait(2).
+            status = int(Path(f"/proc/{self._pid}/stat").read_text().split()[-1])
+        except OSError:
+            return "it has ended, and was reaped"
+        if number := status & 0x7F:
+            return f"it was ended by {signal.Signals(number).name}"
+        return f"it ended with code {status >> 8}"
 
     def say(self, message: Any = None) -> None:
         self.pipe.send(message)

@@ -16,6 +16,7 @@ called then: it does once what every worker would do first.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import socket
 import sys
@@ -79,4 +80,5 @@ def _work(pipe: Connection) -> int:
 
 
 if __name__ == "__main__":
+    faulthandler.enable()  # of the workers too: a crash in native code says where it was
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -105,6 +105,16 @@ def _wait(pipe):
 def test_a_worker_that_was_killed_is_gone_and_can_be_killed_again(crew):
     worker = crew.fork(_wait)
     worker.kill()
-    with pytest.raises((EOFError, ConnectionResetError)):
+    with pytest.raises(AssertionError, match="it was ended by SIGKILL"):
         worker.hear()
     worker.kill()
+
+
+def _leave(pipe):
+    del pipe
+    os._exit(3)
+
+
+def test_a_test_hears_how_its_worker_ended(crew):
+    with pytest.raises(AssertionError, match="it ended with code 3"):
+        crew.fork(_leave).hear()

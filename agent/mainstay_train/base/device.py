@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.words import count
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 LOOK_S = 1e-4
@@ -69,6 +70,22 @@ def choose_backend(wanted: str, device: str, ranks_per_pod: int) -> str:
     if wanted == "nccl" or (wanted == "auto" and own_device):
         return "nccl"
     return "gloo"
+
+
+def check_devices(backend: str, ranks_per_pod: int, num_devices: int) -> None:
+    """Refuse a pod whose ranks share a device that their backend does not let them share.
+
+    NCCL does so only when it connects them, and each trainer that is started again fails likewise.
+
+    Raises:
+        InvalidSpecError: there are fewer devices than ranks.
+    """
+    if backend == "nccl" and num_devices < ranks_per_pod:
+        raise InvalidSpecError(
+            "spec.runtime.backend",
+            f"is NCCL, which takes one rank on each GPU; a pod has {count(ranks_per_pod, 'rank')} "
+            f"and sees {count(num_devices, 'GPU')}: use Gloo or Auto, or give it more GPUs",
+        )
 
 
 class Moment(Protocol):

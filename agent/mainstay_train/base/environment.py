@@ -36,6 +36,14 @@ COMPILER = {
 """Of torch's compiler, with ``runtime.compile`` or where a user's model calls it."""
 
 
+FORKS = {
+    # torch.cuda.is_available() would start the driver, in whatever a user imports. A launcher is
+    # forked: none of its trainers could use a device then. So devices are counted by NVML.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+}
+"""What lets a process find devices that only its children use."""
+
+
 def prepare(environ: MutableMapping[str, str] | None = None) -> None:
     """Set every variable above, unless the user has set it.
 
@@ -43,5 +51,5 @@ def prepare(environ: MutableMapping[str, str] | None = None) -> None:
         environ: The environment to change; this process's own by default.
     """
     target = os.environ if environ is None else environ
-    for name, value in (DETERMINISM | THREADS | COMPILER).items():
+    for name, value in (DETERMINISM | THREADS | COMPILER | FORKS).items():
         target.setdefault(name, value)

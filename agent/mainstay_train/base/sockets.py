@@ -31,8 +31,14 @@ def open_sockets() -> frozenset[OpenSocket]:
     return frozenset(found)
 
 
-def shut(opened: OpenSocket, how: int = socket.SHUT_RDWR) -> None:
-    """Shut an established connection; leave listeners alone, gloo dies of that."""
+def shut(opened: OpenSocket, how: int = socket.SHUT_RDWR, *, listeners: bool = False) -> None:
+    """Shut an established connection.
+
+    Args:
+        opened: the socket.
+        how: which sides of it.
+        listeners: whether one that listens is shut, too: gloo dies of that.
+    """
     try:
         duplicate = socket.socket(fileno=os.dup(opened.fd))
     except OSError:
@@ -41,7 +47,8 @@ def shut(opened: OpenSocket, how: int = socket.SHUT_RDWR) -> None:
         # gloo closes a failed connection's socket, and its number is soon somebody else's.
         same = os.fstat(duplicate.fileno()).st_ino == opened.inode
         if same and duplicate.family in (socket.AF_INET, socket.AF_INET6):
-            duplicate.getpeername()
+            if not listeners:
+                duplicate.getpeername()
             duplicate.shutdown(how)
 
 

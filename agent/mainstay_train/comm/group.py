@@ -121,7 +121,7 @@ class Group:
         address: local address to bind data sockets to.
         backend: ``gloo`` or ``nccl``.
         timeout_s: back-stop of a single operation.
-        connect_s: how long connecting may take once all ranks are there; then it fails.
+        connect_s: how long connecting may take once all ranks are there; then the group ends.
     """
 
     def __init__(
@@ -146,6 +146,8 @@ class Group:
         self._group: Any = None
         self._met = False
         """Whether all ranks were there."""
+        self._bound: threading.Timer | None = None
+        """Ends the group if it is not connected in time, where the backend does not."""
         self._ended_at_s = 0.0
         self._operation = 0
         """Odd while one is running."""
@@ -161,7 +163,15 @@ class Group:
 
         Raises:
             GroupEnded: shut meanwhile, or a peer is gone.
+            InvalidSpecError: the backend refuses the devices of the ranks.
         """
+        try:
+            self._connect()
+        finally:
+            if self._bound is not None:
+                self._bound.cancel()
+
+    def _connect(self) -> None:
         with self._lock:
             self.check()
             with socket_lock:
@@ -178,8 +188,9 @@ class Group:
         except RuntimeError as error:
             raise GroupEnded(self._why(error)) from error
         finally:
-            with self._lock, socket_lock:
-                self._own = self._appeared()
+            if self._backend.ends_by_sockets:
+                with self._lock, socket_lock:
+                    self._own = self._appeared()
         if self.ended is not None:  # shut before there was all that had to be shut
             self._shut_all()
         self.check()
@@ -208,6 +219,10 @@ class Group:
     def waits_can_hang(self) -> bool:
         """Whether a wait can outlive the group, so that whoever waits has to look."""
         return self._backend.waits_can_hang
+
+    def staged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
+        return self._backend.staged(tensor)
 
     def finish_collective(self, work: Any, *, looks: bool = True) -> None:
         """Wait for what a user's code started on :attr:`process_group`.
@@ -247,25 +262,42 @@ class Group:
         self.check()
         mine = RANK.pack(self.rank) + body
         bodies = self._meeting.meet(f"{self.name}/{key}", mine, self.size, lambda: self._ended)
+        if self._bound is None and not self._backend.ends_by_sockets:
+            self._bound = threading.Timer(self._connect_s, self._end_late)
+            self._bound.daemon = True
+            self._bound.start()
         return [body[RANK.size :] for body in sorted(bodies, key=lambda body: body[: RANK.size])]
+
+    def _end_late(self) -> None:
+        """End a group whose ranks are all there and have not connected in time."""
+        with self._lock:
+            if self._met:
+                return
+            self._end(f"{self.name}: not all ranks met within {self._connect_s:g} s")
+        self._meeting.wake()
 
     def shutdown(self, why: str) -> None:
         """End every operation that waits here, and all later ones; returns at once."""
         with self._lock:
-            if self._ended is None:
-                self._ended, self._ended_at_s = why, time.monotonic()
-                self._watch()
-            self._shut_all()
+            self._end(why)
         self._meeting.wake()
 
+    def _end(self, why: str) -> None:
+        if self._ended is None:
+            self._ended, self._ended_at_s = why, time.monotonic()
+            self._watch()
+        self._shut_all()
+
     def _shut_all(self) -> None:
+        by_sockets = self._backend.ends_by_sockets
+        if by_sockets or not self._met:
+            # Before the abort: NCCL's has to wait while a communicator waits for other ranks,
+            # unless the sockets end by which these would come.
+            with socket_lock:
+                for opened in self._appeared() if self._own is None else self._own:
+                    shut(opened, socket.SHUT_RD, listeners=not by_sockets)
         if self._group is not None:
             self._backend.abort(self._group)
-        if self._met and not self._backend.ends_by_sockets:
-            return
-        with socket_lock:
-            for opened in self._appeared() if self._own is None else self._own:
-                shut(opened, socket.SHUT_RD)
 
     def _appeared(self) -> frozenset[OpenSocket]:
         """Sockets opened since connecting began; none before that."""

@@ -4,6 +4,10 @@ torch waits for a collective of a user's code in C++, where nobody looks whether
 gloo can lose an operation for ever (:mod:`mainstay_train.comm.gloo`): when a rank of a cell dies or
 leaves, the others would stay in it until the operation's own timeout. So over gloo the mesh runs on
 a process group that hands each collective to torch's own, and waits for it as a group does.
+
+gloo reads host memory. torch copies a device's tensors there for most collectives, but not to
+gather them into one tensor: there its thread reads the device's addresses, and the process dies.
+So all of them are copied here, as a group copies what it exchanges.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import distributed
 from torch.distributed import distributed_c10d
 
@@ -49,19 +54,67 @@ MESSAGES = ("send", "recv", "recv_anysource")
 """A wait for a message that is given up ends the group's connections in gloo."""
 
 
+class _Stage:
+    """The tensors of a collective, where the backend of a group can reach them.
+
+    Args:
+        group: whose backend runs the collective.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Of what the collective writes to: the caller's tensor, and the copy of it."""
+        self._read: list[torch.Tensor] = []
+        """Copies that it reads: kept until it is over."""
+
+    def put(self, value: Any, *, written: bool) -> Any:
+        """Return an argument of the collective with tensors that the backend can reach.
+
+        Args:
+            value: a tensor, a list of what may be an argument, or anything else, which stays.
+            written: whether the collective writes to it.
+        """
+        if isinstance(value, list | tuple):
+            return [self.put(each, written=written) for each in value]
+        if not isinstance(value, torch.Tensor):
+            return value
+        with torch.no_grad():
+            staged = self._group.staged(value)
+        if written and staged is not value:
+            self._copies.append((value, staged))
+        elif staged is not value:
+            self._read.append(staged)
+        return staged
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the caller's tensors have what the backend's have."""
+        return not self._copies
+
+    def fetch(self) -> None:
+        """Copy what the collective has written to the caller's tensors, once."""
+        copies, self._copies = self._copies, []
+        self._read.clear()
+        with torch.no_grad():
+            for tensor, staged in copies:
+                tensor.copy_(staged)
+
+
 class InterruptibleWork(distributed._Work):
     """A collective or message under way, whose wait ends when its group has ended.
 
     Args:
         work: of torch's own group.
         group: of which it is.
+        stage: its tensors.
         looks: whether it is a collective. A process that cannot be got out of a message's wait ends
             itself (:mod:`mainstay_train.comm.group`).
     """
 
-    def __init__(self, work: Any, group: Group, *, looks: bool) -> None:
+    def __init__(self, work: Any, group: Group, stage: _Stage, *, looks: bool) -> None:
         super().__init__()
-        self._work, self._group, self._looks = work, group, looks
+        self._work, self._group, self._stage, self._looks = work, group, stage, looks
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the collective is over.
@@ -78,6 +131,7 @@ class InterruptibleWork(distributed._Work):
         except GroupEnded as end:
             # torch hands an error of a backend on as this kind, and so do we.
             raise RuntimeError(end.why) from end
+        self._stage.fetch()
         return True
 
     def is_completed(self) -> bool:
@@ -90,12 +144,22 @@ class InterruptibleWork(distributed._Work):
         return self.is_completed() or self._group.ended is not None
 
     def get_future(self) -> Any:
-        """Return what torch's own work has."""
+        """Return what torch's own work has.
+
+        Raises:
+            RuntimeError: that would be there before the caller's tensors are.
+        """
+        self._require_there()
         return self._work.get_future()
 
     def result(self) -> Any:
-        """Return what torch's own work has."""
+        """Return what torch's own work has; raises as :meth:`get_future` does."""
+        self._require_there()
         return self._work.result()
+
+    def _require_there(self) -> None:
+        if not self._stage.is_there:
+            raise RuntimeError("a collective over gloo has its result on a device after wait()")
 
 
 class InterruptibleGroup(distributed.ProcessGroup):
@@ -132,8 +196,16 @@ def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
     tells = name in COLLECTIVES
 
     def start(self: Any, *args: Any, **named: Any) -> InterruptibleWork:
-        begun = getattr(self._whole, name)(*args, **named)
-        work = InterruptibleWork(begun, self._of, looks=name not in MESSAGES)
+        stage = _Stage(self._of)
+        # torch puts what a collective writes to first. Only a message that is sent writes to none.
+        writes = name != "send"
+        given = [stage.put(each, written=writes and at == 0) for at, each in enumerate(args)]
+        options = {
+            key: stage.put(each, written=writes and not args and not key.startswith("input"))
+            for key, each in named.items()
+        }
+        begun = getattr(self._whole, name)(*given, **options)
+        work = InterruptibleWork(begun, self._of, stage, looks=name not in MESSAGES)
         # Weakly: its tensors go when nobody waits for it any more.
         self.newest = weakref.ref(work) if tells else lambda: None
         return work

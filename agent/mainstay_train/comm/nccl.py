@@ -1,5 +1,6 @@
-"""The NCCL backend of process groups: GPUs. No test has run it on a GPU yet.
+"""The NCCL backend of process groups: GPUs.
 
+It has run on one GPU, with one rank (``tests/cuda/test_nccl.py``); never between two devices.
 NCCL's rules are not gloo's, and the tests play them on a CPU with a backend that is as strict:
 
 - An operation that is aborted ends without an error; its output is whatever lay in memory.
@@ -8,8 +9,9 @@ NCCL's rules are not gloo's, and the tests play them on a CPU with a backend tha
   may end only when its receive has begun.
 - The host does not wait for an operation, the device's stream does. Whether its result counts is
   known when the stream has come to what follows.
-- A rank that initializes a communicator waits for all others. Only a communicator that is
-  initialized without blocking can be aborted meanwhile.
+- A rank that initializes a communicator waits for all others, inside NCCL. It comes back when the
+  sockets are shut at which NCCL waits.
+- An abort waits for what the device has begun, but no longer than an operation may take.
 
 torch's own answers to failures are switched off, as the coordinator decides: its watchdog would
 end this process for an operation of a group that is being replaced.
@@ -17,16 +19,21 @@ end this process for an operation of a group that is being replaced.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed
 
+from mainstay_core.base.errors import InvalidSpecError, brief
 from mainstay_train.comm.backend import Meet
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.001
 """Between two looks whether all ranks have met."""
@@ -36,8 +43,9 @@ SETTINGS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does a watchdog that waits for a lost peer
     "TORCH_NCCL_PROPAGATE_ERROR": "0",  # peers are told by the coordinator
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_RANKS_PER_ROOT": str(1 << 20),  # one rank gives the id, however many there are
 }
-"""How torch treats failures, read from the environment when a group is made."""
+"""How torch treats failures, and how it meets; read from the environment by each group."""
 
 
 class _Ids(distributed.Store):
@@ -45,7 +53,7 @@ class _Ids(distributed.Store):
 
     def __init__(self, meet: Meet) -> None:
         super().__init__()
-        self._meet = meet
+        self._meet: Meet = meet
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # C++ gives bytes
         """Give the value to all others; waits until they have asked for it."""
@@ -55,6 +63,40 @@ class _Ids(distributed.Store):
         """Return the value of the rank that sets it."""
         return max(self._meet(key, b""))
 
+    def check(self, keys: list[str]) -> bool:
+        """Return that nobody has set them: threads of torch look for calls to write records."""
+        del keys
+        return False
+
+    def close(self) -> None:
+        """Let go of the meeting: all ranks have met, or will not."""
+        self._meet = _over
+
+
+def _over(key: str, body: bytes) -> list[bytes]:
+    del body
+    raise RuntimeError(f"all ranks have met, and nobody is told {key!r} any more")
+
+
+def check_own(devices: Sequence[bytes]) -> None:
+    """Refuse ranks of a group that share a GPU: NCCL does so only when it connects them.
+
+    Args:
+        devices: name of each rank's GPU, the same for no other in the world; empty: not told.
+
+    Raises:
+        InvalidSpecError: two ranks have the same one.
+    """
+    first: dict[bytes, int] = {}
+    for rank, name in enumerate(devices):
+        other = first.setdefault(name, rank)
+        if name and other != rank:
+            raise InvalidSpecError(
+                "spec.runtime.backend",
+                f"is NCCL, which takes one rank on each GPU; ranks {other} and {rank} of a group "
+                f"share {name.decode()}: use Gloo, or give each rank a GPU of its own",
+            )
+
 
 class Nccl:
     """Makes NCCL's process groups; :class:`~mainstay_train.comm.backend.Backend`."""
@@ -62,6 +104,10 @@ class Nccl:
     name = "nccl"
     ends_by_sockets = False
     waits_can_hang = False
+
+    def __init__(self) -> None:
+        self._ids: WeakKeyDictionary[Any, _Ids] = WeakKeyDictionary()
+        """By process group: torch calls them when it connects, and does not keep them alive."""
 
     def create(
         self,
@@ -73,25 +119,45 @@ class Nccl:
         connect: timedelta,
         operation: timedelta,
     ) -> Any:
-        """Make a process group whose communicator is initialized without blocking."""
-        del address
+        """Make a process group whose communicator is initialized without blocking.
+
+        Raises:
+            InvalidSpecError: two ranks share a GPU.
+        """
+        del address, connect
+        device = torch.cuda.get_device_properties(torch.cuda.current_device())
+        check_own(meet("devices", f"GPU {device.uuid}".encode()))
         os.environ.update(SETTINGS)
-        os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(max(1, round(connect.total_seconds())))
+        # Not the time to connect: it also bounds the first message between two ranks, for which
+        # NCCL connects them, and that waits until the later one comes to it.
+        seconds = max(1, round(operation.total_seconds()))
+        os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] = str(seconds)
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = operation
         options.config.blocking = 0
-        return distributed.ProcessGroupNCCL(_Ids(meet), rank, size, options)
+        ids = _Ids(meet)
+        group = distributed.ProcessGroupNCCL(ids, rank, size, options)
+        self._ids[group] = ids
+        return group
 
     def connect(self, group: Any, connect: timedelta) -> None:
         """Initialize the communicator and wait until a first sum over all ranks is there.
 
         Raises:
-            RuntimeError: some rank does not come within ``connect``, or the group was aborted.
+            RuntimeError: the sum is not there within ``connect`` of its start, or the group was
+                aborted. What comes before is bounded by who ends the group.
         """
-        deadline_s = time.monotonic() + connect.total_seconds()
+        try:
+            self._meet_all(group, connect)
+        finally:
+            self._ids[group].close()  # else it would keep the group alive
+
+    @staticmethod
+    def _meet_all(group: Any, connect: timedelta) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
         group.eager_connect_single_device(device)
         met = group.allreduce([torch.zeros(1, device=device)])
+        deadline_s = time.monotonic() + connect.total_seconds()
         while not met.is_completed():
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"not all ranks met within {connect.total_seconds():g} s")
@@ -120,5 +186,10 @@ class Nccl:
         return tensor
 
     def abort(self, group: Any) -> None:
-        """End the group's operations."""
-        group.abort()
+        """End the group's operations; one that ends late is told in the log."""
+        try:
+            group.abort()
+        except RuntimeError as error:
+            # The device may be busy with something else for longer than an operation may take.
+            # Nothing of the group counts any more, whenever its operations come to an end.
+            logger.warning("NCCL has not ended a group's operations in time: %s", brief(error))

@@ -18,7 +18,7 @@ from mainstay_train.base import heap
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
-from mainstay_train.base.device import choose_backend, choose_device
+from mainstay_train.base.device import check_devices, choose_backend, choose_device
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute import purity
 from mainstay_train.compute.loader import Loader
@@ -99,6 +99,7 @@ class _Life:
         with workload.user_code("setting up the device"):
             device = numerics.setup(name)
         backend = choose_backend(config.backend, name, config.shape.ranks_per_pod)
+        check_devices(backend, config.shape.ranks_per_pod, torch.cuda.device_count())
         with workload.user_code(f"loading {config.entrypoint}"):
             entrypoint = workload.find(config.entrypoint)
         if isinstance(entrypoint, Loop):

@@ -90,13 +90,23 @@ def load_job(path: Path, name: str | None = None) -> JobFile:
             manifest = manifest | {"spec": manifest["spec"] | {"workload": workload}}
             job = spec.parse_training_job(manifest)
         _check_local(job)
+        if _shares_devices(job) and job.spec.runtime.backend == "Auto":
+            # A trainer would choose by what its own pod has, and see all devices of the machine.
+            runtime = (manifest["spec"].get("runtime") or {}) | {"backend": "Gloo"}
+            manifest = manifest | {"spec": manifest["spec"] | {"runtime": runtime}}
+            job = spec.parse_training_job(manifest)
     except InvalidSpecError as error:
         raise UsageError(f"{path}: {error}") from error
     return JobFile(path=path, manifest=manifest, job=job)
 
 
+def _shares_devices(job: spec.TrainingJob) -> bool:
+    """Return whether ranks may share a device: the first slots of all pods have the same one."""
+    return job.spec.runtime.device != "CPU" and job.num_pods > 1
+
+
 def _check_local(job: spec.TrainingJob) -> None:
-    """Refuse what only a cluster's operator brings about and a local run would miss.
+    """Refuse what only a cluster brings about and a local run would miss.
 
     What concerns the cluster alone is left alone, as nothing is missing without it: template,
     managedBy, priorityClassName, ttlSecondsAfterFinished, topology keys, the budget of repairs,
@@ -112,6 +122,13 @@ def _check_local(job: spec.TrainingJob) -> None:
         raise InvalidSpecError(
             "spec.suspend",
             "is true: there is nothing to run; set it to false, or remove it",
+        )
+    if job.spec.runtime.backend == "NCCL" and _shares_devices(job):
+        raise InvalidSpecError(
+            "spec.runtime.backend",
+            f"is NCCL, which takes one rank on each GPU; the {job.num_pods} pods of a local run "
+            "(spares included) share this machine's GPUs: use Gloo or Auto, or one pod with all "
+            "ranks (parallelism.ranksPerPod)",
         )
 
 

@@ -170,7 +170,8 @@ class Runtime(Section):
     device: Literal["Auto", "CPU", "CUDA"] = "Auto"
     """Where ranks compute. Auto is CUDA where there is one."""
     backend: Literal["Auto", "Gloo", "NCCL"] = "Auto"
-    """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo."""
+    """How ranks talk. Auto is NCCL when every rank has a CUDA device of its own, else Gloo; in a
+    local run of several pods, which share the machine's devices, it is Gloo."""
     compile: Literal["Off", "Blocks"] = "Off"
     """Whether blocks run as code of torch's compiler. Blocks: each by itself. A trainer first
     compiles each kind of block and compares the bits of two runs, tens of seconds before it takes

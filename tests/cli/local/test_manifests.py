@@ -4,6 +4,7 @@ import pytest
 
 from mainstay_cli.base.exits import ExitCode, UsageError
 from mainstay_cli.local import manifests
+from mainstay_core.job.spec import parse_training_job
 
 JOB = """
 apiVersion: mainstay.dev/v1alpha1
@@ -68,6 +69,37 @@ def test_what_a_local_run_would_miss_without_an_operator_is_refused(
     tmp_path: Path, line: str, words: str
 ) -> None:
     assert words in message(write(tmp_path, JOB.replace("ENTRYPOINT", "a.b:c") + f"  {line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "backend"),
+    [
+        ("  runtime: {device: CUDA}", "Gloo"),
+        ("", "Gloo"),
+        ("  runtime: {device: CPU}", "Auto"),
+        ("  runtime: {backend: Gloo}", "Gloo"),
+        ("  parallelism: {ranksPerPod: 2}", "Auto"),
+        ("  parallelism: {ranksPerPod: 2}\n  runtime: {device: CUDA, backend: NCCL}", "NCCL"),
+        ("  parallelism: {ranksPerPod: 2}\n  spares: {replicas: 1}", "Gloo"),
+    ],
+)
+def test_pods_of_a_local_run_talk_by_gloo_where_they_may_share_a_gpu(
+    tmp_path: Path, lines: str, backend: str
+) -> None:
+    """Each pod sees all GPUs of the machine, and its first slot takes the first one."""
+    path = write(tmp_path, JOB.replace("ENTRYPOINT", "a.b:c") + f"{lines}\n")
+    file = manifests.load_job(path)
+    assert file.job.spec.runtime.backend == backend
+    assert parse_training_job(file.manifest) == file.job
+
+
+@pytest.mark.parametrize("lines", ["", "  parallelism: {ranksPerPod: 2}\n  spares: {replicas: 1}"])
+def test_nccl_between_pods_of_a_local_run_is_refused(tmp_path: Path, lines: str) -> None:
+    job = JOB.replace("ENTRYPOINT", "a.b:c") + f"  runtime: {{backend: NCCL}}\n{lines}\n"
+    assert (
+        "spec.runtime.backend: is NCCL, which takes one rank on each GPU; the 2 pods of a local "
+        "run (spares included) share this machine's GPUs: use Gloo or Auto, or one pod"
+    ) in message(write(tmp_path, job))
 
 
 def test_what_concerns_a_cluster_alone_is_left_alone_in_a_local_run(tmp_path: Path) -> None:

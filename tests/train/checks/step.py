@@ -121,6 +121,7 @@ class Step:
         waiting_bytes: what checks of mode Full that wait may retain.
         profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
         clock: of the planner; returns seconds that only grow.
+        device: where all stages compute.
         is_warm: whether the stages count as having completed a step, so that checks may wait.
         order: in which micro-batches pass the stages.
     """
@@ -137,13 +138,15 @@ class Step:
         is_warm: bool = True,
         order: Order = Order.IN_ORDER,
         clock: Callable[[], float] = time.perf_counter,
+        device: str = "cpu",
     ) -> None:
+        self._device = device
         self._order, self._clock = order, clock
         self._is_warm = is_warm
         self._profile_steps = profile_steps
         self.told: list[Told] = []
         self._micro_batches, self._waiting_bytes = micro_batches, waiting_bytes
-        numerics.setup("cpu")
+        numerics.setup(device)
         self._entrypoint, self._model = (MODELS | OTHERS)[model]
         self._workload = workloads.load(self._entrypoint, self._model)
         self._recompute, self._stages = recompute, stages
@@ -168,15 +171,17 @@ class Step:
             shape=shape,
             entrypoint=self._entrypoint,
             workload=self._model,
-            device="cpu",
+            device=self._device.partition(":")[0],
             recompute=self._recompute > 0,
             recompute_share=self._recompute or 1.0,
         )
         engines = []
         for stage in range(self._stages):
-            loader = Loader(self._workload.dataset, ahead=False, twice=mode is Mode.FULL)
+            loader = Loader(
+                self._workload.dataset, self._device, ahead=False, twice=mode is Mode.FULL
+            )
             training = BlockTraining(
-                workload=self._workload, config=job, device="cpu", loader=loader
+                workload=self._workload, config=job, device=self._device, loader=loader
             )
             checks = Checks(
                 mode,

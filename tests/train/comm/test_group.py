@@ -113,7 +113,9 @@ def _let_go_of_an_operation(pipe, store, rank):
     group.connect()
     if rank == 0:
         started = group.start_exchange(torch.empty(2), torch.zeros(2), [1, 1], [1, 1])
-        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
+        group_module.shut = lambda *_, **__: (
+            None
+        )  # as if gloo had lost it: nothing ends it any more
         group.shutdown("over")
         with pytest.raises(GroupEnded):
             group.finish_exchange(started)
@@ -201,6 +203,112 @@ def test_an_operation_that_begins_while_its_group_ends_is_watched_too(monkeypatc
     monkeypatch.setattr(group, "check", checks_and_is_shut)
     with pytest.raises(SystemExit):
         group.finish(pending)
+
+
+class Waiting:
+    """A backend that waits for other ranks at a socket of its own, and whose abort waits for that.
+
+    As NCCL's does: while a communicator is initialized, torch holds its lock.
+    """
+
+    ends_by_sockets = False
+    waits_can_hang = False
+
+    def __init__(self):
+        self.listens, self.has_left = threading.Event(), threading.Event()
+
+    def create(self, *_, **__):
+        return self
+
+    def connect(self, *_):
+        try:
+            with socket.create_server((ADDRESS, 0)) as listener:
+                self.listens.set()
+                listener.accept()
+        except OSError as error:
+            raise RuntimeError("nobody came") from error
+        finally:
+            self.has_left.set()
+
+    def abort(self, _):
+        assert self.has_left.wait(LONG_S), "the abort waits for who connects"
+
+
+def test_a_group_that_ends_while_it_waits_for_ranks_leaves_them_before_it_aborts(monkeypatch):
+    backend = Waiting()
+    monkeypatch.setitem(BACKENDS, "waiting", backend)
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None),
+        rank=0,
+        size=2,
+        address=ADDRESS,
+        backend="waiting",
+        timeout_s=LONG_S,
+    )
+
+    def end():
+        backend.listens.wait(LONG_S)
+        group.shutdown("over")
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(GroupEnded, match="over"):
+        group.connect()
+    thread.join()
+
+
+class Meets(Waiting):
+    """One whose ranks tell each other where they are, as NCCL's do, before one waits for them."""
+
+    def create(self, meet, *_, **__):
+        meet("id", b"")
+        return self
+
+
+def test_connecting_has_a_bound_from_when_all_ranks_are_there(monkeypatch):
+    backend = Meets()
+    monkeypatch.setitem(BACKENDS, "waiting", backend)
+    meeting = types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, size, __: [body] * size)
+    group = Group(
+        name="test",
+        meeting=meeting,
+        rank=0,
+        size=2,
+        address=ADDRESS,
+        backend="waiting",
+        timeout_s=LONG_S,
+        connect_s=0.05,
+    )
+    with pytest.raises(GroupEnded, match=r"test: not all ranks met within 0\.05 s"):
+        group.connect()
+    assert backend.has_left.is_set()
+
+
+class MeetsAtOnce(Stuck):
+    """One whose ranks are all there at once."""
+
+    def create(self, meet, *_, **__):
+        meet("id", b"")
+        return self
+
+
+def test_a_group_that_is_connected_outlives_the_bound(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "stuck", MeetsAtOnce())
+    meeting = types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body])
+    group = Group(
+        name="test",
+        meeting=meeting,
+        rank=0,
+        size=1,
+        address=ADDRESS,
+        backend="stuck",
+        timeout_s=LONG_S,
+    )
+    group.connect()
+    assert group._bound.finished.is_set(), "its thread has nothing more to do"
+    group._end_late()  # it may have begun just then
+    assert group.connected
 
 
 def _send_under_two_tags(pipe, store, rank):

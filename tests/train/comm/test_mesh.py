@@ -25,6 +25,8 @@ from mainstay_train.comm import group as group_module
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
+from mainstay_train.comm.gloo import Gloo
+from mainstay_train.comm.group import BACKENDS
 from mainstay_train.comm.interruptible import newest_of
 from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine
@@ -108,14 +110,23 @@ def described(engine):
     }
 
 
-def run_rank(pipe, store, index, options):
-    chain = chain_of(store, index)
+class Copying(Gloo):
+    """gloo as it is for the tensors of a GPU: it reaches copies of them alone."""
+
+    def staged(self, tensor):
+        return tensor.clone()
+
+
+def run_rank(pipe, store, index, options, copies=False):
+    if copies:
+        BACKENDS["gloo"] = Copying()
+    chain = chain_of(store, index, f"chain {copies}")
     chain.connect()
     pipe.send(described(reduced(engine_of(index, **options), chain)))
 
 
-def run_mesh(crew, **options):
-    workers = [crew.fork(run_rank, crew.store, index, options) for index in range(SIZE)]
+def run_mesh(crew, *, copies=False, **options):
+    workers = [crew.fork(run_rank, crew.store, index, options, copies) for index in range(SIZE)]
     return [worker.hear() for worker in workers]
 
 
@@ -224,7 +235,9 @@ def test_the_bits_of_a_chain_do_not_depend_on_where_stages_are_cut(crew, size):
 
 def test_what_inner_ranks_hold_in_copies_has_equal_bits_and_the_rest_has_not(crew):
     first, second = run_mesh(crew)
+    staged = run_mesh(crew, copies=True)
 
+    assert [rank["bits"] for rank in staged] == [first["bits"], second["bits"]]
     assert first["copies"] == second["copies"] != ""
     assert first["bits"] != second["bits"]
     copied = [[g for _, _, copy, g in rank["gradients"] if copy] for rank in (first, second)]
@@ -343,7 +356,9 @@ def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kep
 def wait_for_a_silent_rank(pipe, store, index, lost=False):
     waits = threading.Event()
     if lost:
-        group_module.shut = lambda *_: None  # as if gloo had lost it: nothing ends it any more
+        group_module.shut = lambda *_, **__: (
+            None
+        )  # as if gloo had lost it: nothing ends it any more
 
     def hook(action):
         if action.type == 1:
@@ -383,8 +398,10 @@ def test_a_collective_that_gloo_has_lost_ends_with_its_group(crew):
     assert workers[1].hear()
 
 
-def run_every_collective(pipe, store, index):
+def run_every_collective(pipe, store, index, copies):
     """Send what each functional collective yields, then what a message that is late yields."""
+    if copies:
+        BACKENDS["gloo"] = Copying()
     chain = chain_of(store, index)
     chain.connect()
     functional, name = torch.ops._c10d_functional, comm_mesh.GROUP_NAME
@@ -402,7 +419,22 @@ def run_every_collective(pipe, store, index):
     group._allgather_base(whole, mine).wait()
     part = torch.empty(2)
     group._reduce_scatter_base(part, mine).wait()
-    yielded |= {"whole": whole.tolist(), "part": part.tolist()}
+    parts = [torch.empty(4) for _ in range(SIZE)]
+    group.allgather([parts], [mine]).wait()
+    added, root = mine.clone(), mine.clone()
+    work = group.allreduce([added])
+    work.wait()
+    added += 1
+    work.wait()  # and nothing is brought once more
+    group.broadcast([root]).wait()
+    yielded |= {
+        "whole": whole.tolist(),
+        "part": part.tolist(),
+        "parts": [each for tensor in parts for each in tensor.tolist()],
+        "added": added.tolist(),
+        "root": root.tolist(),
+        "mine": mine.tolist(),
+    }
     if index == 0:
         pipe.recv()
         group.send([mine], 1, 7).wait()
@@ -419,14 +451,19 @@ def run_every_collective(pipe, store, index):
     pipe.recv()
 
 
-def test_every_collective_of_a_mesh_yields_what_torchs_own_group_does(crew):
-    workers = [crew.fork(run_every_collective, crew.store, index) for index in range(SIZE)]
+@pytest.mark.parametrize("copies", [False, True])
+def test_every_collective_of_a_mesh_yields_what_torchs_own_group_does(crew, copies):
+    workers = [crew.fork(run_every_collective, crew.store, index, copies) for index in range(SIZE)]
     assert workers[1].hear() == "late", "a receive has waited for longer than a look takes"
     workers[0].say()
     first, second = (worker.hear() for worker in workers)
     gathered = [0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 4.0]
     assert first["all_reduce"] == second["all_reduce"] == [1.0, 3.0, 5.0, 7.0]
     assert first["all_gather"] == second["all_gather"] == first["whole"] == gathered
+    assert first["parts"] == second["parts"] == gathered
+    assert first["added"] == second["added"] == [2.0, 4.0, 6.0, 8.0]
+    assert first["root"] == second["root"] == first["mine"] == [0.0, 1.0, 2.0, 3.0]
+    assert second["mine"] == [1.0, 2.0, 3.0, 4.0], "what a collective reads stays"
     assert (first["reduce_scatter"], second["reduce_scatter"]) == ([1.0, 3.0], [5.0, 7.0])
     assert (first["part"], second["part"]) == ([1.0, 3.0], [5.0, 7.0])
     assert first["all_to_all"] == [0.0, 1.0, 1.0, 2.0]

@@ -1,14 +1,18 @@
 """What NCCL's groups are made of, as far as no GPU is needed."""
 
+import gc
 import os
 import threading
 import types
+import weakref
 from datetime import timedelta
 
 import pytest
 import torch
 
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.comm import nccl
+from mainstay_train.comm.group import Group
 from mainstay_train.comm.nccl import Nccl, _Ids
 
 
@@ -70,7 +74,8 @@ class Communicator:
             self.config = types.SimpleNamespace(blocking=1)
 
     def __init__(self, store, rank, size, options):
-        del store, rank, size
+        del rank, size
+        self.store = weakref.ref(store)  # as torch, which keeps no object of Python's
         self.options, self.done, self.aborted = options, [], False
         self.settings = dict(os.environ)
         self.met = threading.Event()
@@ -98,15 +103,18 @@ def played_gpu(monkeypatch):
         "torch",
         types.SimpleNamespace(
             device=torch.device,
-            cuda=types.SimpleNamespace(current_device=lambda: 3),
+            cuda=types.SimpleNamespace(
+                current_device=lambda: 3,
+                get_device_properties=lambda index: types.SimpleNamespace(uuid=f"uuid-{index}"),
+            ),
             zeros=lambda count, device: torch.zeros(count, device=device and "cpu"),
         ),
     )
 
 
-def make_communicator(connect_s=30):
-    return Nccl().create(
-        lambda _, body: [body],
+def make_communicator(connect_s=30, *, backend=None, meet=lambda _, body: [body]):
+    return (backend or Nccl()).create(
+        meet,
         0,
         1,
         address="127.0.0.1",
@@ -115,11 +123,53 @@ def make_communicator(connect_s=30):
     )
 
 
+class Busy(Communicator):
+    """One whose ranks are all there, on a device that is busy for longer than an abort waits."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.met.set()
+
+    def abort(self):
+        super().abort()
+        raise RuntimeError("[Rank 0] Future for ProcessGroup abort timed out after 500 ms")
+
+
+def test_a_group_ends_though_its_operations_do_not_end_in_time(played_gpu, caplog):
+    nccl.distributed.ProcessGroupNCCL = Busy
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body]),
+        rank=0,
+        size=1,
+        address="127.0.0.1",
+        backend="nccl",
+        timeout_s=0.5,
+    )
+    group.connect()
+    group.shutdown("over")
+    assert group.process_group.aborted
+    assert group.ended == "over"
+    (warning,) = caplog.messages
+    assert "timed out after 500 ms" in warning
+
+
 def test_a_communicator_is_made_so_that_an_abort_can_end_its_initialization(played_gpu):
     group = make_communicator(connect_s=7.4)
     assert group.options.config.blocking == 0
-    assert group.settings["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "7"
     assert group.options._timeout == timedelta(seconds=600)
+
+
+def test_ranks_that_share_a_gpu_are_refused_by_name(played_gpu):
+    with pytest.raises(InvalidSpecError, match=r"ranks 0 and 1 of a group share GPU uuid-3: use"):
+        make_communicator(meet=lambda _, body: [body, body])
+    make_communicator(meet=lambda _, body: [body, b"GPU uuid-4", b"", b""])
+
+
+def test_a_first_message_between_two_ranks_has_the_time_of_an_operation(played_gpu):
+    """NCCL connects two ranks when they first talk, and the later one may come long after."""
+    settings = make_communicator(connect_s=7.4).settings
+    assert settings["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "600"
 
 
 def test_torch_is_told_to_end_no_process_before_a_communicator_is_made(played_gpu):
@@ -129,22 +179,52 @@ def test_torch_is_told_to_end_no_process_before_a_communicator_is_made(played_gp
 
 
 def test_a_group_that_is_connected_has_a_communicator_over_which_all_have_met(played_gpu):
-    group = make_communicator()
+    backend = Nccl()
+    group = make_communicator(backend=backend)
     group.met.set()
-    Nccl().connect(group, timedelta(seconds=60))
+    backend.connect(group, timedelta(seconds=60))
     assert group.done == ["connects cuda:3", "sums 1"]
 
 
 def test_connecting_goes_on_until_all_have_met_or_the_time_is_over(played_gpu):
-    group = make_communicator()
+    backend = Nccl()
+    group = make_communicator(backend=backend)
     with pytest.raises(RuntimeError, match=r"not all ranks met within 0\.01 s"):
-        Nccl().connect(group, timedelta(seconds=0.01))
+        backend.connect(group, timedelta(seconds=0.01))
 
 
 def test_an_abort_ends_the_connecting(played_gpu):
-    group = make_communicator()
-    connects = threading.Thread(target=Nccl().connect, args=(group, timedelta(seconds=600)))
+    backend = Nccl()
+    group = make_communicator(backend=backend)
+    connects = threading.Thread(target=backend.connect, args=(group, timedelta(seconds=600)))
     connects.start()
-    Nccl().abort(group)
+    backend.abort(group)
     connects.join()
     assert not group.met.is_set()
+
+
+def test_the_store_of_a_group_is_there_until_it_connects_and_keeps_nothing_alive(played_gpu):
+    """torch calls it when a communicator is made, long after the group was."""
+
+    class Meets:
+        def __call__(self, _, body):
+            return [body]
+
+    backend, meets = Nccl(), Meets()
+    group = make_communicator(backend=backend, meet=meets)
+    meeting = weakref.ref(meets)
+    del meets
+    store = group.store()
+    assert store is not None
+    assert store.get("0") == b""
+    assert not store.check(["a call to dump"])
+    group.met.set()
+    backend.connect(group, timedelta(seconds=60))
+    assert meeting() is None
+    with pytest.raises(RuntimeError, match="all ranks have met"):
+        store.set("1", b"id")
+    gone = weakref.ref(group)
+    del group, store
+    gc.collect()
+    assert gone() is None
+    assert not backend._ids
