@@ -23,13 +23,7 @@ from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits, collectives, kernels, late, one_by_one
-from mainstay_train.checks.calls import (
-    Call,
-    await_copies,
-    first_differing,
-    put,
-    repaired,
-)
+from mainstay_train.checks.calls import Call, await_copies, first_differing, put, repaired
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
