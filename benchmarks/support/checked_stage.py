@@ -187,7 +187,7 @@ class Stage:
         model = workloads.load(entrypoint, config)
         mode = MODES.get(variant, Mode.FULL)
         waits = waiting_bytes if variant in (DYNAMIC, *PLANS) else 0
-        plan = PLANS.get(variant, PlanName.DYNAMIC)
+        plan = PlanName.NAIVE if variant == NAIVE else PLANS.get(variant, PlanName.DYNAMIC)
         self.checks = Checks(mode, tell=self._found, waiting_bytes=waits, plan=plan)
         self.engine = Engine.build(
             model,

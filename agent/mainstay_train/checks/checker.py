@@ -139,6 +139,13 @@ class Checks:
         return self._mode is Mode.PIGGYBACK
 
     @property
+    def spares_memory(self) -> bool:
+        """Whether large results of two executions are not kept at a time: to keep both takes less
+        time, so only where a plan has no memory, and beside a recompute that needs none.
+        """
+        return self.piggybacks or (self._plan is not PlanName.NAIVE and not self.waiting.is_used)
+
+    @property
     def as_recomputed(self) -> bool:
         """Whether a forward that is recomputed later calls all that its recompute calls."""
         return self.piggybacks or (self.compares and self._plan in PLANNED)

@@ -22,14 +22,8 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, judge
-from mainstay_train.checks import bits, collectives, kernels, late
-from mainstay_train.checks.calls import (
-    Call,
-    await_copies,
-    first_differing,
-    put,
-    repaired,
-)
+from mainstay_train.checks import bits, collectives, kernels, late, one_by_one
+from mainstay_train.checks.calls import Call, await_copies, first_differing, put, repaired
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
@@ -45,6 +39,7 @@ HIDDEN = ", whose kernels cannot be executed one by one; write it with plain ope
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _PLAIN = torch._C._disabled_torch_dispatch_impl
+_OVERLOAD = torch._ops.OpOverload
 
 
 class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch has no types here
@@ -181,9 +176,14 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, _OVERLOAD):
             return self._pass(func, args, kwargs, f"{func}{HIDDEN}")  # as flexible attention is
         kernel = kernel_of(func)
+        if self._seen is None:
+            if kernel.computes:
+                return self._execute(func, args, kwargs, kernel)
+            if kernel.is_view:
+                return func(*args, **kwargs)
         if kernel.name in collectives.REPEATED:
             return self._communicate(func, args, kwargs, kernel.name)
         if kernel.communicates and kernel.name not in SILENT:
@@ -216,7 +216,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         operands = kernel.operands(args, kwargs)
         writes = is_far = False
         for tensor, is_written in operands:
-            if tensor.layout is not torch.strided:
+            if tensor.layout is not kernels.STRIDED:
                 return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
             writes = writes or is_written
             is_far = is_far or not tensor.is_cpu
@@ -228,13 +228,18 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         repeats = compares or self._noted is not None
         generator = self._generator_of(func, args, kwargs, repeats) if kernel.is_seeded else None
         drawn_from = generator.get_state() if generator is not None and repeats else None
+        is_plain = compares and generator is None and not is_far
+        if is_plain and self._checks.spares_memory and one_by_one.is_large(kernel, operands):
+            whole = Call(func, args, kwargs, kernel, 0, overwritten, None, None, None, False)
+            known = self._checks, self._place, whole, operands
+            return one_by_one.execute(*known, self._enter_call, self._call)
         # What the call overwrites is kept: once for the checker, once for a third execution.
         twins = overwritten.copy() if overwritten is not None and compares else None
         kept = None
         if overwritten is not None and repeats and overwritten.has_contents:
             kept = overwritten.copy()
         result = self._call(func, args, kwargs)
-        if kernels.has_sparse(kernels.tensors_in(result)):
+        if kernels.has_sparse(result):
             return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
@@ -261,6 +266,15 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
                 effects = Effects.of(kernel, operands, result)
             self._checks.replays.add(part, self._place, call, effects, flips)
         return result
+
+    def _enter_call(self, call: Call, result: Any) -> list[Flip]:
+        """Number a call of which one result is kept at a time; return its flips."""
+        if kernels.has_sparse(result):
+            self._pass(lambda: result, (), {}, f"{call.kernel.name}{SPARSE}")
+        call.ordinal = self._count()
+        if self._seen is not None:
+            self._spot = Spot.of(self._place, call.ordinal, call.kernel.name)
+        return self._flips_of(call)
 
     def _check(
         self,

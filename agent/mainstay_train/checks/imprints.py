@@ -31,24 +31,30 @@ FEW_BYTES_COMPILED = 512
 MAX_LEVELS = 8
 """Each product leaves a sixteenth of the bytes: enough for any memory."""
 
-Imprint = tuple[str, tuple[int, ...], bytes]
+KEPT_BYTES = 64
+"""So many bytes of sums are kept as they are: to digest them takes longer than to compare them."""
+
+Imprint = tuple[torch.dtype, torch.Size, bytes]
 """Type, shape, and digest of the bits."""
 
 
 def imprint(tensor: torch.Tensor) -> Imprint:
     """Return the imprint of a tensor; waits for its device."""
-    what = str(tensor.dtype), tuple(tensor.shape)
-    if tensor.device.type != "cpu":
+    dtype, shape = tensor.dtype, tensor.shape
+    if not tensor.is_cpu:
         sums = digests.tensor_sums("imprint", _packed(tensor)).tolist()
-        return *what, repr(sums).encode()
-    packed = _packed(tensor)
-    size = packed.numel() * packed.element_size()
+        return dtype, shape, repr(sums).encode()
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = _packed(tensor)
+    size = tensor.numel() * tensor.element_size()
     if size <= FEW_BYTES_COMPILED:
-        return *what, ctypes.string_at(packed.data_ptr(), size)
-    compiled = digests.memory_sums(packed)
-    if compiled is not None:
-        return *what, hashlib.blake2b(compiled, digest_size=16).digest()
-    return *what, _digest(packed.view(-1).view(torch.int8))
+        return dtype, shape, ctypes.string_at(tensor.data_ptr(), size)
+    compiled = digests.memory_sums(tensor.data_ptr(), size)
+    if compiled is None:
+        return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
+    if len(compiled) <= KEPT_BYTES:
+        return dtype, shape, compiled
+    return dtype, shape, hashlib.blake2b(compiled, digest_size=16).digest()
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:

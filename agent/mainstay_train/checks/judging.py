@@ -22,6 +22,10 @@ class Judging(late.Judged, Protocol):
 
     replays: Replays
 
+    @property
+    def spares_memory(self) -> bool:
+        """Whether large results of two executions are not kept at a time."""
+
     def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
 

@@ -6,10 +6,10 @@ its operands is in its schema.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,6 +47,7 @@ state of the generator of attention without dropout. What is no tensor counts as
 that is not there."""
 TELLING = frozenset({"aten._local_scalar_dense", "aten.allclose", "aten.equal", "aten.is_nonzero"})
 """Calls that tell the host a number which a tensor's elements say, as ``tensor.item()`` does."""
+STRIDED = torch.strided
 NUMBERS = {
     bool: torch.bool,
     int: torch.int64,
@@ -66,6 +67,8 @@ class Kernel:
     communicates: bool
     is_view: bool
     """Whether all that it returns lies in the memory of its operands, unwritten."""
+    computes: bool
+    """Whether it is none of these three."""
     is_seeded: bool
     """Whether it can draw random numbers."""
     replaces: bool
@@ -94,8 +97,7 @@ class Kernel:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """The tensors that a call has made and written."""
 
     returned: list[torch.Tensor]
@@ -120,6 +122,12 @@ class Effects:
             operands: of the call, see :meth:`Kernel.operands`.
             result: of the call.
         """
+        if isinstance(result, torch.Tensor):  # as most kernels return
+            key, one = key_of(result), [result]
+            written = [tensor for tensor, is_written in operands if is_written]
+            if key not in [key_of(tensor) for tensor, _ in operands]:
+                return cls(one, one, one, (0,), written)
+            return cls(one, [], [], (), written)
         given = {key_of(tensor) for tensor, _ in operands}
         returned = tensors_in(result)
         keys = [key_of(tensor) for tensor in returned]
@@ -148,12 +156,16 @@ def kernel_of(func: Any) -> Kernel:
         if not _is_plain(arg)
     )
     writes = any(is_written for _, _, is_written in arguments)
+    allocates, communicates = name in ALLOCATING, func.namespace in COLLECTIVES
+    is_view = name in VIEWS or (
+        not writes and bool(aliases) and all(alias is not None for alias in aliases)
+    )
     return Kernel(
         name=name,
-        allocates=name in ALLOCATING,
-        communicates=func.namespace in COLLECTIVES,
-        is_view=name in VIEWS
-        or (not writes and bool(aliases) and all(alias is not None for alias in aliases)),
+        allocates=allocates,
+        communicates=communicates,
+        is_view=is_view,
+        computes=not (allocates or communicates or is_view),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or schema.overload_name.endswith("out"),
         tells=name in TELLING,
@@ -233,9 +245,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def has_sparse(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether some tensor is sparse or the like: it has no memory of its own to compare."""
-    return any(tensor.layout is not torch.strided for tensor in tensors)
+def has_sparse(value: Any) -> bool:
+    """Return whether some tensor of an argument or a result is sparse or the like.
+
+    Such a tensor has no memory of its own to compare.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.layout is not STRIDED
+    return any(tensor.layout is not STRIDED for tensor in tensors_in(value))
 
 
 def is_number(value: Any) -> bool:

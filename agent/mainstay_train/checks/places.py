@@ -15,6 +15,8 @@ from mainstay_core.planning.routes import Extent
 class Phase(enum.StrEnum):
     """The part of a step in which a kernel is executed, as faults name it."""
 
+    __hash__ = str.__hash__  # kernels are looked up by it, and Enum's own takes longer
+
     FORWARD = "forward"
     BACKWARD = "backward"
     """With the recompute, the weights' gradients, and the sums of types."""

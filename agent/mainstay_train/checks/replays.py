@@ -153,7 +153,8 @@ class Segment:
                 self.memories[key] = self._num_memories, weak
                 self._num_memories += 1
             inside.append(Inside.of(self.memories[key][0], tensor))
-        done = _Executed(place, replace(call, args=args, kwargs=kwargs), flips, inside)
+        kept = call.kernel, call.ordinal, call.overwritten, None, None, call.places, call.is_far
+        done = _Executed(place, Call(call.func, args, kwargs, *kept), flips, inside)
         for number in compared:
             done.compared[number] = self._keep(outputs[number])
         for number, tensor in enumerate(outputs):
@@ -428,7 +429,7 @@ class Replays:
         segment.waits_as = self._judged.waiting.begin(
             Waiting(
                 shard_type,
-                frozenset(),
+                set(),
                 0,
                 segment.check,
                 micro_batch=micro_batch,

@@ -67,7 +67,7 @@ class Overwritten:
     """
 
     def __init__(self, operands: Sequence[Operand], *, replaces: bool) -> None:
-        self._written = [tensor for tensor, is_written in operands if is_written]
+        self.written = [tensor for tensor, is_written in operands if is_written]
         self._alone = _find_alone(operands)
         """The only tensor that is written, if its twin is what torch makes of it by itself."""
         self.has_contents = not replaces
@@ -77,10 +77,10 @@ class Overwritten:
 
     def _find_stretches(self, operands: Sequence[Operand], *, replaces: bool) -> None:
         self._stretches = [
-            _stretch(key, self._written, operands)
-            for key in dict.fromkeys(key_of(t) for t in self._written if t.numel())
+            _stretch(key, self.written, operands)
+            for key in dict.fromkeys(key_of(t) for t in self.written if t.numel())
         ]
-        written = {id(tensor) for tensor in self._written}
+        written = {id(tensor) for tensor in self.written}
         inside = {id(t) for stretch in self._stretches for t in stretch.operands}
         read = {id(tensor) for tensor, is_written in operands if not is_written}
         self.has_contents = not replaces or bool((inside - written) | (inside & read))
@@ -93,10 +93,10 @@ class Overwritten:
         found: dict[int, torch.Tensor] = {}
         for stretch in self._stretches:
             found |= stretch.copy(contents=self.has_contents)
-        for tensor in self._written:
+        for tensor in self.written:
             if id(tensor) not in found:  # it has no elements: the call gives it some
                 found[id(tensor)] = torch.empty_like(tensor)
-        return Twins(found, [found[id(tensor)] for tensor in self._written])
+        return Twins(found, [found[id(tensor)] for tensor in self.written])
 
 
 @dataclass(frozen=True, slots=True)

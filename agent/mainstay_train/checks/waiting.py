@@ -8,7 +8,7 @@ wrong one makes its type void.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,12 +22,12 @@ from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.planned import Flow, Window
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Waiting:
     """A check that waits."""
 
     shard_type: int
-    keys: frozenset[int]
+    keys: Set[int]
     """The memories that it keeps: see :func:`~mainstay_train.checks.kernels.key_of`."""
     size_bytes: int
     execute: Callable[[], None]
@@ -67,6 +67,11 @@ class WaitingChecks:
 
     def __init__(self, budget_bytes: int) -> None:
         self._queue = CheckQueue(budget_bytes=budget_bytes)
+        self._untold: list[dynamic.Executed | dynamic.Grown | dynamic.Completed] = []
+        """Events that the queue has not heard of: nothing follows from them but a longer queue. It
+        hears of them when something may follow, as a rule when a wait begins."""
+        self._untold_bytes = 0
+        """By which they make it longer."""
         self._waiting: dict[str, Waiting] = {}
         self._by_key: dict[int, set[str]] = {}
         self._number = 0
@@ -79,6 +84,11 @@ class WaitingChecks:
         """Whether checks may wait at all."""
         return self._queue.budget_bytes > 0
 
+    @property
+    def size_bytes(self) -> int:
+        """What they retain now."""
+        return self._queue.size_bytes + self._untold_bytes
+
     def __bool__(self) -> bool:
         """Return whether any check waits."""
         return bool(self._waiting)
@@ -89,14 +99,13 @@ class WaitingChecks:
         executed = dynamic.Executed(
             operator=name, expected_s=check.expected_s, size_bytes=check.size_bytes
         )
-        self._take(executed)
-        self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
+        self._lengthen(executed, check.size_bytes)
 
     def begin(self, check: Waiting) -> str:
         """Have a piece wait of which more is to be executed; return its name."""
         return self._enter(check)
 
-    def grow(self, name: str, keys: Iterable[int], size_bytes: int) -> None:
+    def grow(self, name: str, keys: Collection[int], size_bytes: int) -> None:
         """Have a piece keep more; it and others are executed if the budget is reached.
 
         Args:
@@ -105,21 +114,51 @@ class WaitingChecks:
             size_bytes: what it retains more.
         """
         check = self._waiting[name]
-        more = check.keys.union(keys)
-        self._waiting[name] = replace(check, keys=more, size_bytes=check.size_bytes + size_bytes)
-        for key in more - check.keys:
+        check.keys |= set(keys)
+        check.size_bytes += size_bytes
+        for key in keys:
             self._by_key.setdefault(key, set()).add(name)
         grown = dynamic.Grown(piece=name, expected_s=check.expected_s, size_bytes=size_bytes)
-        self._take(grown)
-        self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
+        self._lengthen(grown, size_bytes)
 
     def complete(self, name: str) -> None:
         """Say that all of a piece was executed."""
-        self._take(dynamic.Completed(piece=name))
+        self._lengthen(dynamic.Completed(piece=name), 0)
 
     def waits(self, name: str) -> bool:
         """Return whether a check still waits."""
         return name in self._waiting
+
+    def _lengthen(
+        self, event: dynamic.Executed | dynamic.Grown | dynamic.Completed, size_bytes: int
+    ) -> None:
+        """Have the queue hear of an event, now if its budget may be reached, else in time.
+
+        Args:
+            event: by which it becomes longer.
+            size_bytes: by how much.
+        """
+        total = self.size_bytes + size_bytes
+        if total > self._queue.budget_bytes:
+            self._take(event)
+            self.most_bytes = max(self.most_bytes, self._queue.size_bytes)
+            return
+        self.most_bytes = max(self.most_bytes, total)
+        self._untold_bytes += size_bytes
+        last = self._untold[-1] if self._untold else None
+        match last, event:
+            case (dynamic.Grown(piece=before), dynamic.Grown(piece=piece)) if before == piece:
+                event = replace(event, size_bytes=last.size_bytes + size_bytes)
+                self._untold.pop()
+        self._untold.append(event)
+
+    def _tell(self) -> None:
+        """Have the queue hear of all events."""
+        untold, self._untold, self._untold_bytes = self._untold, [], 0
+        for event in untold:
+            decision = dynamic.step(self._queue, event)
+            assert not decision.checks, "all of it is within the budget"
+            self._queue = decision.queue
 
     def _enter(self, check: Waiting) -> str:
         self._number += 1
@@ -145,7 +184,7 @@ class WaitingChecks:
         copy = None if check.copy is None else check.copy(key)
         if copy is None:
             return False
-        self._waiting[name] = replace(check, keys=(check.keys - {key}) | {copy})
+        check.keys = (check.keys - {key}) | {copy}
         self._leave(name, key)
         self._by_key.setdefault(copy, set()).add(name)
         return True
@@ -218,6 +257,7 @@ class WaitingChecks:
     def drop(self) -> None:
         """Forget all: what they belong to does not count."""
         self._queue = CheckQueue(budget_bytes=self._queue.budget_bytes)
+        self._untold, self._untold_bytes = [], 0
         for check in self._waiting.values():
             if check.forget is not None:
                 check.forget()
@@ -234,6 +274,8 @@ class WaitingChecks:
             event: for the queue.
             goes_on: whether more is executed; what is left waits as before.
         """
+        if self._untold:
+            self._tell()
         decision = dynamic.step(self._queue, event)
         self._queue = decision.queue
         left = [chosen.operator for chosen in decision.checks]

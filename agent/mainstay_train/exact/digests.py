@@ -204,11 +204,12 @@ def _runs(
         )
 
 
-def memory_sums(tensor: torch.Tensor) -> bytes | None:
-    """Both sums of each short run of a tensor's memory, and the bytes behind its last whole word.
+def memory_sums(address: int, size: int) -> bytes | None:
+    """Both sums of each short run of a CPU's memory, and the bytes behind its last whole word.
 
     Args:
-        tensor: on a CPU, contiguous.
+        address: where it begins.
+        size: its bytes.
 
     Returns:
         None where no compiled code is: by batches of torch it would take long.
@@ -216,11 +217,11 @@ def memory_sums(tensor: torch.Tensor) -> bytes | None:
     loops = compiled.load()
     if loops is None:
         return None
-    at, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
     runs = _runs_of(size // 4)
     sums = runs.zeros()
-    loops.row_sums[4](at, *runs.addresses, ctypes.addressof(sums))
-    return bytes(sums) + ctypes.string_at(at + size - size % 4, size % 4)
+    loops.row_sums[4](address, *runs.addresses, ctypes.addressof(sums))
+    rest = size % 4
+    return bytes(sums) + ctypes.string_at(address + size - rest, rest) if rest else bytes(sums)
 
 
 class _Runs(NamedTuple):

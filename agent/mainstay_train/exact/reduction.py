@@ -36,6 +36,10 @@ from mainstay_train.exact.buckets import Bucket, bounds, cut
 from mainstay_train.exact.layout import StageLayout
 from mainstay_train.exact.wire_sums import WireSums
 
+PIECE_ELEMENTS = 1 << 16
+"""Elements of a sum of types that a CPU adds at a time: they stay in a cache, with the copies that
+checks make of them."""
+
 
 class PartialStore:
     """The complete gradients that a cell holds of the current step, one flat buffer each.
@@ -60,8 +64,8 @@ class PartialStore:
         """
         run = self._run(grow(self.partials, shard_type, self._shards_per_lane))
         if run is not None:
-            scratch = self.scratch[within]
-            torch.add(self.partials[run][within], scratch, out=scratch)
+            for earlier, scratch in self._pieces(self.partials[run][within], self.scratch[within]):
+                torch.add(earlier, scratch, out=scratch)
 
     def complete(self, shard_type: int, *, joined: bool = False) -> Partial:
         """Move the finished type from scratch into its partial; returns that partial.
@@ -75,7 +79,8 @@ class PartialStore:
         if run is not None and not joined:
             buffer = self.partials.pop(run)
             # Not atomic, but nobody else reads it: nothing of it is being sent.
-            buffer.add_(self.scratch)
+            for earlier, scratch in self._pieces(buffer, self.scratch):
+                earlier.add_(scratch)
             self.partials[grown] = buffer
         else:
             if run is not None:
@@ -84,6 +89,14 @@ class PartialStore:
             self.scratch = self._take()
             self.scratch_views = self._layout.views(self.scratch)
         return grown
+
+    def _pieces(
+        self, first: torch.Tensor, second: torch.Tensor
+    ) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what is added at a time of two flat tensors."""
+        size = PIECE_ELEMENTS if first.is_cpu else max(1, first.numel())
+        starts = range(0, first.numel(), size)
+        return ((first[at : at + size], second[at : at + size]) for at in starts)
 
     @staticmethod
     def _run(grown: Partial) -> Partial | None:

@@ -39,6 +39,8 @@ Operands = Annotated[tuple[Name, ...], Longest(MAX_OPERANDS)]
 class Pass(enum.StrEnum):
     """The pass of a block, or of the step, in which an operator is called."""
 
+    __hash__ = str.__hash__  # kernels are looked up by it, and Enum's own takes longer
+
     FORWARD = "forward"
     BACKWARD = "backward"
     """The gradient of a block's input."""

@@ -16,7 +16,7 @@ from mainstay_core.base.errors import InvalidSpecError, MainstayError
 from mainstay_core.base.words import quote
 from mainstay_core.dmr.coverage import complete, verify_rule
 from mainstay_core.dmr.operators import Operator
-from mainstay_core.dmr.plan import Choice, Method, Piece, Plan, read_plan, sum_totals
+from mainstay_core.dmr.plan import DEFERRED, Choice, Method, Piece, Plan, read_plan, sum_totals
 from mainstay_core.dmr.profiles import WHOLE_WAY, Profile
 from mainstay_core.dmr.settings import WAY
 from mainstay_core.dmr.static import plan_checks
@@ -30,13 +30,14 @@ NEXT_RECV = "NEXT_RECV"
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
-IMPRINT_S, IMPRINT_S_PER_BYTE = 1.1e-5, 6e-11
+IMPRINT_S, IMPRINT_S_PER_BYTE = 3e-6, 6e-11
 """What an imprint of a tensor costs, compiled as they are on a CPU. Where to execute a kernel again
 costs less, a recompute is not compared with its forward, but both are executed twice."""
-AGAIN_S, COMPARE_S_PER_BYTE = 8e-6, 3e-11
+AGAIN_S, COMPARE_S_PER_BYTE = 4.6e-6, 3e-11
 """What a second execution at once costs beside the kernel, and to compare what it has made."""
 POINTWISE_S_PER_BYTE = 8e-11
 """What a kernel that computes element by element takes for each byte that it makes, at least."""
+_WAITING = (*DEFERRED, Method.DYNAMIC)
 
 
 class RefusedPlanError(MainstayError):
@@ -286,7 +287,7 @@ def demote(profile: Profile, plan: Plan) -> Plan:
     def waits_in_vain(piece: Piece) -> str:
         if piece.window in absent:
             return f"{piece.window} does not come in this run"
-        if piece.window is not None and _waits_in_vain(operators, places, piece):
+        if piece.method in _WAITING and _waits_in_vain(operators, places, piece):
             return "it takes less than to let its check wait"
         return ""
 

@@ -22,6 +22,8 @@ from mainstay_core.base.shape import Order
 class Extent(enum.StrEnum):
     """The parts of a stage through which a visit leads."""
 
+    __hash__ = str.__hash__  # kernels are looked up by it, and Enum's own takes longer
+
     WHOLE = "whole"
     EMBEDDING = "embedding"
     """The model's first block alone."""

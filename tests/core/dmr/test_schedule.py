@@ -150,6 +150,7 @@ def test_what_waits_for_a_window_that_never_comes_is_checked_at_once() -> None:
 
 def test_what_is_over_at_once_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_rules, "AGAIN_S", 0.0)
+    monkeypatch.setattr(schedule_rules, "IMPRINT_S", 1e-5)
     num_quick = num_cheap = 0
     for seed in range(40):
         slow = drawn(seed)
@@ -160,6 +161,7 @@ def test_what_is_over_at_once_waits_for_nothing(monkeypatch: pytest.MonkeyPatch)
         plan, schedule = plan_here(quick)
         verify_plan(quick, plan)
         assert not any(piece.window for piece in plan.pieces)
+        assert not schedule.later, "nor does it wait where the dynamic planner would have it"
         num_quick += any("less than to let" in choice.reason for choice in plan.choices)
         recomputed = {
             name

@@ -70,7 +70,7 @@ class Kernels:
 
     @property
     def kept_bytes(self) -> int:
-        return self.checks.waiting._queue.size_bytes
+        return self.checks.waiting.size_bytes
 
     def replay(self) -> None:
         self.checks.settle([TYPE])
@@ -259,7 +259,7 @@ def test_a_product_waits_that_writes_into_a_gradient(flipped_in: Execution | Non
     with torch.no_grad(), checks.over(Phase.BACKWARD, 0, TYPE, 0) as scope:
         scope.enter(Pass.WEIGHT, 0, "layer")
         torch.mm(X, W, out=scratch[0])
-        assert checks.waiting._queue.size_bytes == 2 * SIZE
+        assert checks.waiting.size_bytes == 2 * SIZE
         scratch[1].add_(X)  # it reads what it writes
     assert len(checks.waiting._waiting) == 1
     scratch.zero_()

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 from tests.train.checks.step import MODELS, Step
@@ -294,3 +295,47 @@ def test_a_type_whose_checks_cannot_be_executed_is_void(monkeypatch: pytest.Monk
     assert settled == [0, 1, 2]
     assert engine.types.bad() == (0,)
     assert not engine.checks.waiting
+
+
+class ToldAtOnce(WaitingChecks):
+    """Its queue hears of every event at once."""
+
+    def _lengthen(self, event: Any, size_bytes: int) -> None:
+        del size_bytes
+        self._take(event)
+        self.most_bytes = max(self.most_bytes, self.size_bytes)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_queue_that_hears_of_events_in_time_decides_as_if_it_had_heard_at_once(
+    seed: int,
+) -> None:
+    outcomes = []
+    for kind in (WaitingChecks, ToldAtOnce):
+        rng, order = random.Random(seed), list[object]()
+        waiting = kind(100)
+        pieces: list[str] = []
+        for number in range(60):
+            size, keys = rng.randrange(1, 30), {rng.randrange(8)}
+            check = Waiting(rng.randrange(3), keys, size, partial(order.append, number))
+            match rng.randrange(7):
+                case 0 | 1:
+                    waiting.add(check)
+                case 2:
+                    check.size_bytes = 0
+                    pieces.append(waiting.begin(check))
+                case 3 if pieces and waiting.waits(pieces[-1]):
+                    waiting.grow(pieces[-1], {rng.randrange(8)}, size)
+                case 4 if pieces and waiting.waits(pieces[-1]):
+                    waiting.complete(pieces.pop())
+                case 5:
+                    waiting.overwrite([rng.randrange(8)])
+                case 6:
+                    moments = iter([True] * rng.randrange(4) + [False] * 99)
+                    waiting.use(partial(next, moments))
+            order.append((waiting.size_bytes, waiting.most_bytes))
+        for shard_type in range(3):
+            waiting.settle(shard_type)
+        outcomes.append((order, waiting.size_bytes, bool(waiting)))
+    assert outcomes[0] == outcomes[1]
+    assert len(outcomes[0][0]) > 60, "something was executed"

@@ -12,6 +12,7 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
+from mainstay_train.exact import reduction
 from mainstay_train.exact.buckets import cut
 from mainstay_train.exact.layout import CHUNK, PAD, BlockLayout, StageLayout
 from mainstay_train.exact.reduction import PartialStore, Reducer
@@ -60,6 +61,17 @@ def filled(flats, order, shards_per_lane):
         store.scratch.copy_(flats[shard_type])
         store.complete(shard_type)
     return store
+
+
+@pytest.mark.parametrize("piece", [7, 1000, 1 << 30])
+def test_sums_of_types_have_the_same_bits_whatever_is_added_at_a_time(monkeypatch, piece):
+    monkeypatch.setattr(reduction, "PIECE_ELEMENTS", piece)
+    flats = torch.randn(3, LAYOUT.size, generator=torch.Generator().manual_seed(1))
+
+    store = filled(flats, range(3), 3)
+
+    (total,) = store.partials.values()
+    assert torch.equal(bits(total), bits(flats[0] + flats[1] + flats[2]))
 
 
 def random_work(rng, num_types, num_cells):

@@ -1,0 +1,113 @@
+"""Executes a large kernel twice and keeps one result at a time: of the first an imprint is left.
+
+To compare bits takes memory for both results, and for two copies of what a kernel changes in place:
+for the second execution, and for a third one. Here the checker's execution comes first. Its result
+is let go of before the second execution begins, whose result goes on. So a check takes no memory
+but for one copy of what a kernel changes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.verdicts import Remedy, judge
+from mainstay_train.checks import bits, imprints
+from mainstay_train.checks.calls import Call, put, repaired
+from mainstay_train.checks.imprints import Imprint
+from mainstay_train.checks.kernels import Effects, Kernel
+from mainstay_train.checks.places import Place
+from mainstay_train.checks.telling import Telling
+from mainstay_train.checks.twins import Twins
+
+LARGE_BYTES = 1 << 20
+"""Of a kernel's operands: smaller ones are compared bit by bit, which takes less time."""
+
+Operands = Sequence[tuple[torch.Tensor, bool]]
+Enter = Callable[[Call, Any], list[Flip]]
+"""Has a call counted that has computed something, given its first result; returns its flips."""
+
+
+def is_large(kernel: Kernel, operands: Operands) -> bool:
+    """Return whether one result of a call is to be kept at a time."""
+    if kernel.tells:
+        return False
+    return sum(tensor.numel() * tensor.element_size() for tensor, _ in operands) >= LARGE_BYTES
+
+
+def execute(
+    checks: Telling,
+    place: Place,
+    call: Call,
+    operands: Operands,
+    enter: Enter,
+    run: Callable[..., Any],
+) -> Any:
+    """Execute a call twice, and a third time if the two differ; return the result that counts.
+
+    Args:
+        checks: hear of what is found.
+        place: of the call.
+        call: draws nothing; it is numbered here.
+        operands: of it, all in the host's memory.
+        enter: see :data:`Enter`.
+        run: calls a kernel whose result goes on.
+
+    Raises:
+        UnreliableDeviceError: all three executions differ.
+    """
+    first = _execute_first(call, enter)
+    if first is None:
+        return run(call.func, call.args, call.kwargs)
+    checker, flips = first
+    kept = _copied(call)
+    result = run(call.func, call.args, call.kwargs)
+    effects = Effects.of(call.kernel, operands, result)
+    outputs = [*effects.new, *effects.written]
+    put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
+    primary = imprints.imprints(outputs)
+    if primary == checker:
+        return result
+    again, third = call.again(call.given_again(kept))
+    put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
+    executions = (primary, checker, imprints.imprints(third))
+    judgement = judge(*map(imprints.joined, executions), used=False)
+    pairs = enumerate(zip(primary, checker, strict=True))
+    differing = next(number for number, (one, other) in pairs if one != other)
+    is_repaired = judgement.remedy is Remedy.REPAIR
+    checks.tell(
+        place,
+        ordinal=call.ordinal,
+        operator=call.kernel.name,
+        output=differing,
+        num_elements=bits.count_differing(outputs[differing], third[differing])
+        if is_repaired
+        else 0,
+        judgement=judgement,
+    )
+    return repaired(call, (result, outputs), (again, third)) if is_repaired else result
+
+
+def _execute_first(call: Call, enter: Enter) -> tuple[tuple[Imprint, ...], list[Flip]] | None:
+    """Execute a call for the checker; return what is left of it, and the call's flips.
+
+    None: it has made and written nothing.
+    """
+    twins = _copied(call)
+    result, found = call.again(twins)
+    if twins is None and call.overwritten is not None:  # what it only replaces is replaced twice
+        found = [*found, *call.overwritten.written]
+    if not found:
+        return None
+    flips = enter(call, result)
+    put(flips, (Execution.CHECKER, Execution.BOTH), found)
+    return imprints.imprints(found), flips
+
+
+def _copied(call: Call) -> Twins | None:
+    """Return twins of what a call overwrites, if it reads some of that."""
+    overwritten = call.overwritten
+    return overwritten.copy() if overwritten is not None and overwritten.has_contents else None
