@@ -18,7 +18,7 @@ from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGath
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
-from mainstay_core.rank.votes import norms_by_block
+from mainstay_core.rank.votes import judge_reports, norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.facts import Failed, Parked, Settled
@@ -231,6 +231,37 @@ def test_who_missed_the_fork_of_its_very_version_is_of_the_same_course() -> None
 
     assert set(outcome.actions) == {STAY}
     assert outcome.history == knows["b"]["history"]
+
+
+@pytest.mark.parametrize(
+    "comes_back",
+    [
+        pytest.param({}, id="at the fork's very version"),
+        pytest.param({"version": 7, "mark": "q1-n", "certified_in": "q0-n"}, id="with its mark"),
+    ],
+)
+def test_the_lost_exact_state_of_what_was_made_at_this_very_version_does_not_count(
+    comes_back: dict[str, Any],
+) -> None:
+    """Two states of one position would be compared, and one found bad though no device was wrong.
+
+    Members that missed the fork of another position are of the course.
+    """
+    lives = {0: ["a.1", "b.1", "c.1"], 1: ["d.1", "e.1", "f.1"]}
+    stayed = dict.fromkeys([*lives[0], "d.1", "f.1"], 1)
+    plan = replace(make_plan(lives, quorum=7, since=stayed, joining=["e.1"]), lineage=1)
+    told = {name: course(8, 1) | {"settled": 6} for name in "abc"}
+    told |= {name: {"settled": 6} for name in "df"}
+    told |= {"b": told["b"] | {"state": "made"}, "e": {"settled": 2, "state": "exact"} | comes_back}
+    for pair in ("ad", "cf"):
+        told |= {name: told[name] | {"state": f"state-{pair}"} for name in pair}
+
+    heard = reports(plan, 8, **told)
+    outcome = settled(plan, heard)
+
+    actions = {str(m.incarnation)[0]: outcome.actions[m.index] for m in plan.members}
+    assert actions == dict.fromkeys("abcdf", STAY) | {"e": HEAL}
+    assert not judge_reports(plan, heard, outcome.actions).state_bad
 
 
 def test_what_was_made_before_is_not_made_again() -> None:
