@@ -9,17 +9,19 @@ from mainstay_core.job.config import SWAPPED_GUARDS
 from mainstay_core.job.sections import RecoveryPolicy
 
 
-def resolve_guards(recovery: RecoveryPolicy, shape: JobShape) -> int:
+def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
     """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
 
     Args:
         recovery: of the job.
         shape: of the job.
+        snapshots: whether pods keep some in memory: then there are guards only where they are
+            asked for, as the number cannot change in a job that exists.
     """
     guards = recovery.approximate.guards
     if guards is not None:
         return guards
-    may = shape.ranks_per_stage == 1 and shape.order is Order.SWAPPED
+    may = shape.ranks_per_stage == 1 and shape.order is Order.SWAPPED and not snapshots
     return SWAPPED_GUARDS if may else 0
 
 
@@ -46,7 +48,7 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
 
 
-def check_two_ends(recovery: RecoveryPolicy, shape: JobShape) -> None:
+def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> None:
     """Refuse permission in two stages that are both ends and get no guards, so that neither is made
     anew. Whoever writes guards 0 says that neither has what the other lacks; arguments likewise.
 
@@ -58,8 +60,15 @@ def check_two_ends(recovery: RecoveryPolicy, shape: JobShape) -> None:
         return
     if shape.stages != 2 or shape.order is Order.IN_ORDER:
         return
-    if resolve_guards(recovery, shape):
+    if resolve_guards(recovery, shape, snapshots=snapshots):
         return
+    if shape.ranks_per_stage == 1:
+        raise InvalidSpecError(
+            "spec.recovery.allowApproximate",
+            "is true, but with snapshots there are no guards unless they are asked for, so neither "
+            "of the 2 stages could be made anew; set approximate.guards (2, or 0 if no stage has a "
+            "kind of block that the other lacks), or use false",
+        )
     raise InvalidSpecError(
         "spec.recovery.allowApproximate",
         "is true, but with several ranks to a stage nobody guards what each of the 2 stages alone "

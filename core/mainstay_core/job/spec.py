@@ -126,7 +126,7 @@ class TrainingJob(Section):
         _check_settings(self.spec)
         _check_swapped(self.spec)
         check_guards(self.spec.recovery, self.shape)
-        check_two_ends(self.spec.recovery, self.shape)
+        check_two_ends(self.spec.recovery, self.shape, snapshots=self.spec.snapshots.enabled)
         self.plan_snapshots()
         return self
 
@@ -245,7 +245,7 @@ class TrainingJob(Section):
             approximate=approximate_config(spec.recovery),
             permitted=permitted_config(spec.recovery),
             goes_back=spec.recovery.on_taint == "Restart",
-            guards=resolve_guards(spec.recovery, self.shape),
+            guards=resolve_guards(spec.recovery, self.shape, snapshots=spec.snapshots.enabled),
             suspend=spec.suspend,
             faults=faults,
         )

@@ -726,7 +726,10 @@ def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() 
     assert guards(swapped_with({"recovery": {"approximate": {"guards": 0}}})) == 0
     assert guards(swapped_with({"recovery": {"allowApproximate": True}})) == 2
     assert guards(swapped_with(inner)) == 0
-    assert guards(swapped_with({"snapshots": {"enabled": True, "peers": 1}})) == 2
+    kept: dict[str, Any] = {"snapshots": {"enabled": True, "peers": 1}}
+    assert guards(swapped_with(kept)) == 0, "jobs that exist were stored with none"
+    asked: dict[str, Any] = {"recovery": {"approximate": {"guards": 2}}}
+    assert guards(swapped_with(kept | asked)) == 2
 
 
 def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
