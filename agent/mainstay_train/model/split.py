@@ -305,7 +305,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, recorder: Recorder) -> torch.
         flat_x, flat_dy = kept.reshape(-1, kept.shape[-1]), dy.reshape(-1, dy.shape[-1])
         recorder.defer(weight, lambda view, add: add_product(view, flat_dy, flat_x, add))
 
-    y.register_hook(take)  # type: ignore[no-untyped-call]  # has no types
+    y.register_hook(take)
     return y
 
 
