@@ -279,7 +279,7 @@ def _rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(y in x's type, normalised x in fp32, its scale in fp32)."""
     xf = x.float()
-    scale = torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
+    scale = torch.rsqrt(xf.square().mean(-1, keepdim=True).add_(eps))
     normalised = xf * scale
     return (normalised * weight.float()).to(x.dtype), normalised, scale
 
@@ -347,8 +347,7 @@ class _RMSNorm(torch.autograd.Function):
             return None, None, None, None, None
         inner = dyf * weight.float()
         dot = (inner * normalised).mean(-1, keepdim=True)
-        # Nothing is changed in place: checks that wait would have to copy it before.
-        dx = (inner - normalised * dot) * scale
+        dx = inner.sub_(normalised * dot).mul_(scale)
         return dx.to(dy.dtype), None, None, None, None
 
 
