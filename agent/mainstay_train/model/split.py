@@ -227,6 +227,8 @@ def _add_widened(
             del wide_outputs, wide_inputs
         if total is not None:
             _write(part, total, add)
+        elif not add:  # of no tokens: the view holds an earlier sum
+            part.zero_()
 
 
 def add_rows(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
