@@ -104,6 +104,8 @@ class Lack:
     no exact source."""
     free_slots: int = 0
     """Trainers that are up and could take a place, if they are too few."""
+    outline: bool = False
+    """Whether a member is still to tell of what blocks the stages consist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

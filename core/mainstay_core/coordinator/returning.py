@@ -47,7 +47,7 @@ def wait_for_outline(state: CoordinatorState, answer: ladder.Decision) -> ladder
         "the store was lost, and no trainer has told again yet of what blocks the stages consist: "
         "a lost one may be made anew"
     )
-    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages, outline=True)
     return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
 
 

@@ -21,8 +21,10 @@ def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> tuple[list[Set
     """Return reports in which a state of another course than the quorum's does not count.
 
     The course is that of the members that stayed, and of these of one that settled last: it has met
-    with all others since. A state follows from the forks below its version, and if it was made anew
-    at its very version, from that fork. Of other forks at its version it need not know.
+    with all others since. A state follows from the forks below its version, and if the course made
+    its position anew at its very version, or at the next to which it may roll, from that fork: what
+    has the position without it is what was given up as lost. Of forks of other positions there it
+    need not know.
 
     Args:
         plan: the quorum's.
@@ -58,8 +60,12 @@ def _is_of(plan: Plan, report: SettleReport, history: History) -> bool:
     if mine != theirs:
         return False
     place = plan.members[report.index].rank.position
-    own, others = (_made(h, report.version, place) for h in (report.history, history))
-    return own is None or others is None or own == others
+    # A member with the mark of one more step would roll to the next version as it was.
+    for version in (report.version, report.version + 1):
+        own, others = (_made(h, version, place) for h in (report.history, history))
+        if others is not None and own != others:
+            return False
+    return True
 
 
 def _made(history: History, version: int, place: tuple[int, int]) -> MadePosition | None:

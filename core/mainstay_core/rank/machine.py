@@ -49,7 +49,7 @@ from mainstay_core.rank.events import (
     WaitForPlan,
 )
 from mainstay_core.rank.guard_copies import is_outnumbered, rivals_of_copies, void_copies
-from mainstay_core.rank.making import forked, making_of
+from mainstay_core.rank.making import forked, making_of, missed_fork
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
 from mainstay_core.rank.state import (
@@ -154,10 +154,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     needless: tuple[Action, ...] = ()
     if mine in (StateAction.STAY, StateAction.ROLL):
         settled, needless = windows.catch_up(settled, outcome.kept_from)
-    if mine is StateAction.STAY and state.plan.fork is not None:
+    missed = missed_fork(state, outcome)
+    if mine is StateAction.STAY and (state.plan.fork is not None or missed):
         settled = forked(settled, outcome)
     refused = state.held_in <= outcome.refused_in
-    if mine is StateAction.STAY and state.held and (refused or outcome.fork is not None):
+    if mine is StateAction.STAY and state.held and (refused or missed or outcome.fork is not None):
         # The votes that refused the step did not reach this rank: the others' reports tell it. Or
         # what is held came through a stage that is another one now.
         return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
@@ -451,7 +452,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         commit=event.commit,
         commit_chain=extend_commit_chain(state.commit_chain, event.commit),
     )
-    if rolling and state.plan.fork is not None:
+    if rolling and (state.plan.fork is not None or missed_fork(new, state.settlement)):
         new = forked(new, state.settlement)
     if rolling:
         return _begin(new, DropHeld())

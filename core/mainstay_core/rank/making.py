@@ -16,6 +16,14 @@ def forked(state: RankState, outcome: Settlement) -> RankState:
     return replace(state, history=outcome.history, commit_chain=outcome.commit_chain)
 
 
+def missed_fork(state: RankState, outcome: Settlement) -> bool:
+    """Return whether the course has made other positions anew at the version of this rank's state.
+
+    Its plan need not order a fork: those who made it may have settled in an older one.
+    """
+    return outcome.history not in ((), state.history)
+
+
 def making_of(
     state: RankState, outcome: Settlement, reports: Sequence[SettleReport]
 ) -> forks.Making:

@@ -148,7 +148,7 @@ def settle(
     # Where a stage is another one now, what is held came through the lost one, and what was told of
     # it says nothing of it.
     made = StateAction.MAKE in actions
-    held = {} if made else _held(ordered, actions, version, refused_in)
+    held = {} if made else _held(ordered, actions, goal, refused_in, history.forks)
     healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
     staying = [] if made else [i for i, a in enumerate(actions) if a is StateAction.STAY]
     doubt = find_doubt(plan, ordered, staying)
@@ -235,13 +235,23 @@ def _ways(
 
 
 def _held(
-    ordered: Sequence[SettleReport], actions: Sequence[StateAction], version: int, refused_in: int
+    ordered: Sequence[SettleReport],
+    actions: Sequence[StateAction],
+    goal: _Goal,
+    refused_in: int,
+    history: History,
 ) -> dict[int, tuple[Partial, ...]]:
-    """Return what counts of what members hold of the step, by their index."""
+    """Return what counts of what members hold of the step, by their index.
+
+    What a member holds that missed a fork at the version came through a stage that is another now.
+    """
     return {
         r.index: r.held
         for r in ordered
-        if actions[r.index] is StateAction.STAY and r.version == version and r.held_in > refused_in
+        if actions[r.index] is StateAction.STAY
+        and r.version == goal.version
+        and r.held_in > refused_in
+        and r.history == history
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
 from mainstay_core.base.shape import Order
-from mainstay_core.coordinator import machine
+from mainstay_core.coordinator import ladder, machine
 from mainstay_core.coordinator.events import (
     ApproximationAllowed,
     JobSubmitted,
@@ -23,6 +23,8 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
+from mainstay_core.coordinator.returning import wait_for_outline, wait_for_silent
+from mainstay_core.coordinator.situation import find_situation
 from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
@@ -1113,6 +1115,17 @@ def test_who_is_not_heard_in_time_is_replaced_and_refused_by_its_lineage(start: 
     world.register(silent.slot.pod)
     world.up(silent.slot.pod, life=silent.incarnation)
     assert world.plan == plan
+
+
+def test_the_wait_for_who_was_cut_off_is_another_than_that_for_an_outline(start: Start) -> None:
+    """It has its own reason, and its own deadline."""
+    world = patient(start)
+    world.tick(**{world.member(0, 1).slot.pod: 99.0})
+    answer = ladder.decide(find_situation(world.state, 1, world.now_s, PATIENT))
+
+    lacks = {wait(world.state, answer).lack for wait in (wait_for_outline, wait_for_silent)}
+    assert len(lacks) == 2
+    assert len({lack.stages for lack in lacks}) == 1
 
 
 def test_who_surely_ended_is_not_waited_for(start: Start) -> None:

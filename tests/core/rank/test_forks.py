@@ -14,11 +14,19 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import forks, histories, machine, repeating
-from mainstay_core.rank.events import DropHeld, LoadState, PlanSeen, ReportsGathered, SendFact
+from mainstay_core.rank.events import (
+    Applied,
+    Apply,
+    DropHeld,
+    LoadState,
+    PlanSeen,
+    ReportsGathered,
+    SendFact,
+)
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
-from mainstay_core.rank.votes import norms_by_block
+from mainstay_core.rank.votes import judge_reports, norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.facts import Failed, Parked, Settled
@@ -231,6 +239,37 @@ def test_who_missed_the_fork_of_its_very_version_is_of_the_same_course() -> None
 
     assert set(outcome.actions) == {STAY}
     assert outcome.history == knows["b"]["history"]
+
+
+@pytest.mark.parametrize(
+    "comes_back",
+    [
+        pytest.param({}, id="at the fork's very version"),
+        pytest.param({"version": 7, "mark": "q1-n", "certified_in": "q0-n"}, id="with its mark"),
+    ],
+)
+def test_the_lost_exact_state_of_what_was_made_at_this_very_version_does_not_count(
+    comes_back: dict[str, Any],
+) -> None:
+    """Two states of one position would be compared, and one found bad though no device was wrong.
+
+    Members that missed the fork of another position are of the course.
+    """
+    lives = {0: ["a.1", "b.1", "c.1"], 1: ["d.1", "e.1", "f.1"]}
+    stayed = dict.fromkeys([*lives[0], "d.1", "f.1"], 1)
+    plan = replace(make_plan(lives, quorum=7, since=stayed, joining=["e.1"]), lineage=1)
+    told = {name: course(8, 1) | {"settled": 6} for name in "abc"}
+    told |= {name: {"settled": 6} for name in "df"}
+    told |= {"b": told["b"] | {"state": "made"}, "e": {"settled": 2, "state": "exact"} | comes_back}
+    for pair in ("ad", "cf"):
+        told |= {name: told[name] | {"state": f"state-{pair}"} for name in pair}
+
+    heard = reports(plan, 8, **told)
+    outcome = settled(plan, heard)
+
+    actions = {str(m.incarnation)[0]: outcome.actions[m.index] for m in plan.members}
+    assert actions == dict.fromkeys("abcdf", STAY) | {"e": HEAL}
+    assert not judge_reports(plan, heard, outcome.actions).state_bad
 
 
 def test_what_was_made_before_is_not_made_again() -> None:
@@ -645,6 +684,31 @@ def test_an_order_by_weights_that_there_are_not_is_refused() -> None:
     how = ApproximateConfig(weights="ByTaste")
     with pytest.raises(LocalProtocolError, match="orders a fork by weights 'ByTaste'"):
         settled(replace(plan, fork=replace(plan.fork, how=how)), reports(plan, 8, 1))
+
+
+@pytest.mark.parametrize("rolls", [False, True])
+def test_who_missed_a_fork_takes_its_history_though_the_plan_orders_none(rolls: bool) -> None:
+    """Without it its state would be void at the next settle, and all would go back."""
+    plan = replace(pipeline(7), lineage=1)
+    knows = course(8, 1)
+    held = (Partial(lane=0, first=0, last=0),)
+    behind: dict[str, Any] = {"version": 7, "mark": "q1-n", "certified_in": "q0-n"}
+    mine = behind if rolls else {"held": held, "held_in": 1}
+    told = reports(plan, 8, a={"settled": 5} | mine, b=knows, c=knows)
+    state = adopted(rank("a.1", lineage=1, settled=5, **mine), plan)
+
+    settling = machine.step(state, ReportsGathered(tuple(told)))
+
+    if rolls:
+        assert isinstance(settling.actions[-1], Apply)
+        applied = Applied(digest="state-0", commit=commit(7, 1, 1, 3, 1, 1))
+        settling = machine.step(settling.state, applied)
+    assert settling.state.version == 8
+    assert settling.state.history == knows["history"]
+    assert settling.state.commit_chain == knows["chain"]
+    assert settling.state.held == ()
+    assert DropHeld() in settling.actions
+    assert settled(plan, told).step.todo == {0: (0,)}, "it came through the stage that was lost"
 
 
 @pytest.mark.parametrize("life", ["a.1", "c.1"])
