@@ -2,8 +2,9 @@
 
     python benchmarks/one_gpu.py [--rounds 30] [--width 1024] [--layers 16]
 
-The plain step is torch's alone: one bf16 module, autograd through all of it, fp32 masters, fused
-AdamW, kernels of any order or deterministic ones. The others are local runs of one rank over NCCL,
+The plain step has our blocks and settings of torch, and nothing else of ours: one bf16 module,
+autograd through all of it, gradients that add up in bf16, fp32 masters, fused AdamW, kernels of any
+order or deterministic ones. The others are local runs of one rank over NCCL,
 with supervisor, api and Redis: from commit to commit, medians, without and with checks, which in
 mode Piggyback need that forwards are recomputed. Nothing runs beside anything else. Without a GPU
 it says so and ends.

@@ -1,4 +1,4 @@
-"""The supervisor's client of the api: carries requests, and reads the stream.
+"""The supervisor's client of the api: carries requests by httpx, and reads the stream.
 
 ``ApiUnavailable`` means try again (no connection, 5xx, Redis away): training goes
 on without the api, so nothing here is fatal. ``ApiRefused`` means that repeating
@@ -16,13 +16,12 @@ import logging
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from mainstay_agent.http_client import HttpClient
 from mainstay_agent.network_cut import NetworkCut
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.token import Token
@@ -73,11 +72,9 @@ class ApiClient(SupervisorApi):
             # The api is inside: a proxy for the outside world is never meant for it.
             trust_env=False,
             verify=_certificates(),
+            # Whose token it is: one that was mixed up is refused, on every route.
+            headers={"Mainstay-Pod": settings.pod},
         )
-        """Of the stream alone, which stands."""
-        self._requests = HttpClient(REQUEST_TIMEOUT_S, _certificates)
-        # Whose token it is: one that was mixed up is refused, on every route.
-        self._pod = {"Mainstay-Pod": settings.pod, "User-Agent": "mainstay-supervisor"}
         self._token = Token(settings)
         self._urls = settings.api_urls
         self._turn = 0
@@ -94,7 +91,6 @@ class ApiClient(SupervisorApi):
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._requests.aclose()
         await self._http.aclose()
 
     async def follow(
@@ -136,7 +132,7 @@ class ApiClient(SupervisorApi):
             ApiUnavailable: it cannot be opened or broke.
             ApiRefused: the api will not stream to this pod.
         """
-        headers = {"Accept": "text/event-stream", "Authorization": self._token.header, **self._pod}
+        headers = {"Accept": "text/event-stream", "Authorization": self._token.header}
         if cursor:
             headers["Last-Event-ID"] = cursor
         timeout = httpx.Timeout(REQUEST_TIMEOUT_S, read=STREAM_SILENCE_S)
@@ -146,8 +142,8 @@ class ApiClient(SupervisorApi):
                 "GET", f"{self._url}{self.base}/stream", headers=headers, timeout=timeout
             ) as response:
                 if response.status_code != 200:
-                    content = await response.aread()
-                    self._raise_for(response.status_code, content, response.headers)
+                    await response.aread()
+                    self._raise_for(response)
                 async for event in parse_events(response.aiter_lines()):
                     yield event
         except httpx.TransportError as error:
@@ -182,32 +178,33 @@ class ApiClient(SupervisorApi):
         """Send a request to the api whose turn it is."""
         self._require_network()
         body = request.body
-        content = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
-        headers = {"Authorization": self._token.header, **self._pod}
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = {"Authorization": self._token.header}
         if content:
             headers["Content-Type"] = "application/json"
         if self.held is not None:
             headers["Mainstay-Quorum"] = str(self.held)
         try:
-            response = await self._requests.request(
-                request.method, self._url + request.path, headers, content
+            response = await self._http.request(
+                request.method, self._url + request.path, content=content, headers=headers
             )
-        except OSError as error:
+        except httpx.TransportError as error:
             self._turn += 1
             raise ApiUnavailable(f"{request.method} {request.path}: {error!r}") from error
-        self._raise_for(response.status, response.content, response.headers)
+        self._raise_for(response)
         return read_object(response.content)
 
     def _require_network(self) -> None:
         if self._network.is_cut:
             raise ApiUnavailable("the network is cut")
 
-    def _raise_for(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
+    def _raise_for(self, response: httpx.Response) -> None:
+        status = response.status_code
         if status == 401:
             self._token.read_again()  # the caller tries again
             raise ApiUnavailable("401: the token was refused", Failure.UNAUTHORIZED)
         if status >= 400:
-            failure = read_failure(status, content, headers.get("retry-after"))
+            failure = read_failure(status, response.content, response.headers.get("retry-after"))
             # A replica that wants to be asked less is there; another one would only be asked more.
             self._turn += isinstance(failure, ApiUnavailable) and not failure.is_busy
             raise failure

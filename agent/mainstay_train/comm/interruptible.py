@@ -135,13 +135,14 @@ class InterruptibleWork(distributed._Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the collective is over."""
-        return bool(self._work.is_completed())
+        """Whether the collective is over and the caller's tensors have what it wrote."""
+        return self._stage.is_there and bool(self._work.is_completed())
 
     @property
     def is_over(self) -> bool:
         """Whether :meth:`wait` would return at once, or raise."""
-        return self.is_completed() or self._group.ended is not None
+        # Of the backend's work: what is left to copy holds nobody up.
+        return bool(self._work.is_completed()) or self._group.ended is not None
 
     def get_future(self) -> Any:
         """Return what torch's own work has.

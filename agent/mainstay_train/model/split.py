@@ -129,8 +129,6 @@ class Linear(SplitModule):
             return y if self.bias is None else (y + self.bias + self.leaves["bias"]).to(y.dtype)  # type: ignore[no-any-return]
         if recorder is None:
             return functional.linear(x, self.weight, self.bias)
-        if self.bias is None and x.requires_grad and x.is_contiguous():
-            return _linear(x, self.weight, recorder)
         return _Linear.apply(x, recorder.anchor, self.weight, self.bias, recorder)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -229,6 +227,8 @@ def _add_widened(
             del wide_outputs, wide_inputs
         if total is not None:
             _write(part, total, add)
+        elif not add:  # of no tokens: the view holds an earlier sum
+            part.zero_()
 
 
 def add_rows(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
@@ -281,37 +281,12 @@ def _rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(y in x's type, normalised x in fp32, its scale in fp32)."""
     xf = x.float()
-    scale = torch.rsqrt(xf.square().mean(-1, keepdim=True) + eps)
+    scale = torch.rsqrt(xf.square().mean(-1, keepdim=True).add_(eps))
     normalised = xf * scale
     return (normalised * weight.float()).to(x.dtype), normalised, scale
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, recorder: Recorder) -> torch.Tensor:
-    """Do as :class:`_Linear`, by what autograd itself has for the product.
-
-    The weight requires no gradient, so autograd computes dx alone, by the same product. A hook on
-    the output takes what is put off. A function of ours would take longer to call, twice in each
-    micro-batch, than the hook.
-    """
-    y = functional.linear(x, weight)
-    kept, version = x.detach(), x._version
-
-    def take(dy: torch.Tensor) -> None:
-        if kept._version != version:
-            raise RuntimeError(
-                "the input of a linear layer was changed in place after it was used; its weight's "
-                "gradient needs it as it was"
-            )
-        flat_x, flat_dy = kept.reshape(-1, kept.shape[-1]), dy.reshape(-1, dy.shape[-1])
-        recorder.defer(weight, lambda view, add: add_product(view, flat_dy, flat_x, add))
-
-    y.register_hook(take)  # type: ignore[no-untyped-call]  # has no types
-    return y
-
-
 class _Linear(torch.autograd.Function):
-    """The product with a bias, or of an input that needs no gradient or is not contiguous."""
-
     @staticmethod
     def forward(ctx, x, anchor, weight, bias, recorder):  # type: ignore[no-untyped-def] # noqa: ARG004
         ctx.save_for_backward(x)
@@ -374,8 +349,7 @@ class _RMSNorm(torch.autograd.Function):
             return None, None, None, None, None
         inner = dyf * weight.float()
         dot = (inner * normalised).mean(-1, keepdim=True)
-        # Nothing is changed in place: checks that wait would have to copy it before.
-        dx = (inner - normalised * dot) * scale
+        dx = inner.sub_(normalised * dot).mul_(scale)
         return dx.to(dy.dtype), None, None, None, None
 
 

@@ -4,8 +4,7 @@ Every token reaches all of its experts, whatever their load (no capacity, nothin
 bits depend on the parameters and the micro-batch alone: equal scores go to the lower expert, tokens
 reach an expert in the order of sample and position, and what a token's experts return is added in
 ascending order of the experts. All of that is sorts, gathers and additions by slot. Nothing is
-added at addresses that are looked up, which a GPU would do in any order. Nothing is changed in
-place: checks by re-execution that wait would have to copy it before.
+added at addresses that are looked up, which a GPU would do in any order.
 
 Sizes of products depend on how many tokens an expert has. So on a GPU the host waits for these
 counts once in each mixture's forward. They are statistics of the step, too.
@@ -261,11 +260,11 @@ class _Route(torch.autograd.Function):
         every = torch.arange(config.experts, device=scores.device)
         dscores = torch.zeros_like(scores)
         for slot in range(config.active_experts):
-            dscores = dscores + torch.where(
+            dscores += torch.where(
                 experts[:, slot : slot + 1] == every, chosen[:, slot : slot + 1], 0
             )
         if config.balance_loss == moe_config.SEQUENCE:
-            dscores = dscores + _balance_gradient(scores, experts, sequences, config)
+            dscores += _balance_gradient(scores, experts, sequences, config)
         if config.router == moe_config.SOFTMAX:
             dlogits = scores * (dscores - (scores * dscores).sum(1, keepdim=True))
         else:
@@ -300,7 +299,7 @@ class _Dispatch(torch.autograd.Function):
         first, *others = ctx.way.rows.unbind(1)
         total = drows.index_select(0, first).float()
         for rows in others:
-            total = total + drows.index_select(0, rows).float()
+            total.add_(drows.index_select(0, rows).float())
         return total.to(drows.dtype), None
 
 
@@ -312,9 +311,9 @@ class _Combine(torch.autograd.Function):
         ctx.save_for_backward(outputs, gates)
         ctx.way = way
         first, *others = way.rows.unbind(1)
-        total = outputs.index_select(0, first).float() * gates[:, :1]
+        total = outputs.index_select(0, first).float().mul_(gates[:, :1])
         for slot, rows in enumerate(others, 1):
-            total = total + outputs.index_select(0, rows).float() * gates[:, slot : slot + 1]
+            total.add_(outputs.index_select(0, rows).float().mul_(gates[:, slot : slot + 1]))
         return total.to(outputs.dtype)
 
     @staticmethod
@@ -322,8 +321,8 @@ class _Combine(torch.autograd.Function):
         outputs, gates = ctx.saved_tensors
         way, wide = ctx.way, dy.float()
         of_rows = gates.reshape(-1).index_select(0, way.slots)[:, None]
-        doutputs = (wide.index_select(0, way.tokens) * of_rows).to(outputs.dtype)
+        doutputs = wide.index_select(0, way.tokens).mul_(of_rows).to(outputs.dtype)
         dgates = torch.empty_like(gates)
         for slot, rows in enumerate(way.rows.unbind(1)):
-            dgates[:, slot] = (outputs.index_select(0, rows).float() * wide).sum(1)
+            dgates[:, slot] = outputs.index_select(0, rows).float().mul_(wide).sum(1)
         return doutputs, dgates, None

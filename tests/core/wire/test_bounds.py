@@ -46,6 +46,7 @@ NOT_FROM_A_PEER = {
     "PrintedWindow": "the answer of an algorithm as a paper prints it",
     "CheckVerdict": "a decision of ours",
     "CoveredPod": "made of messages that were read",
+    "_UnreadFacts": "each of its facts is then read by the type of its kind, which has the bounds",
     "_Reach": "a decision of ours",
     "_Copies": "an index of values that were read",
 }

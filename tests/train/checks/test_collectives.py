@@ -25,7 +25,7 @@ from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.waiting import Waiting
-from mainstay_train.comm.interruptible import InterruptibleGroup, InterruptibleWork
+from mainstay_train.comm.interruptible import InterruptibleGroup
 
 NAME = "checks-of-collectives"
 ALL_REDUCE = "_c10d_functional.all_reduce"
@@ -183,7 +183,7 @@ def connect(store: distributed.Store, rank: int) -> tuple[str, distributed.Proce
     group._set_default_backend(kind)
     gloo = distributed.ProcessGroupGloo(store, rank, 2)
     group._register_backend(torch.device("cpu"), kind, gloo)
-    of: Any = SimpleNamespace(rank=rank, size=2, ended=None)
+    of: Any = SimpleNamespace(rank=rank, size=2, ended=None, staged=lambda tensor: tensor)
     of.finish_collective = lambda work, **_: work.wait()
     group = InterruptibleGroup(group, of)
     group._set_group_name(name)
@@ -227,8 +227,10 @@ def test_while_another_inner_rank_is_waited_for_checks_are_executed(records: boo
 def test_a_collective_that_is_over_or_whose_group_has_ended_is_no_window(
     is_completed: bool, ended: str | None
 ) -> None:
-    work: Any = SimpleNamespace(is_completed=lambda: is_completed)
-    group: Any = SimpleNamespace(ended=ended)
-    assert InterruptibleWork(work, group, looks=True).is_over
-    group.ended = None
-    assert InterruptibleWork(work, group, looks=True).is_over == is_completed
+    of: Any = SimpleNamespace(rank=0, size=1, ended=ended, staged=lambda tensor: tensor)
+    begun: Any = SimpleNamespace(is_completed=lambda: is_completed)
+    whole: Any = SimpleNamespace(allreduce=lambda _: begun)
+    work: Any = InterruptibleGroup(whole, of).allreduce([torch.ones(1)])
+    assert work.is_over
+    of.ended = None
+    assert work.is_over == is_completed

@@ -154,3 +154,12 @@ def test_wide_products_are_the_same_however_large_the_pieces_are():
         assert torch.equal(view, 7 + want)
         split.add_product(view, dy, x, False, elements)
         assert torch.equal(view, want)
+
+
+def test_a_product_of_no_tokens_is_zero_and_leaves_a_sum_as_it_is():
+    dy, x = torch.zeros(0, 13, dtype=torch.bfloat16), torch.zeros(0, 21, dtype=torch.bfloat16)
+    view = torch.full((13, 21), 7.0)
+    split.add_product(view, dy, x, True)
+    assert bool((view == 7).all())
+    split.add_product(view, dy, x, False)
+    assert bool((view == 0).all())
