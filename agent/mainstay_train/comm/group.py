@@ -277,7 +277,10 @@ class Group:
         self._meeting.wake()
 
     def shutdown(self, why: str) -> None:
-        """End every operation that waits here, and all later ones; returns at once."""
+        """End every operation that waits here, and all later ones.
+
+        Returns at once, but for NCCL: an abort waits for what the device has begun.
+        """
         with self._lock:
             self._end(why)
         self._meeting.wake()
