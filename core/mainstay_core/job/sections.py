@@ -384,8 +384,8 @@ class ApproximateRecovery(Section):
     these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
     out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with several ranks to a
     stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
-    (staleSteps) there. With snapshots in memory there are 0 unless more are asked for, and pods keep
-    no copy of what guards have."""
+    (staleSteps) there. With snapshots in memory there are 0 unless more are asked for, and pods
+    keep no copy of what guards have."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
