@@ -63,7 +63,7 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
         models = _measure(file) if is_measured else _by_formula(file)
         shares = first_shares(job.shape, _redundancy(file))
         spec = job.spec
-        guards = resolve_guards(spec.recovery, job.shape)
+        guards = resolve_guards(spec.recovery, job.shape, snapshots=spec.snapshots.enabled)
         ranks = [
             rank
             for model in models
