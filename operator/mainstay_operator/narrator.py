@@ -92,9 +92,7 @@ def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
         job.shape,
         recompute=job.spec.runtime.recomputed,
         bucket_bytes=job.spec.runtime.bucket_bytes,
-        guards=resolve_guards(
-            job.spec.recovery, job.shape, snapshots=job.spec.snapshots.enabled
-        ),
+        guards=resolve_guards(job.spec.recovery, job.shape, snapshots=job.spec.snapshots.enabled),
         made=made_anew(job.spec.recovery),
     )
     note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
