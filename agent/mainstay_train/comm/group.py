@@ -277,10 +277,7 @@ class Group:
         self._meeting.wake()
 
     def shutdown(self, why: str) -> None:
-        """End every operation that waits here, and all later ones.
-
-        Returns at once, but for NCCL: an abort waits for what the device has begun.
-        """
+        """End what waits here, and all later ones; an abort of NCCL waits for the device."""
         with self._lock:
             self._end(why)
         self._meeting.wake()
