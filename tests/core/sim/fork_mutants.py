@@ -10,7 +10,7 @@ from typing import Any
 from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base import codec
-from mainstay_core.base.shape import Cut, Order
+from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.job.config import ApproximateConfig
@@ -122,18 +122,23 @@ def draw_stale(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, faults=tuple(faults))
 
 
-def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
-    """Return one of a swapped pipeline with guards, which loses ends as well as inner stages."""
-    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"ends {seed}")
+def _swapped(shape: JobShape, rng: random.Random) -> JobShape:
+    """Return a shape with a swapped pipeline of two to four stages."""
     lanes = rng.choice((1, 1, 2))
-    shape = replace(
-        scenario.config.shape,
+    return replace(
+        shape,
         order=Order.SWAPPED,
         cut=Cut.EQUAL,
         stages=rng.choice((2, 3, 4)),
         lanes=lanes,
         replicas=lanes,
     )
+
+
+def draw_ends(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one of a swapped pipeline with guards, which loses ends as well as inner stages."""
+    scenario, rng = draw_forks_again(seed, kinds), random.Random(f"ends {seed}")
+    shape = _swapped(scenario.config.shape, rng)
     config = replace(scenario.config, shape=shape, guards=rng.choice((1, 2)), spares=3)
     return replace(scenario, config=config)
 
@@ -175,15 +180,7 @@ def draw_mute_stores(seed: int, kinds: tuple[str, ...]) -> Scenario:
 def draw_guards_beside_snapshots(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one of a swapped pipeline with guards, and with snapshots in memory."""
     scenario, rng = draw_forks_beside_snapshots(seed, kinds), random.Random(f"both {seed}")
-    lanes = rng.choice((1, 1, 2))
-    shape = replace(
-        scenario.config.shape,
-        order=Order.SWAPPED,
-        cut=Cut.EQUAL,
-        stages=rng.choice((2, 3, 4)),
-        lanes=lanes,
-        replicas=lanes,
-    )
+    shape = _swapped(scenario.config.shape, rng)
     snapshots = scenario.config.snapshots
     assert snapshots is not None
     snapshots = replace(snapshots, boundary=False)
