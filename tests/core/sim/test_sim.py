@@ -88,6 +88,12 @@ def test_every_invariant_holds_where_the_pipeline_is_swapped() -> None:
         assert not outcome.violation, f"seed {scenario.seed}: {outcome.violation}"
 
 
+@pytest.mark.parametrize("approximate", [True, False])
+def test_half_of_the_jobs_that_lose_whole_stages_are_swapped(approximate: bool) -> None:
+    drawn = [draw(seed, approximate=approximate).config.shape.order for seed in range(400)]
+    assert 0.45 < drawn.count(Order.SWAPPED) / len(drawn) < 0.55
+
+
 def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:
     outcome = simulate(draw(7987))
     assert not outcome.violation, outcome.violation
