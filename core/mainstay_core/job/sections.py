@@ -381,9 +381,10 @@ class ApproximateRecovery(Section):
     """Cells of the stage beside each end of a swapped pipeline that keep what the end alone has
     (its embedding, its head), with the optimizer's state, so that it comes back exactly: in
     different failure domains, where there are such. Each step sends each of them the gradient of
-    these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
-    out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with several ranks to a
-    stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
+    these blocks, with allowApproximate off as well, since a person may allow one recovery. At most
+    spec.training.lanes, as there is one cell for each replica; where replicas are fewer, as after a
+    scale-down, as many serve as there are. Left out: 2 with pipeline.order Swapped, else 0. Not
+    with several ranks to a stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
     (staleSteps) there. With snapshots in memory there are 0 unless more are asked for, and pods
     keep no copy of what guards have."""
     stale_steps: Positive | None = None
@@ -423,7 +424,8 @@ class RecoveryPolicy(Section):
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a
-    checkpoint."""
+    checkpoint. It has no effect while allowApproximate is off: a recovery that a person allows goes
+    by what that person wants."""
     approximate: ApproximateRecovery = ApproximateRecovery()
     on_taint: Literal["Report", "Restart"] = "Report"
     """What happens with the steps that a device has computed since a witness agreed with it last,

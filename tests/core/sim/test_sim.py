@@ -225,6 +225,22 @@ def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -
     assert seen["ended approximate"]
 
 
+def test_fewer_guards_than_wanted_serve_where_a_job_has_fewer_replicas_and_the_bits_are_exact() -> (
+    None
+):
+    """As after a scale-down: there are two guards to each end, and one cell of its twin."""
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        scenario = draw_ends(seed, FORKING)
+        shape = replace(scenario.config.shape, lanes=2, replicas=1)
+        outcome = simulate(
+            replace(scenario, config=replace(scenario.config, shape=shape, guards=2))
+        )
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork with guards"]
+
+
 def test_a_wrong_copy_of_a_guard_is_void_with_the_next_vote_though_the_policy_is_off() -> None:
     seen: Counter[str] = Counter()
     for seed in range(6):
