@@ -54,6 +54,8 @@ def check_approximate(
 ) -> None:
     """Refuse rules that could never be used.
 
+    A limit on lost steps stays where the permission is switched off for a while.
+
     Args:
         recovery: what is said of it.
         checkpoint: of the job.
@@ -71,11 +73,6 @@ def check_approximate(
             "loaded; set spec.checkpoint.everySteps, or remove it",
         )
     if not recovery.allow_approximate:
-        if recovery.approximate_after_lost_steps is not None:
-            raise InvalidSpecError(
-                "spec.recovery.approximateAfterLostSteps",
-                "is for jobs with allowApproximate true; remove it",
-            )
         return
     if stages == 1 or (stages == 2 and in_order and stale_steps is None):
         own = "approximate.staleSteps, so that a stage loads a checkpoint of its own"

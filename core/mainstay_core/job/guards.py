@@ -10,7 +10,7 @@ from mainstay_core.job.sections import RecoveryPolicy
 
 
 def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
-    """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
+    """Return the guards of each end; fewer serve while the stage beside it has fewer cells.
 
     Args:
         recovery: of the job.
@@ -31,7 +31,8 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
     Raises:
         InvalidSpecError: names the field and what would be right.
     """
-    guards, cells = recovery.approximate.guards, shape.replicas
+    # The number of guards cannot change, and that of replicas can.
+    guards, cells = recovery.approximate.guards, shape.lanes
     if not guards:
         return
     wrong = ""
@@ -42,8 +43,9 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
         wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
         wrong += "parallelism.ranksPerStage 1"
     elif guards > cells:
-        have = count(cells, "cell")
-        wrong = f"the stage beside an end has {have}, one for each replica; use at most {cells}"
+        have = count(cells, "lane")
+        wrong = f"the job has {have}, so the stage beside an end never has more cells; use at most "
+        wrong += str(cells)
     if wrong:
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
 

@@ -354,7 +354,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
-        ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
+        ("spec.recovery.approximateAfterLostSteps", -1, "must be greater than or equal to 0"),
         ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
         ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
@@ -459,6 +459,18 @@ def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
     assert codec.loads(JobConfig, codec.dumps(off)) == off
     plain = codec.encode(spec.parse_training_job(SMALLEST).to_job_config(JobUid("u")))
     assert not {"approximate", "permitted"} & plain.keys()
+
+
+def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -> None:
+    """``kubectl patch`` may switch that off alone: the job must stay one that can be used."""
+    data = approximate_job()
+    data["spec"]["recovery"]["approximateAfterLostSteps"] = 3
+    allowed = spec.parse_training_job(data).to_job_config(JobUid("u"))
+    data["spec"]["recovery"]["allowApproximate"] = False
+    off = spec.parse_training_job(data).to_job_config(JobUid("u"))
+
+    assert off.approximate is None
+    assert off.approximate_rules == allowed.approximate
 
 
 def test_permission_that_could_never_be_used_is_refused() -> None:
@@ -704,7 +716,8 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "guards", "words"),
     [
-        ({}, 5, "is 5, but the stage beside an end has 4 cells, one for each replica; use at most"),
+        ({}, 5, "is 5, but the job has 4 lanes, so the stage beside an end never has more cells"),
+        ({"parallelism": {"stages": 4, "replicas": 2}}, 5, "the job has 4 lanes"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
     ],
 )
@@ -731,6 +744,16 @@ def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() 
     assert guards(swapped_with(kept)) == 0, "jobs that exist were stored with none"
     asked: dict[str, Any] = {"recovery": {"approximate": {"guards": 2}}}
     assert guards(swapped_with(kept | asked)) == 2
+
+
+@pytest.mark.parametrize("replicas", [4, 2, 1])
+def test_guards_stay_what_they_are_when_the_job_is_scaled(replicas: int) -> None:
+    """Their number cannot change in a running job, and that of replicas can."""
+    scaled = {"parallelism": {"stages": 4, "replicas": replicas}}
+    job = spec.parse_training_job(
+        swapped_with(scaled | {"recovery": {"approximate": {"guards": 3}}})
+    )
+    assert job.to_job_config(JobUid("uid")).guards == 3
 
 
 def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
