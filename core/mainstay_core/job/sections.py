@@ -129,8 +129,8 @@ class Pipeline(Section):
     the first two stages, and the last two, the other way round, so that these learn to do each
     other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
     or more, whose ends have layers like those of the stages beside them, two micro-batches or more
-    in a step, and a model that comes as blocks. Not with runtime.compile, detection.dmr,
-    detection.witness, or snapshots.replay Boundary."""
+    in a step, and a model that comes as blocks. Not with runtime.compile or snapshots.replay
+    Boundary; a path as detection.dmr.plan has {way} in it."""
     cut: Literal["Balanced", "Equal"] | None = None
     """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
     Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left
