@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.harness import MAINSTAY, Layout, make_job, processes_of
+from tests.e2e.harness import MAINSTAY, Layout, local_job, make_job, processes_of
 
 
 def refusal(tmp_path: Path, job: object, *options: str, **environment: str) -> tuple[int, str]:
@@ -100,3 +100,16 @@ def test_a_state_directory_that_is_somebody_elses(tmp_path: Path, job: dict[str,
     code, message = refusal(tmp_path, job)
     assert (code, message.count("\n")) == (2, 1)
     assert (tmp_path / "state" / "precious").read_text() == "x"
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a trainer can tell; it tells once, and is not started again."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is one
+    job = make_job(Layout(lanes=1, spares=0), 2, tmp_path)
+    job["spec"]["runtime"]["device"] = "CUDA"
+    with local_job(tmp_path, job) as running:
+        assert running.wait() == 1
+    last = (tmp_path / "output.log").read_text().strip().splitlines()[-1]
+    assert "spec.runtime.device: is CUDA, but torch" in last
+    assert "use CPU or Auto" in last
+    assert processes_of(tmp_path) == []
