@@ -33,7 +33,7 @@ RUNS = {
         "stage logged first Auto llama float32 1 2",
         "all forward first Auto llama float32 1 2",
     ],
-    "a-holder-too": ["trainer holder first 3 llama float32 4"],
+    "a-holder-too": ["trainer holder first 3 moe bfloat16 4"],
     "before-a-window": ["trainer snapshot early 2 moe bfloat16"],
     "by-boundary-logs": [
         "adjacent vote middle 3 moe bfloat16 4 1 2 1 Boundary",
