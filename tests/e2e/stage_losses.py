@@ -343,6 +343,42 @@ def num_steps(losses: Sequence[Loss]) -> int:
     return losses[0].step + STEPS_BETWEEN * (len(losses) - 1) + STEPS_AFTER
 
 
+def killed_again(loss: Loss, number: int, phase: str) -> dict[str, Any]:
+    """Return the fault that ends the trainer which makes a lost state anew, at an action of that.
+
+    Args:
+        loss: of which the last state is made anew.
+        number: of the loss in its run.
+        phase: the action.
+    """
+    lost = loss.faults(0, f"loss-{number}")[-1]
+    at = {"during": "mask", "of": lost["id"], "phase": phase}
+    name = f"loss-{number}-at-{phase}"
+    return {"id": name, "at": at, "target": lost["target"], "action": "kill-trainer"}
+
+
+def lost_meanwhile(number: int, stage: int) -> dict[str, Any]:
+    """Return the fault that takes a stage as soon as it goes on beside a replay.
+
+    Args:
+        number: of the loss that is replayed in its run.
+        stage: another one, with one cell.
+    """
+    at = {"during": "mask", "of": f"loss-{number}-0"}
+    target = {"replica": 0, "stage": stage, "inner": 0}
+    name = f"loss-{number}-meanwhile-{stage}"
+    return {"id": name, "at": at, "target": target, "action": "kill-trainer"}
+
+
+def replayed_stages(report: dict[str, Any]) -> list[set[int]]:
+    """Return the stages that each recovery by replay has made anew, in order."""
+    return [
+        {replay["stage"] for replay in recovery.get("replays", ())}
+        for recovery in report["recoveries"]
+        if recovery["method"] == "replay"
+    ]
+
+
 def check_losses(
     directory: Path,
     losses: Sequence[Loss],
