@@ -20,12 +20,12 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.schedule import Later, is_pointwise_cheaper
+from mainstay_core.dmr.schedule import COMPILED_IMPRINT, Later, is_pointwise_cheaper
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Extent, Way
-from mainstay_train.checks import bits, late
+from mainstay_train.checks import bits, imprints, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
@@ -163,7 +163,9 @@ class Checks:
         """Return whether a call is executed twice at once, though recomputes check its block."""
         if self.piggybacks:
             sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
-            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes)
+            # What both cost on a device was not measured: there only what many small tensors save.
+            price = COMPILED_IMPRINT if call.is_far else imprints.price()
+            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes, price)
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 
