@@ -188,7 +188,7 @@ def _lacking(order: _Order, nothing: str, where: str) -> str:
         there = {place[at] for place in places}
         if wanted is not None and wanted not in there:
             listed = _listed({number for number in there if number is not None})
-            return f"no {name} {wanted} was {where}; there it is {name} {listed}"
+            return f"no {name} {wanted} was {where}, only {name} {listed}"
         if wanted is not None:
             places = {place for place in places if place[at] == wanted}
     return nothing

@@ -108,9 +108,7 @@ class Schedule:
     """How operator time is checked, by method, for people."""
 
 
-def schedule_of(
-    profile: Profile, plan: Plan, imprint: ImprintPrice = COMPILED_IMPRINT
-) -> Schedule:
+def schedule_of(profile: Profile, plan: Plan, imprint: ImprintPrice = COMPILED_IMPRINT) -> Schedule:
     """Return what a trainer does of a plan.
 
     Args:
@@ -229,9 +227,7 @@ def describe_shares(plan: Plan) -> str:
     )
 
 
-def plan_here(
-    profile: Profile, imprint: ImprintPrice = COMPILED_IMPRINT
-) -> tuple[Plan, Schedule]:
+def plan_here(profile: Profile, imprint: ImprintPrice = COMPILED_IMPRINT) -> tuple[Plan, Schedule]:
     """Plan a stage from the profile of its run, and say what a trainer does of that."""
     plan = _timed(profile, demote(profile, plan_checks(profile)))
     return plan, schedule_of(profile, plan, imprint)

@@ -323,16 +323,7 @@ class Missed(_RankFact):
 
 
 RankFact = (
-    Finished
-    | Failed
-    | Checkpoint
-    | Parked
-    | Adopted
-    | Settled
-    | Paused
-    | Named
-    | Checks
-    | Missed
+    Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks | Missed
 )
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving

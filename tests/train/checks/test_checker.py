@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.train.checks.single import (
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip, Where
+from mainstay_core.dmr.flips import Execution, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
@@ -262,32 +262,36 @@ MISSED: dict[str, tuple[dict[str, Any], Phase, str]] = {
     "type": (
         {"in_pass": Pass.FORWARD, "shard_type": 1},
         Phase.FORWARD,
-        "no type 1 was executed in the forward pass in phase forward of step 0; there it is type 2",
+        "no type 1 was executed in the forward pass in phase forward of step 0, only type 2",
     ),
     "micro-batch": (
         {"in_pass": Pass.FORWARD, "shard_type": 2, "micro_batch": 3},
         Phase.FORWARD,
-        "no microBatch 3 was executed in the forward pass in phase forward of step 0; there it is "
-        "microBatch 0",
+        "no microBatch 3 was executed in the forward pass in phase forward of step 0, only microBatch 0",
     ),
     "block": (
         {"in_pass": Pass.FORWARD, "block": 7},
         Phase.FORWARD,
-        "no block 7 was executed in the forward pass in phase forward of step 0; there it is "
-        "block 0 to 1",
+        "no block 7 was executed in the forward pass in phase forward of step 0, only block 0 to 1",
     ),
     "operator": (
         {"in_pass": Pass.FORWARD, "block": 1, "operator": "aten.mu"},
         Phase.FORWARD,
-        "the forward pass in phase forward of step 0 of block 1 has no operator aten.mu; the "
-        "nearest names there are aten.mul, aten.ones",
+        (
+            "the forward pass in phase forward of step 0 of block 1 has no operator aten.mu; the "
+            "nearest names there are aten.mul, aten.ones"
+        ),
     ),
     "pass": (
         {"in_pass": Pass.WEIGHT},
         Phase.FORWARD,
         "phase forward of step 0 has no weight pass on this rank; it has forward",
     ),
-    "phase": ({}, Phase.VOTE, "this rank executed nothing in the step pass in phase vote of step 0"),
+    "phase": (
+        {},
+        Phase.VOTE,
+        "this rank executed nothing in the step pass in phase vote of step 0",
+    ),
     "wire": (
         {"where": Where.WIRE},
         Phase.REDUCE,
