@@ -19,7 +19,10 @@ BEHIND, LAST = 6, 9
 NUM_STEPS = 11
 BROKEN = 1
 """The replica with the wrong device."""
-WITNESS = {"detection": {"witness": {"everySteps": 1}}, "recovery": {"onTaint": "Restart"}}
+WITNESS: dict[str, Any] = {
+    "detection": {"witness": {"everySteps": 1}},
+    "recovery": {"onTaint": "Restart"},
+}
 Expected = Callable[[Layout], tuple[Path, dict[str, Any]]]
 
 
@@ -72,7 +75,7 @@ def test_a_device_that_is_always_wrong_in_a_pass_is_named_within_a_round_and_rep
     layout = Layout(stages=2, lanes=lanes, shards_per_lane=2, spares=1)
     corpus, undisturbed = expected(layout)
     (tmp_path / "gates").mkdir()
-    saved = {"checkpoint": {"everySteps": 1, "storage": str(tmp_path / "saved")}}
+    saved: dict[str, Any] = {"checkpoint": {"everySteps": 1, "storage": str(tmp_path / "saved")}}
     gates = (FIRST, BEHIND, LAST)
     job = make_job(layout, NUM_STEPS, corpus, tmp_path / "gates", gates, **WITNESS, **saved)
 
@@ -113,7 +116,7 @@ def test_of_two_replicas_without_a_spare_both_are_named_until_one_comes(
 ) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     corpus, undisturbed = expected(layout)
-    saved = {"checkpoint": {"everySteps": 1, "storage": str(tmp_path / "saved")}}
+    saved: dict[str, Any] = {"checkpoint": {"everySteps": 1, "storage": str(tmp_path / "saved")}}
     job = make_job(layout, NUM_STEPS, corpus, **WITNESS, **saved)
 
     with local_job(tmp_path, job, [always_wrong(stage, "weight")]) as running:

@@ -69,7 +69,8 @@ def trials_of(rules: CheckRules) -> frozenset[Trial]:
     if rules.mode is Mode.OFF:
         return frozenset({Trial.REPEATED} if rules.witness_every_steps else ())
     waits = rules.mode is Mode.FULL and rules.plan is not PlanName.NAIVE
-    return frozenset(Trial) if waits else frozenset({Trial.REPEATED, Trial.AT_ONCE})
+    at_once = frozenset({Trial.REPEATED, Trial.AT_ONCE})
+    return at_once | {Trial.LATE} if waits else at_once
 
 
 def try_blocks(

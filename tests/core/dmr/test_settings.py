@@ -1,4 +1,4 @@
-"""What a status says of a job's checks: what is executed twice, by a witness too, and what is not."""
+"""What a status says of a job's checks: what is executed twice, by whom, and what is not."""
 
 from __future__ import annotations
 
