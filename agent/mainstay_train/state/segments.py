@@ -216,7 +216,8 @@ class SegmentClient:
                 self._drop_older(self._lineage, 0)
             sent = _Written(
                 key=header.key,
-                sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
+                sent_bytes=header.size_bytes * len(holders),
+                began_ns=time.monotonic_ns(),
             )
             self._written[header.key] = self._unheld[room.number] = sent
         try:
