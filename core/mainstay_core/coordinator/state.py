@@ -313,6 +313,8 @@ class CoordinatorState:
     """Final digests of each position, from the first member that finished."""
     finished: tuple[Incarnation, ...] = ()
     fired: tuple[FiredFault, ...] = ()
+    missed: tuple[tuple[str, str], ...] = field(default=(), metadata=OMITTED)
+    """Injected flips of which nothing came that they name, each with what came in its place."""
     injected: tuple[str, ...] = ()
     """Faults on spares that were handed to their pod."""
     crashes: tuple[RepeatedCrash, ...] = ()
