@@ -60,7 +60,7 @@ def test_the_example_of_the_page_is_a_job_with_checks() -> None:
     ],
 )
 def test_what_the_page_calls_refused_is_refused(name: str, bad: dict[str, Any]) -> None:
-    refused = PAGE.partition("Refused by name:")[2].partition("\n\n")[0]
+    refused = PAGE.partition("## What is refused")[2].partition("\n## ")[0]
     assert f"`{name}`" in refused
     with pytest.raises(InvalidSpecError):
         parse_training_job(bad)
