@@ -48,11 +48,9 @@ def put_flips(checks: Checks, state: StageState) -> None:
 def _tensors_of(state: StageState, number: int, part: StatePart) -> list[torch.Tensor]:
     """Return the flat tensors of a part of a block's state."""
     block = state.blocks[number]
-    if part is StatePart.MASTERS:
-        return [block.masters]
-    if part is StatePart.COMPUTE:
-        return [block.compute]
-    return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]
+    if part is StatePart.MOMENTS:
+        return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]
+    return [block.masters if part is StatePart.MASTERS else block.compute]
 
 
 def digest(engine: Engine, version: int, masters: str) -> str:

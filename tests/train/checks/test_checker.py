@@ -267,7 +267,10 @@ MISSED: dict[str, tuple[dict[str, Any], Phase, str]] = {
     "micro-batch": (
         {"in_pass": Pass.FORWARD, "shard_type": 2, "micro_batch": 3},
         Phase.FORWARD,
-        "no microBatch 3 was executed in the forward pass in phase forward of step 0, only microBatch 0",
+        (
+            "no microBatch 3 was executed in the forward pass in phase forward of step 0, only "
+            "microBatch 0"
+        ),
     ),
     "block": (
         {"in_pass": Pass.FORWARD, "block": 7},
