@@ -97,6 +97,8 @@ class SlotState:
     """Why it can never be used; empty if it can."""
     clean_from: int | None = field(default=None, metadata=OMITTED)
     """First step in which no witness has agreed with its device yet, as its trainers told last."""
+    witnessed_at: int | None = field(default=None, metadata=OMITTED)
+    """Newest step in which a witness has agreed with its device; None: none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
