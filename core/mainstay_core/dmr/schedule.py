@@ -39,7 +39,7 @@ _WAITING = (*DEFERRED, Method.DYNAMIC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImprintPrice:
-    """What an imprint of a tensor costs on a CPU.
+    """The price of an imprint of a tensor, on a CPU.
 
     Where to execute a kernel again costs less, a recompute is not compared with its forward, but
     both are executed twice.

@@ -790,6 +790,13 @@ EXAMPLES: dict[str, Any] = {
         shares="P 38 %, inter 40 %, naive 22 %",
         evidence="planned from 3 steps",
     ),
+    "fact-missed": facts.Missed(
+        **TRAINER,
+        quorum=QUORUM,
+        step=5,
+        fault="fault-0",
+        evidence="the nearest names there are aten.mm",
+    ),
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
