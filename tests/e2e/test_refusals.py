@@ -62,9 +62,15 @@ def test_an_impossible_topology(tmp_path: Path, job: dict[str, Any]) -> None:
         ({"snapshots": {"peers": 5}}, "snapshots.peers: is 5, but the job has 4 pods"),
         ({"protection": {"domains": 5}}, "protection.domains: is 5, but the job has 4 pods"),
         ({"snapshots": {"memory": "1Mi"}}, "snapshots.memory: is 1Mi, but a pod keeps"),
-        ({"snapshots": {"window": 5}}, "snapshots.window: is 5, but no stage has more than 4 units"),
+        (
+            {"snapshots": {"window": 5}},
+            "snapshots.window: is 5, but no stage has more than 4 units",
+        ),
         ({"snapshots": {"ordering": "CapacityAware"}}, "snapshots.ordering: is CapacityAware, but"),
-        ({"snapshots": {"ordering": "SoftCount"}}, "snapshots.ordering: is SoftCount, but the built"),
+        (
+            {"snapshots": {"ordering": "SoftCount"}},
+            "snapshots.ordering: is SoftCount, but the built",
+        ),
         (
             {"pipeline": {"order": "Swapped"}, "snapshots": {"replay": "Boundary"}},
             "pipeline.order: is Swapped, with which this version can only have snapshots.replay",

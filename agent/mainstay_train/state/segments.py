@@ -37,7 +37,16 @@ class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
 
 
 class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
-    """No store that was asked has a segment."""
+    """No store that was asked has a segment.
+
+    Args:
+        text: names the segment, and whoever was asked.
+        lacking: who answered, without it; None: the store of this pod.
+    """
+
+    def __init__(self, text: str, lacking: Sequence[Holder | None] = ()) -> None:
+        super().__init__(text)
+        self.lacking = tuple(lacking)
 
 
 class Room(NamedTuple):
@@ -179,7 +188,8 @@ class SegmentClient:
             self._drop_older(header.key.lineage, 0)
             sent = _Written(
                 key=header.key,
-                sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
+                sent_bytes=header.size_bytes * len(holders),
+                began_ns=time.monotonic_ns(),
             )
             self._written[header.key] = self._unheld[room.number] = sent
         try:
@@ -351,12 +361,12 @@ class SegmentClient:
         """
         into = into.cast("B")
         if not own:
-            return self._first(key, holders, into, "this pod: its copy does not count")
+            return self._first(key, holders, into, "this pod: its copy does not count", ())
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
                 read_at(self._store.fd, found.offset, into)
                 return Fetched(found.header, None)
-        return self._first(key, holders, into, "this pod: it does not have it")
+        return self._first(key, holders, into, "this pod: it does not have it", (None,))
 
     def fetch_awaited(
         self,
@@ -437,10 +447,15 @@ class SegmentClient:
                 self._store.send(frames.ReadDone(request=number))
 
     def _first(
-        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, why_not_own: str
+        self,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        into: memoryview,
+        why_not_own: str,
+        lacking: Sequence[Holder | None],
     ) -> Fetched:
         """Ask holders until one has the segment."""
-        asked = [why_not_own]
+        asked, lacking = [why_not_own], [*lacking]
         for holder in holders:
             try:
                 header = self._reader.fetch(holder.address, key, into)
@@ -448,8 +463,12 @@ class SegmentClient:
                 raise StoreGone(str(error)) from error
             except (OSError, ValueError, OverflowError, RemoteProtocolError) as error:
                 asked.append(f"{holder.pod} ({holder.address}): {brief(error)}")
+                if isinstance(error, RemoteProtocolError):
+                    lacking.append(holder)  # it has another one in its place
                 continue
             if header is not None:
                 return Fetched(header, holder)
+            lacking.append(holder)
             asked.append(f"{holder.pod} ({holder.address}): it does not have it")
-        raise SegmentMissing(f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}")
+        told = f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}"
+        raise SegmentMissing(told, lacking)

@@ -248,7 +248,11 @@ def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
     """Another stage may have fewer: some of its steps copy nothing then."""
     mixture = {"entrypoint": MOE, "config": SMALL | {"experts": 5, "activeExperts": 2}}
     model = built_in_sizes(MOE, mixture["config"], 1, 0, accumulates=False)
-    for workload, stages in ((mixture, 4), (mixture, 2), ({"entrypoint": LLAMA, "config": SMALL}, 3)):
+    for workload, stages in (
+        (mixture, 4),
+        (mixture, 2),
+        ({"entrypoint": LLAMA, "config": SMALL}, 3),
+    ):
         told = problem(
             {"enabled": True, "window": 1000}, workload=workload, parallelism={"stages": stages}
         )
