@@ -72,7 +72,11 @@ def test_an_impossible_topology(tmp_path: Path, job: dict[str, Any]) -> None:
             "snapshots.ordering: is SoftCount, but the built",
         ),
         (
-            {"pipeline": {"order": "Swapped"}, "snapshots": {"replay": "Boundary"}},
+            {
+                "parallelism": {"stages": 2},
+                "pipeline": {"order": "Swapped", "microBatches": 2},
+                "snapshots": {"replay": "Boundary"},
+            },
             "pipeline.order: is Swapped, with which this version can only have snapshots.replay",
         ),
     ],
