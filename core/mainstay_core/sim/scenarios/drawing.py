@@ -29,7 +29,7 @@ from mainstay_core.sim.scenarios.fault_draws import (
     draw_forks,
     draw_losses,
 )
-from mainstay_core.sim.scenarios.ordering import with_order
+from mainstay_core.sim.scenarios.ordering import SHARE_SWAPPED, SHARE_SWAPPED_FORKS, with_order
 from mainstay_core.sim.scenarios.points import (
     COPY_POINTS,
     PAUSE_POINTS,
@@ -134,7 +134,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return with_order(_with_witness(scenario, kinds))
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return with_order(_with_what_is_checked(scenario, kinds), kinds)
+    share = SHARE_SWAPPED if approximate is None else SHARE_SWAPPED_FORKS
+    return with_order(_with_what_is_checked(scenario, kinds), kinds, share)
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
