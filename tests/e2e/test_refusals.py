@@ -72,7 +72,11 @@ def test_an_impossible_topology(tmp_path: Path, job: dict[str, Any]) -> None:
             "snapshots.ordering: is SoftCount, but the built",
         ),
         (
-            {"pipeline": {"order": "Swapped"}, "snapshots": {"replay": "Boundary"}},
+            {
+                "parallelism": {"stages": 2},
+                "pipeline": {"order": "Swapped", "microBatches": 2},
+                "snapshots": {"replay": "Boundary"},
+            },
             "pipeline.order: is Swapped, with which this version can only have snapshots.replay",
         ),
     ],
@@ -175,16 +179,3 @@ def test_a_state_directory_that_is_somebody_elses(tmp_path: Path, job: dict[str,
     code, message = refusal(tmp_path, job)
     assert (code, message.count("\n")) == (2, 1)
     assert (tmp_path / "state" / "precious").read_text() == "x"
-
-
-def test_a_device_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only a trainer can tell; it tells once, and is not started again."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # also where there is one
-    job = make_job(Layout(lanes=1, spares=0), 2, tmp_path)
-    job["spec"]["runtime"]["device"] = "CUDA"
-    with local_job(tmp_path, job) as running:
-        assert running.wait() == 1
-    last = (tmp_path / "output.log").read_text().strip().splitlines()[-1]
-    assert "spec.runtime.device: is CUDA, but torch" in last
-    assert "use CPU or Auto" in last
-    assert processes_of(tmp_path) == []

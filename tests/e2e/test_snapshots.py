@@ -5,7 +5,7 @@ is lost, when, and in which layout (:mod:`tests.e2e.stage_losses`).
 """
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -296,6 +296,52 @@ def check_stores(running: LocalJob, pods: list[str], unit: str) -> None:
     assert told["summary"]["num_survive_pod"] == 2
     assert told["summary"]["window"]["length"] == 1
     assert running.fetch("summary")["stores"]["coverage"] == told["summary"]["coverage"]
+
+
+def places_of(client: SegmentClient, versions: Collection[int]) -> dict[str, int]:
+    """The places of units in the order of the window that copies them at some versions."""
+    found = {}
+    for unit in client.report(0).units:
+        for version in set(unit.states).intersection(versions):
+            key = SegmentKey(
+                lineage=0,
+                position=unit.position,
+                unit=unit.unit,
+                kind=SegmentKind.STATE,
+                version=version,
+            )
+            with client._reading(key) as segment:
+                if segment is not None:
+                    found[unit.unit_name] = segment.header.place
+    return found
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("replay", ["Gradients", "Boundary"])
+def test_a_state_that_is_lost_where_the_order_of_its_units_changes_is_made_anew(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], replay: str
+) -> None:
+    loss = stage_losses.parse(f"trainer vote first 2 moe bfloat16 1 1 1 1 {replay}")
+    (tmp_path / "gates").mkdir()
+    steps = stage_losses.num_steps([loss])
+    # Blocks are tried with the first batch before a trainer is up: that has no gate.
+    held = range(1, steps)
+    job = make_job(loss.layout, steps, corpus, tmp_path / "gates", held, **loss.spec)
+    with local_job(tmp_path, job, loss.faults(loss.step)) as running:
+        for step in held[: loss.step]:
+            running.wait_for_members(step, 1)
+            (pod,) = {str(m["slot"]).partition("/")[0] for m in running.fetch("members")}
+            with store_of(running, pod) as client:
+                # A window whose copies are there is complete with the next commit.
+                running.wait_until(lambda c=client, s=step: bool(places_of(c, [s])))
+                if step == loss.step:
+                    before, now = (places_of(client, v) for v in ([step - 2, step - 1], [step]))
+            (tmp_path / "gates" / str(step)).touch()
+        for step in held[loss.step :]:
+            (tmp_path / "gates" / str(step)).touch()
+        report = running.report()
+    assert any(before[unit] != place for unit, place in now.items()), "the order has changed"
+    stage_losses.check_report(report, [loss], undisturbed[stage_losses.bits(loss)])
 
 
 def logs_of(directory: Path) -> str:

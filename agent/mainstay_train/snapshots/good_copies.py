@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.wire.segments import BadSegment, Holder, SegmentHeader, SegmentKey
+from mainstay_core.wire.segments import BadSegment, Holder, SegmentHeader, SegmentKey, seal
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
@@ -94,7 +94,7 @@ class GoodCopies:
     def read_unit(self, units: UnitBytes, key: SegmentKey, holders: Sequence[Holder]) -> None:
         """Read a unit's segment to where the unit lies; errors are those of :meth:`read`."""
         memory = self.memory(units.size_bytes(key.unit, key.kind))
-        self.read(key, holders, memory, lambda: units.digest(key.unit, key.kind, memory))
+        self.read(key, holders, memory, lambda: seal(key, units.digest(key.unit, key.kind, memory)))
         units.read(key.unit, key.kind, memory)
 
     def read(
@@ -124,6 +124,10 @@ class GoodCopies:
             try:
                 read = self._client.fetch(key, left, memory, own=own)
             except (SegmentMissing, StoreGone) as error:
+                if isinstance(error, SegmentMissing) and not self._ended():
+                    # A store that has told of it finds it no more: its header is damaged.
+                    pods = (self._pod if h is None else h.pod for h in error.lacking)
+                    self.bad += [BadSegment(key=key, pod=pod) for pod in pods]
                 raise Unusable("; ".join([*whys, str(error)])) from error
             pod = self._pod if read.holder is None else read.holder.pod
             if digest() == read.header.digest:

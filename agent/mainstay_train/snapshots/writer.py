@@ -13,7 +13,7 @@ from mainstay_core.rank.replays.authors import Authorship
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind, seal
 from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import AskedRoom, SegmentClient
@@ -87,8 +87,9 @@ class UnitContent:
         self.units.write(self.key.unit, self.key.kind, memory)
 
     def digest(self, memory: memoryview) -> str:
-        """Return the digest of the unit as it lies there."""
-        return self.known_digest or self.units.digest(self.key.unit, self.key.kind, memory)
+        """Return the digest of the unit as it lies there, and of its key."""
+        known = self.known_digest or self.units.digest(self.key.unit, self.key.kind, memory)
+        return seal(self.key, known)
 
 
 class Took(NamedTuple):

@@ -37,7 +37,16 @@ class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
 
 
 class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
-    """No store that was asked has a segment."""
+    """No store that was asked has a segment.
+
+    Args:
+        text: names the segment, and whoever was asked.
+        lacking: who answered, without it; None: the store of this pod.
+    """
+
+    def __init__(self, text: str, lacking: Sequence[Holder | None] = ()) -> None:
+        super().__init__(text)
+        self.lacking = tuple(lacking)
 
 
 class Room(NamedTuple):
@@ -389,12 +398,12 @@ class SegmentClient:
         """
         into = into.cast("B")
         if not own:
-            return self._first(key, holders, into, "this pod: its copy does not count")
+            return self._first(key, holders, into, "this pod: its copy does not count", ())
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
                 read_at(self._store.fd, found.offset, into)
                 return Fetched(found.header, None)
-        return self._first(key, holders, into, "this pod: it does not have it")
+        return self._first(key, holders, into, "this pod: it does not have it", (None,))
 
     def fetch_awaited(
         self,
@@ -475,10 +484,15 @@ class SegmentClient:
                 self._store.send(frames.ReadDone(request=number))
 
     def _first(
-        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, why_not_own: str
+        self,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        into: memoryview,
+        why_not_own: str,
+        lacking: Sequence[Holder | None],
     ) -> Fetched:
         """Ask holders until one has the segment."""
-        asked = [why_not_own]
+        asked, lacking = [why_not_own], [*lacking]
         for holder in holders:
             try:
                 header = self._reader.fetch(holder.address, key, into)
@@ -486,8 +500,12 @@ class SegmentClient:
                 raise StoreGone(str(error)) from error
             except (OSError, ValueError, OverflowError, RemoteProtocolError) as error:
                 asked.append(f"{holder.pod} ({holder.address}): {brief(error)}")
+                if isinstance(error, RemoteProtocolError):
+                    lacking.append(holder)  # it has another one in its place
                 continue
             if header is not None:
                 return Fetched(header, holder)
+            lacking.append(holder)
             asked.append(f"{holder.pod} ({holder.address}): it does not have it")
-        raise SegmentMissing(f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}")
+        told = f"nobody has the {key} of lineage {key.lineage}; {'; '.join(asked)}"
+        raise SegmentMissing(told, lacking)

@@ -9,6 +9,7 @@ that has no state computes the state of its position again, bit for bit (protoco
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -53,6 +54,8 @@ MAX_HELD_LOGS = 65_536
 """Runs of boundary logs that a pod tells of."""
 MAX_MICRO_BATCHES = 65_536
 """Micro-batches of one shard type."""
+SEAL_BYTES = 16
+"""Of the digest of a unit's segment, as of all other digests."""
 MAX_HOLDERS = 64
 """Pods to which one segment is sent."""
 
@@ -106,6 +109,20 @@ class SegmentKey:
         return f"{self.kind} of {what} of position {self.position} at {self.version}"
 
 
+def seal(key: SegmentKey, digest: str) -> str:
+    """Return the digest of a unit's segment: of what it holds, and of the key by which it counts.
+
+    So what is of another version, unit or position is not taken for it, whose bytes are whole. What
+    crossed a boundary has its key in the digest of its bytes.
+
+    Args:
+        key: of the segment.
+        digest: of what it holds.
+    """
+    place = f"{key.lineage}/{key.position}/{key.unit}/{key.kind}/{key.version}"
+    return hashlib.blake2b(f"{place}/{digest}".encode(), digest_size=SEAL_BYTES).hexdigest()
+
+
 def boundary_key(
     lineage: int, position: int, kind: SegmentKind, step: int, shard_type: int, micro_batch: int
 ) -> SegmentKey:
@@ -142,7 +159,8 @@ class SegmentHeader:
     """Versions of that window."""
     size_bytes: Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
     digest: Digest
-    """Of the bytes, by whoever wrote them. Who reads them for a state checks it."""
+    """Of the bytes and of the key (:func:`seal`), by whoever wrote them. Who reads them for a state
+    checks it."""
     place: Count = field(default=0, metadata=OMITTED)
     """Of a state's unit in the order in which its window copies the units of the position."""
 

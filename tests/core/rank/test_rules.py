@@ -28,7 +28,7 @@ from mainstay_core.rank.votes import judge
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
 
-DECISIONS = {2: "fe82ec4e07ca97933db8bdd9873cec36"}
+DECISIONS = {3: "fe82ec4e07ca97933db8bdd9873cec36"}
 """Digest of the decisions below, by the number of the rules. From 1 to 2 it is the same: only what
 forks come to is another thing, which is not drawn here."""
 SHARDS = 2

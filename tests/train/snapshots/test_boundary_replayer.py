@@ -25,7 +25,7 @@ from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
-from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key
+from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key, seal
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.snapshots import boundary_replayer
 from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
@@ -133,7 +133,8 @@ class Case:
     def load(self, number: int, kind: SegmentKind, version: int) -> UnitLoad:
         key = SegmentKey(lineage=0, position=STAGE, unit=number, kind=kind, version=version)
         data = self.trained.copies[STAGE][version][kind][number]
-        self.shelf.put(key, bytes(data), self.units.digest(number, kind, memoryview(data)))
+        digest = self.units.digest(number, kind, memoryview(data))
+        self.shelf.put(key, bytes(data), seal(key, digest))
         return UnitLoad(name=self.units.names[number], key=key, holders=HOLDERS)
 
     def loads(self, version: int) -> tuple[UnitLoad, ...]:

@@ -17,7 +17,7 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.replaying import Replay, UnitReplay
 from mainstay_core.wire.reinitialisation import Fork, MadeBlock, MadePosition, Reinitialisation
-from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind
+from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, seal
 from mainstay_core.wire.votes import Commit
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
@@ -121,7 +121,7 @@ class Stores:
         if self.num_left == 0:
             raise SegmentMissing("it was interrupted")
         into[:] = bytes(SIZE) if key == self.wrong else content(key)
-        return Fetched(cast(Any, SimpleNamespace(digest=bytes(into).hex())), HOLDER)
+        return Fetched(cast(Any, SimpleNamespace(digest=seal(key, bytes(into).hex()))), HOLDER)
 
     def doubt(self, holder: Holder, header: Any) -> bool:
         assert header.digest

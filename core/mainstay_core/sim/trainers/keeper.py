@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 from mainstay_core.base.ids import Slot
@@ -33,7 +33,7 @@ from mainstay_core.sim.trainers.boundary_replayer import (
 )
 from mainstay_core.sim.trainers.replay_segments import ReplaySegments
 from mainstay_core.sim.trainers.replayer import Replayer
-from mainstay_core.sim.trainers.segment_client import SegmentClient, Wait
+from mainstay_core.sim.trainers.segment_client import Instalment, SegmentClient, Wait
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
@@ -70,14 +70,6 @@ class Owner(Life, Protocol):
         """Take note, before an action of a program."""
 
 
-@dataclass(slots=True)
-class _Instalment:
-    """What a trainer copies at one version."""
-
-    keys: list[SegmentKey] = field(default_factory=list)
-    num_copied: int = 0
-
-
 class SegmentKeeper:
     """The segments of one trainer.
 
@@ -102,7 +94,7 @@ class SegmentKeeper:
         self._world, self._process, self._owner, self._changed = world, process, owner, changed
         self._config = config
         self._client = SegmentClient(world, process, address, changed, self._note_held)
-        self._sending: list[_Instalment] = []
+        self._sending: list[Instalment] = []
         """Those that are in the own store, and not known to be at all holders."""
         self._to_copy = 0
         self._states: dict[SegmentKey, bool] = {}
@@ -191,7 +183,7 @@ class SegmentKeeper:
         position = plan.position_of(index)
         if self._window != action.window:
             self._window, self._states, self._places = action.window, {}, {}
-        instalment = _Instalment()
+        instalment = Instalment()
         for unit in action.units:
             number = unit_number(unit.name)
             key = key_of(lineage, position, number, unit.kind, action.version)
@@ -207,7 +199,7 @@ class SegmentKeeper:
         holders: Sequence[Holder],
         key: SegmentKey,
         cell: Compute,
-        instalment: _Instalment,
+        instalment: Instalment,
     ) -> Steps[None]:
         yield self._world.pace.segment_s()
         self._write(plan, holders, key, cell.params)

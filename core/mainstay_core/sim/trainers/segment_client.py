@@ -6,7 +6,7 @@ As ``mainstay_train.state.segments``. Frames travel as in :mod:`mainstay_core.si
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mainstay_core.segments.frames import (
     AskReport,
@@ -46,6 +46,14 @@ class Wait:
     def is_over(self) -> bool:
         """Whether it was ended."""
         return bool(self.ended)
+
+
+@dataclass(slots=True)
+class Instalment:
+    """The segments that a trainer copies at one version."""
+
+    keys: list[SegmentKey] = field(default_factory=list)
+    num_copied: int = 0
 
 
 class SegmentClient:

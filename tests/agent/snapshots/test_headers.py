@@ -1,0 +1,155 @@
+"""A bit flips in what a store says of a segment: no state that was made of it ever counts.
+
+Replays read from real stores. Between two of them the members exchange what stores hold and what
+was found damaged, as in a settle; where nothing can be made anew any more, the next row is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from tests.agent.snapshots.conftest import Pod
+from tests.core.segments.keys import header_of, key_of
+from tests.train.snapshots.test_replayer import NUM_UNITS, Stage, content, expected, record
+
+from mainstay_core.base.ids import PodUid
+from mainstay_core.rank.events import StateLoaded
+from mainstay_core.rank.replays.replaying import Stores
+from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.wire.segments import BadSegment, StoreReport, seal
+from mainstay_train.snapshots.good_copies import GoodCopies
+from mainstay_train.snapshots.replayer import Replayer
+from mainstay_train.state.segments import SegmentClient
+
+STATE, VERSION = 4, 6
+UNIT = 1
+"""Whose segments are damaged."""
+MAX_ROUNDS = 9
+
+
+def fill(client: SegmentClient) -> None:
+    """Keep two windows of one version each, and what leads on from the older one."""
+    keys = [key_of(version, n) for version in (STATE, STATE + 1) for n in range(NUM_UNITS)]
+    keys += [key_of(s, n, "gradient") for s in range(STATE, VERSION) for n in range(NUM_UNITS)]
+    for key in keys:
+        data = content(key)
+        room = client.room(len(data))
+        room.memory[:] = data
+        header = header_of(key, len(data), num_units=NUM_UNITS, digest=seal(key, data.hex()))
+        client.written(room, header, [], 0)
+    for step in range(STATE, VERSION + 1):
+        client.record(record(step))
+    assert client.wait_held(keys) == ""
+
+
+def index_of(pod: Pod) -> SegmentIndex:
+    return cast(SegmentIndex, pod.store._index)
+
+
+def find(index: SegmentIndex, kind: str, version: int) -> Segment:
+    segment = index.find(key_of(version, UNIT, kind))
+    assert segment is not None
+    return segment
+
+
+def rename(segment: Segment, bit: int) -> None:
+    """Flip a bit of the version in the key itself, by which the store finds the segment."""
+    object.__setattr__(segment.header.key, "version", segment.header.key.version ^ bit)
+
+
+def retell(segment: Segment, **changes: Any) -> None:
+    """Change the header that the store gives to readers."""
+    segment.header = replace(segment.header, **changes)
+
+
+def retell_version(segment: Segment) -> None:
+    key = segment.header.key
+    retell(segment, key=replace(key, version=key.version ^ 8))
+
+
+def retell_digest(segment: Segment) -> None:
+    first, rest = segment.header.digest[0], segment.header.digest[1:]
+    retell(segment, digest=f"{int(first, 16) ^ 1:x}{rest}")
+
+
+def misplace(index: SegmentIndex, kind: str) -> None:
+    """Have what is of one version lie where the next one belongs, as if it had been written so."""
+    older, newer = find(index, kind, STATE), find(index, kind, STATE + 1)
+    newer.header, newer.span = replace(older.header, key=newer.header.key), older.span
+
+
+FLIPS: dict[str, Callable[[SegmentIndex, str], None]] = {
+    "the version by which it is found": lambda i, k: rename(find(i, k, STATE + 1), 1),
+    "a high bit of that": lambda i, k: rename(find(i, k, STATE + 1), 64),
+    "the version that readers see": lambda i, k: retell_version(find(i, k, STATE + 1)),
+    "the nonce": lambda i, k: retell(find(i, k, STATE + 1), nonce="abb"),
+    "the digest": lambda i, k: retell_digest(find(i, k, STATE + 1)),
+    "the version as it was written": misplace,
+}
+
+
+class Lost:
+    """A trainer that makes a lost state anew, until it can or nothing can be made anew."""
+
+    def __init__(self, client: SegmentClient, pods: Sequence[Pod]) -> None:
+        self.stage = Stage()
+        self._client, self._pods = client, pods
+        self.bad: list[BadSegment] = []
+        self.num_rounds = 0
+
+    def _reports(self) -> list[StoreReport]:
+        told = [self._client.report_of(p.holder.address, 0, 5.0) for p in self._pods]
+        return [*told, StoreReport(pod=PodUid("own"), address="", lineage=0, bad=(*self.bad,))]
+
+    def run(self) -> bool:
+        """Return whether the state was made anew; else its position does not reach the version."""
+        for self.num_rounds in range(1, MAX_ROUNDS):
+            stores = Stores(self._reports(), 0)
+            replay = stores.plan_replay(0, VERSION) if VERSION in stores.reach(0) else None
+            if replay is None:
+                return False
+            copies = GoodCopies(self._client, PodUid("own"), lambda: "")
+            stage = cast(Any, self.stage)
+            outcome = Replayer(stage, stage, copies, lambda _: 0.1, lineage=0, position=0).run(
+                replay
+            )
+            if isinstance(outcome, StateLoaded):
+                return True
+            self.bad += copies.bad
+        raise AssertionError("it is tried again and again")
+
+
+@pytest.fixture
+def lost(
+    make_store: Callable[..., Pod], make_client: Callable[..., SegmentClient]
+) -> Callable[[int], tuple[Lost, list[Pod]]]:
+    def make(num_copies: int) -> tuple[Lost, list[Pod]]:
+        pods = [make_store(name) for name in ("a", "b")[:num_copies]]
+        for pod in pods:
+            fill(make_client(pod))
+        return Lost(make_client(make_store("own")), pods), pods
+
+    return make
+
+
+@pytest.mark.parametrize("num_copies", [1, 2])
+@pytest.mark.parametrize("kind", ["state", "gradient"])
+@pytest.mark.parametrize("what", FLIPS)
+def test_a_flipped_header_is_found_before_a_state_counts(
+    lost: Callable[[int], tuple[Lost, list[Pod]]], what: str, kind: str, num_copies: int
+) -> None:
+    loser, pods = lost(num_copies)
+    FLIPS[what](index_of(pods[0]), kind)
+
+    made = loser.run()
+
+    if made:
+        assert loser.stage.states == expected(VERSION)
+    # Of a state an older one is left, and the gradients since; of a gradient the other pod's copy.
+    assert made is (num_copies == 2 or kind == "state" or what == "the nonce")
+    # Nobody has to take good copies for bad ones: it is known which one is wrong.
+    assert {bad.key.unit for bad in loser.bad} <= {UNIT}
+    assert {bad.pod for bad in loser.bad} <= {"a"}
