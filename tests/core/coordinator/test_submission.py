@@ -139,7 +139,7 @@ def test_who_asks_for_another_kind_of_log_is_refused(start: Start) -> None:
         world.send(JobSubmitted(config=asked))
 
 
-NOT_IN_A_DEFINITION = {"unblock_s", "connect_s", "probe_s", "snapshots.ask_s"}
+NOT_IN_A_DEFINITION = {"unblock_s", "probe_s", "snapshots.ask_s"}
 """Fields that have their defaults in every job."""
 
 
