@@ -172,6 +172,14 @@ REFUSED = [
         "is set, but the job keeps no checkpoint from which a stage could be loaded; set",
     ),
     Refused(
+        "spec.detection.witness.everySteps",
+        "cross",
+        "spec",
+        SMALLEST["spec"]
+        | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
+        "is above 0, but the job has a single replica, so that nobody else computes the same",
+    ),
+    Refused(
         "spec.detection.dmr.plan",
         "cross",
         "spec.detection.dmr",
@@ -402,6 +410,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "parallelism": {"stages": 4},
         "pipeline": {"order": "Swapped"},
         "detection": {"dmr": {"mode": "Full", "plan": "Auto"}, "witness": {"everySteps": 5}},
+    },
+    "fewer replicas than guards, as after a scale-down": {
+        "parallelism": {"stages": 4, "replicas": 1},
+        "pipeline": {"order": "Swapped"},
+        "recovery": {"approximate": {"guards": 3}},
+    },
+    "a limit on lost steps whose permission is switched off": {
+        "recovery": {"allowApproximate": False, "approximateAfterLostSteps": 3}
     },
     "an equal cut": {"parallelism": {"stages": 2}, "pipeline": {"cut": "Equal"}},
     "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},
