@@ -654,6 +654,23 @@ def test_replicas_are_scaled_within_the_lanes(
     assert api.get(job)["spec"]["parallelism"]["replicas"] == 2
     said = control_plane.kubectl("scale", "mtj", name, "--replicas=5", check=False)
     assert "must be at most spec.training.lanes" in said
+    api.patch(job, at("spec.detection.witness.everySteps", 5))
+    said = control_plane.kubectl("scale", "mtj", name, "--replicas=1", check=False)
+    assert "nobody else computes the same" in said
+    assert api.get(job)["spec"]["parallelism"]["replicas"] == 2
+
+
+def test_a_job_whose_permission_is_switched_off_alone_can_be_used(api: Api) -> None:
+    limit = {"allowApproximate": True, "approximateAfterLostSteps": 3}
+    fields = {"parallelism": {"stages": 4}, "recovery": limit}
+    path = f"{JOBS}/allowed"
+    api.create(JOBS, merged(SMALLEST, {"metadata": {"name": "allowed"}, "spec": fields}))
+    try:
+        changed = api.patch(path, at("spec.recovery.allowApproximate", False))
+        job = spec.parse_training_job(changed).to_job_config(JobUid("u"))
+    finally:
+        api.delete(path)
+    assert (job.approximate, job.approximate_rules.after_lost_steps) == (None, 3)
 
 
 def test_the_status_is_written_apart_and_shown_in_columns(
