@@ -388,9 +388,9 @@ class ApproximateRecovery(Section):
     these blocks, with allowApproximate off as well, since a person may allow one recovery. At most
     spec.training.lanes, as there is one cell for each replica; where replicas are fewer, as after a
     scale-down, as many serve as there are. Left out: 2 with pipeline.order Swapped, else 0. Not
-    with several ranks to a stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
-    (staleSteps) there. With snapshots in memory there are 0 unless more are asked for, and pods
-    keep no copy of what guards have."""
+    with several ranks to a stage: an end that has what the stage beside it lacks is made anew only
+    of its own checkpoint (staleSteps) there. With snapshots in memory there are 0 unless more are
+    asked for, and pods keep no copy of what guards have."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
