@@ -104,6 +104,8 @@ class Lack:
     """Trainers that are up and could take a place, if they are too few."""
     outline: bool = False
     """Whether a member is still to tell of what blocks the stages consist."""
+    silent: bool = False
+    """Whether a holder that was only cut off is waited for, alone or beside that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

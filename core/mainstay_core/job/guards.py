@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.base.words import count
 from mainstay_core.job.config import SWAPPED_GUARDS
 from mainstay_core.job.sections import RecoveryPolicy
+from mainstay_core.job.sentences import (
+    GUARDS_IN_ORDER,
+    GUARDS_OF_SEVERAL_RANKS,
+    TOO_MANY_GUARDS,
+    TWO_ENDS_BESIDE_SNAPSHOTS,
+    TWO_ENDS_OF_SEVERAL_RANKS,
+)
 
 
 def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
@@ -37,15 +43,11 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
         return
     wrong = ""
     if shape.order is Order.IN_ORDER:
-        wrong = "in order no stage is an end's twin, from which its layers could be made anew; use "
-        wrong += "0, or pipeline.order Swapped"
+        wrong = GUARDS_IN_ORDER
     elif shape.ranks_per_stage > 1:
-        wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
-        wrong += "parallelism.ranksPerStage 1"
+        wrong = GUARDS_OF_SEVERAL_RANKS
     elif guards > cells:
-        have = count(cells, "lane")
-        wrong = f"the job has {have}, so the stage beside an end never has more cells; use at most "
-        wrong += str(cells)
+        wrong = f"{TOO_MANY_GUARDS}: {cells}"
     if wrong:
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
 
@@ -64,18 +66,6 @@ def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool
         return
     if resolve_guards(recovery, shape, snapshots=snapshots):
         return
-    if shape.ranks_per_stage == 1:
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            "is true, but with snapshots there are no guards unless they are asked for, so neither "
-            "of the 2 stages could be made anew; set approximate.guards (2, or 0 if no stage has a "
-            "kind of block that the other lacks), or use false",
-        )
-    raise InvalidSpecError(
-        "spec.recovery.allowApproximate",
-        "is true, but with several ranks to a stage nobody guards what each of the 2 stages alone "
-        "has (embedding, head), so neither could be made anew; use false, or more stages, or "
-        "checkpoints (checkpoint.everySteps) and approximate.staleSteps, or "
-        "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that "
-        "the other lacks",
-    )
+    several = shape.ranks_per_stage > 1
+    why = TWO_ENDS_OF_SEVERAL_RANKS if several else TWO_ENDS_BESIDE_SNAPSHOTS
+    raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

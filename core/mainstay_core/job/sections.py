@@ -292,9 +292,10 @@ class Snapshots(Section):
     enabled: bool = False
     """Whether the state is kept in the memory of pods."""
     window: IntOrAuto = "Auto"
-    """Steps over which a copy of the whole state is spread, at most 1024. A longer one takes less
-    of each step, more memory, and more time to make a state anew. Auto: as few as can be copied
-    beside the training, at most 16."""
+    """Steps over which a copy of the whole state is spread, at most 1024, and at most as many as
+    the stage with the most parts that are copied by themselves has of them: layers, and each expert
+    of a mixture. A longer one takes less of each step, more memory, and more time to make a state
+    anew. Auto: as few as can be copied beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep each part as well, spares among them. With 0 a part is lost with the pod
     that wrote it."""

@@ -200,7 +200,10 @@ def test_whatever_cannot_change_is_refused_by_its_path_in_the_definition(start: 
     ("change", "said"),
     [
         ({"bucket_bytes": 8 << 20}, "spec.runtime.bucketMebibytes: is 8, was 4:"),
-        ({"snapshots": {"boundary": True}}, "spec.snapshots.replay: is 'Boundary', was 'Grad"),
+        (
+            {"snapshots": {"boundary": True}},
+            "spec.snapshots.replay: is 'Boundary', was 'Gradients'",
+        ),
         ({"snapshots": {"num_instalments": 3}}, "spec.snapshots.window: is 3, was 'Auto'"),
         ({"shape": {"order": Order.SWAPPED}}, "spec.pipeline.order: is 'Swapped', was 'InOrder'"),
         (

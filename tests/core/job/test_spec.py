@@ -716,8 +716,12 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "guards", "words"),
     [
-        ({}, 5, "is 5, but the job has 4 lanes, so the stage beside an end never has more cells"),
-        ({"parallelism": {"stages": 4, "replicas": 2}}, 5, "the job has 4 lanes"),
+        (
+            {},
+            5,
+            "is 5, but the stage beside an end has one cell for each lane at most; use at most as",
+        ),
+        ({"parallelism": {"stages": 4, "replicas": 2}}, 5, "use at most as many: 4"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
     ],
 )
@@ -782,6 +786,29 @@ def test_two_stages_that_nobody_may_guard_are_not_made_anew() -> None:
     )
     more = {"parallelism": changes["parallelism"] | {"stages": 4}}
     assert spec.parse_training_job(two() | {"spec": two()["spec"] | more})
+
+
+def test_two_swapped_stages_with_snapshots_are_made_anew_only_with_guards_that_are_asked_for() -> (
+    None
+):
+    """Beside snapshots there are none unless the job says so, and then neither end comes back."""
+
+    def two(approximate: dict[str, Any], **others: Any) -> dict[str, Any]:
+        recovery = {"allowApproximate": True, "approximate": approximate}
+        kept = {"snapshots": {"enabled": True, "peers": 1}}
+        return swapped_with({"parallelism": {"stages": 2}, "recovery": recovery, **kept, **others})
+
+    found = problem(two({}))
+    assert found.field == "spec.recovery.allowApproximate"
+    assert "with snapshots there are no guards unless they are asked for" in found.message
+    assert "set approximate.guards (2, or 0 if no stage has a kind of block" in found.message
+    stale = two({"staleSteps": 9}, checkpoint={"everySteps": 5})
+    for right in (two({"guards": 2}), two({"guards": 0}), stale):
+        assert spec.parse_training_job(right)
+    without = two({}, snapshots={"enabled": False})
+    assert spec.parse_training_job(without).to_job_config(JobUid("uid")).guards == 2
+    off = two({}, recovery={"allowApproximate": False})
+    assert spec.parse_training_job(off)
 
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:

@@ -43,6 +43,7 @@ from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
+from mainstay_core.sim.scenarios.points import COPY_POINTS
 from mainstay_core.sim.scenarios.scenario import (
     FORKING,
     GUARDED,
@@ -202,6 +203,10 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+    assert seen["replayed after another order"] <= seen["replayed"]
+    assert seen["replayed after another order"], "a loss meets units in an order that has changed"
+    for point in COPY_POINTS:
+        assert seen[f"fault at {point}"]
 
 
 def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_history() -> None:
