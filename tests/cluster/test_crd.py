@@ -243,6 +243,14 @@ REFUSED = [
         "is set, but the job keeps no checkpoint from which a stage could be loaded; set",
     ),
     Refused(
+        "spec.detection.witness.everySteps",
+        "cross",
+        "spec",
+        SMALLEST["spec"]
+        | {"parallelism": {"replicas": 1}, "detection": {"witness": {"everySteps": 5}}},
+        "is above 0, but the job has a single replica, so that nobody else computes the same",
+    ),
+    Refused(
         "spec.detection.dmr.plan",
         "cross",
         "spec.detection.dmr",
@@ -473,6 +481,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "parallelism": {"stages": 4},
         "pipeline": {"order": "Swapped"},
         "detection": {"dmr": {"mode": "Full", "plan": "Auto"}, "witness": {"everySteps": 5}},
+    },
+    "fewer replicas than guards, as after a scale-down": {
+        "parallelism": {"stages": 4, "replicas": 1},
+        "pipeline": {"order": "Swapped"},
+        "recovery": {"approximate": {"guards": 3}},
+    },
+    "a limit on lost steps whose permission is switched off": {
+        "recovery": {"allowApproximate": False, "approximateAfterLostSteps": 3}
     },
     "an equal cut": {"parallelism": {"stages": 2}, "pipeline": {"cut": "Equal"}},
     "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},
@@ -776,6 +792,23 @@ def test_replicas_are_scaled_within_the_lanes(
     assert api.get(job)["spec"]["parallelism"]["replicas"] == 2
     said = control_plane.kubectl("scale", "mtj", name, "--replicas=5", check=False)
     assert "must be at most spec.training.lanes" in said
+    api.patch(job, at("spec.detection.witness.everySteps", 5))
+    said = control_plane.kubectl("scale", "mtj", name, "--replicas=1", check=False)
+    assert "nobody else computes the same" in said
+    assert api.get(job)["spec"]["parallelism"]["replicas"] == 2
+
+
+def test_a_job_whose_permission_is_switched_off_alone_can_be_used(api: Api) -> None:
+    limit = {"allowApproximate": True, "approximateAfterLostSteps": 3}
+    fields = {"parallelism": {"stages": 4}, "recovery": limit}
+    path = f"{JOBS}/allowed"
+    api.create(JOBS, merged(SMALLEST, {"metadata": {"name": "allowed"}, "spec": fields}))
+    try:
+        changed = api.patch(path, at("spec.recovery.allowApproximate", False))
+        job = spec.parse_training_job(changed).to_job_config(JobUid("u"))
+    finally:
+        api.delete(path)
+    assert (job.approximate, job.approximate_rules.after_lost_steps) == (None, 3)
 
 
 def test_the_status_is_written_apart_and_shown_in_columns(

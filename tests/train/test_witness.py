@@ -11,6 +11,7 @@ import pytest
 from tests.train.quorum import make_config, run_job
 from tests.worlds.supervisors import PlayedSupervisors
 
+from mainstay_core.base.shape import Order
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
@@ -61,6 +62,17 @@ def assert_same(run, reference):
 def test_a_witness_changes_no_bit_and_accuses_nobody(crew, tmp_path, undisturbed):
     world = PlayedSupervisors(crew, tmp_path, watching())
     assert_same(play(world), undisturbed(crew))
+    assert world.findings == []
+
+
+@pytest.mark.chaos
+def test_checks_and_a_witness_of_a_swapped_pipeline_change_no_bit_and_accuse_nobody(crew, tmp_path):
+    plain = make_config(lanes=LANES, steps=STEPS, order=Order.SWAPPED)
+    checked = dataclasses.replace(plain, witness_every_steps=1, dmr=Mode.FULL)
+    reference = run_job(crew, tmp_path, plain)
+    world = PlayedSupervisors(crew, tmp_path, checked)
+    assert_same(play(world), reference)
+    assert all(life.compares == dict.fromkeys(range(STEPS), True) for life in world.lives.values())
     assert world.findings == []
 
 

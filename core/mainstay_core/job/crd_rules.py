@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
 from mainstay_core.dmr.settings import WAY
+from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
 from mainstay_core.job.sentences import (
     COMPILE_OFF,
@@ -260,6 +261,13 @@ CROSS_FIELD: tuple[Rule, ...] = (
         "runtime.recompute, or use Full",
     ),
     *PIPELINE,
+    Rule(
+        section=SPEC,
+        field=".detection.witness.everySteps",
+        rule=f"self.detection.witness.everySteps == 0 || {_REPLICAS} >= {MIN_CHAINS}",
+        message="is above 0, but the job has a single replica, so that nobody else computes the "
+        f"same; use 0, or {MIN_CHAINS} replicas or more",
+    ),
     Rule(
         section="spec.detection.dmr",
         field=".plan",

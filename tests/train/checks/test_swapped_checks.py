@@ -136,6 +136,21 @@ def check_flips(setting: Setting, num_flips: int, flipped: list[bool]) -> Counte
 PRIMARY = {"execution": Execution.PRIMARY}
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [s if s == QUICK[0] else pytest.param(s, marks=pytest.mark.chaos) for s in ALL],
+    ids=str,
+)
+def test_checks_move_no_bit_and_find_nothing_in_clean_steps_of_a_swapped_pipeline(
+    setting: Setting,
+) -> None:
+    step = make_step(setting)
+    clean = warm(step, setting)
+    for _ in range(2):
+        ended = step.run(mode_of(setting))
+        assert (ended.digests, ended.findings, ended.num_refused) == (clean.digests, [], 0)
+
+
 @pytest.mark.parametrize("setting", QUICK, ids=str)
 def test_a_flip_is_found_on_either_visit(setting: Setting, flipped: list[bool]) -> None:
     assert sum(check_flips(setting, 4, flipped).values()) > 0
