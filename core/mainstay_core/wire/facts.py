@@ -92,6 +92,7 @@ class FactKind(enum.StrEnum):
     PAUSED = "paused"
     NAMED = "named"
     CHECKS = "checks"
+    STATE_REFUSED = "state-refused"
 
 
 MAX_SOURCES = 64
@@ -313,7 +314,31 @@ class Checks(_RankFact):
         cut_fields(self, "evidence", "shares")
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRefused(_RankFact):
+    """A rank has come back with a state of another lineage or course, which does not count.
+
+    ``step`` is the state's version; ``evidence`` says why it does not.
+    """
+
+    kind: Literal[FactKind.STATE_REFUSED] = FactKind.STATE_REFUSED
+    stage: Index
+    """Whose state it is."""
+    inner: Index
+
+
+RankFact = (
+    Finished
+    | Failed
+    | Checkpoint
+    | Parked
+    | Adopted
+    | Settled
+    | Paused
+    | Named
+    | Checks
+    | StateRefused
+)
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

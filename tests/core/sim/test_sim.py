@@ -26,6 +26,7 @@ from tests.core.sim.fork_mutants import (
     draw_ends,
     draw_forbidden,
     draw_forks,
+    draw_forks_again,
     draw_forks_beside_snapshots,
     draw_guards_beside_snapshots,
     draw_inner_ranks,
@@ -207,6 +208,12 @@ def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_h
     assert seen["made anew"]
     assert seen["ended approximate"]
     assert seen["approximate checkpoint"]
+
+
+def test_who_comes_back_with_a_lost_stages_true_state_tells_that_it_is_refused() -> None:
+    outcome = simulate(draw_forks_again(10, ("stop-inner",)))
+    assert not outcome.violation, outcome.violation
+    assert outcome.seen["state refused"]
 
 
 def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -> None:
