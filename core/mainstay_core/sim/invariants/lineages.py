@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
+from mainstay_core.rank.courses import of_one_course
 from mainstay_core.rank.events import (
     Event,
     ReportsGathered,
@@ -297,6 +298,7 @@ class Lineages:
         if not self._may_fork:
             return
         self._seen["fork"] += outcome.fork is not None
+        self._seen["of another course"] += bool(of_one_course(plan, _by_index(reports))[1])
         places = outcome.fork.made.positions if outcome.fork is not None else ()
         self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
@@ -451,6 +453,10 @@ def _stale_in(fork: Fork) -> dict[tuple[int, int], int]:
         for source in block.sources
         if source.version is not None
     }
+
+
+def _by_index(reports: Sequence[SettleReport]) -> list[SettleReport]:
+    return sorted(reports, key=lambda report: report.index)
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:
