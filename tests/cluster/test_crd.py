@@ -182,13 +182,6 @@ REFUSED = [
         "is Swapped, but a step has a single micro-batch, which takes one of the two ways",
     ),
     Refused(
-        "spec.recovery.approximateAfterLostSteps",
-        "cross",
-        "spec.recovery",
-        {"approximateAfterLostSteps": 3},
-        "is for jobs with allowApproximate true; remove it",
-    ),
-    Refused(
         "spec.recovery.allowApproximate",
         "cross",
         "spec.recovery",
@@ -238,7 +231,7 @@ REFUSED = [
             words,
         )
         for guards, ranks, words in (
-            (5, 1, "is above the replicas, but the stage beside an end has one cell for each"),
+            (5, 1, "is above the lanes, but the stage beside an end has one cell for each lane"),
             (1, 2, "is above 0, but nobody guards what several ranks of a stage share"),
         )
     ),

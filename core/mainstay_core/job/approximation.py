@@ -6,7 +6,6 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
 from mainstay_core.job.sentences import (
-    LIMIT_WITHOUT_PERMISSION,
     STALE_WITHOUT_CHECKPOINTS,
     no_neighbours,
 )
@@ -58,6 +57,8 @@ def check_approximate(
 ) -> None:
     """Refuse rules that could never be used.
 
+    A limit on lost steps stays where the permission is switched off for a while.
+
     Args:
         recovery: what is said of it.
         checkpoint: of the job.
@@ -74,10 +75,6 @@ def check_approximate(
             f"is {stale_steps}, but {STALE_WITHOUT_CHECKPOINTS}",
         )
     if not recovery.allow_approximate:
-        if recovery.approximate_after_lost_steps is not None:
-            raise InvalidSpecError(
-                "spec.recovery.approximateAfterLostSteps", LIMIT_WITHOUT_PERMISSION
-            )
         return
     if stages == 1 or (stages == 2 and in_order and stale_steps is None):
         why = no_neighbours(stages, keeps_checkpoints=checkpoint.every_steps > 0)

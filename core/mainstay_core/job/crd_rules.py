@@ -19,7 +19,6 @@ from mainstay_core.job.sentences import (
     EVEN_MICRO_BATCHES,
     GUARDS_IN_ORDER,
     GUARDS_OF_SEVERAL_RANKS,
-    LIMIT_WITHOUT_PERMISSION,
     ONE_MICRO_BATCH_SWAPPED,
     ONE_STAGE_SWAPPED,
     REPLAY_GRADIENTS,
@@ -105,12 +104,6 @@ PIPELINE: tuple[Rule, ...] = (
         message=f"is set, but {STALE_WITHOUT_CHECKPOINTS}",
     ),
     Rule(
-        section="spec.recovery",
-        field=".approximateAfterLostSteps",
-        rule="!has(self.approximateAfterLostSteps) || self.allowApproximate",
-        message=LIMIT_WITHOUT_PERMISSION,
-    ),
-    Rule(
         section=SPEC,
         field=_PERMISSION,
         rule=f"!self{_PERMISSION} || self.parallelism.stages > 1",
@@ -183,8 +176,8 @@ PIPELINE: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
         field=_GUARDS,
-        rule=f"{_NO_GUARDS} || self{_GUARDS} <= {_REPLICAS}",
-        message=f"is above the replicas, but {TOO_MANY_GUARDS}",
+        rule=f"{_NO_GUARDS} || self{_GUARDS} <= self.training.lanes",
+        message=f"is above the lanes, but {TOO_MANY_GUARDS}",
     ),
 )
 """Rules about the order of a pipeline, permission to make its stages anew, and guards of its ends:

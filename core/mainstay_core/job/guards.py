@@ -16,7 +16,7 @@ from mainstay_core.job.sentences import (
 
 
 def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
-    """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
+    """Return the guards of each end; fewer serve while the stage beside it has fewer cells.
 
     Args:
         recovery: of the job.
@@ -37,7 +37,8 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
     Raises:
         InvalidSpecError: names the field and what would be right.
     """
-    guards, cells = recovery.approximate.guards, shape.replicas
+    # The number of guards cannot change, and that of replicas can.
+    guards, cells = recovery.approximate.guards, shape.lanes
     if not guards:
         return
     wrong = ""

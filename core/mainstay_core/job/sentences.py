@@ -12,7 +12,6 @@ STALE_WITHOUT_CHECKPOINTS = (
     "the job keeps no checkpoint from which a stage could be loaded; set "
     "spec.checkpoint.everySteps, or remove it"
 )
-LIMIT_WITHOUT_PERMISSION = "is for jobs with allowApproximate true; remove it"
 
 ONE_STAGE_SWAPPED = "a single stage has nothing to swap; use InOrder, or more stages"
 ONE_MICRO_BATCH_SWAPPED = (
@@ -34,7 +33,7 @@ GUARDS_OF_SEVERAL_RANKS = (
     "nobody guards what several ranks of a stage share in this version; use 0, or "
     "parallelism.ranksPerStage 1"
 )
-TOO_MANY_GUARDS = "the stage beside an end has one cell for each replica; use at most as many"
+TOO_MANY_GUARDS = "the stage beside an end has one cell for each lane at most; use at most as many"
 
 TWO_ENDS_BESIDE_SNAPSHOTS = (
     "with snapshots there are no guards unless they are asked for, so neither of the 2 stages "

@@ -92,6 +92,7 @@ class FactKind(enum.StrEnum):
     PAUSED = "paused"
     NAMED = "named"
     CHECKS = "checks"
+    MISSED = "missed"
     STATE_REFUSED = "state-refused"
 
 
@@ -315,6 +316,14 @@ class Checks(_RankFact):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Missed(_RankFact):
+    """An injected flip was not put in: nothing came that it names; ``evidence`` says what did."""
+
+    kind: Literal[FactKind.MISSED] = FactKind.MISSED
+    fault: Name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateRefused(_RankFact):
     """A rank has come back with a state of another lineage or course, which does not count.
 
@@ -337,6 +346,7 @@ RankFact = (
     | Paused
     | Named
     | Checks
+    | Missed
     | StateRefused
 )
 TrainerFact = TrainerUp | TrainerDown | RankFact

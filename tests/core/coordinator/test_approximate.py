@@ -18,6 +18,7 @@ from mainstay_core.coordinator.events import (
     ApproximationAllowed,
     JobSubmitted,
     PlanReported,
+    ScaleRequested,
     StepsCommitted,
     StopRequested,
     StoreReopened,
@@ -846,6 +847,23 @@ def test_an_end_without_twin_or_guard_is_not_made_anew(
     lose(world, *lost)
 
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
+def test_a_job_with_guards_is_scaled_down_and_fewer_serve(start: Start) -> None:
+    world = swapped(start, guards=2, replicas=2)
+    world.commit()
+    assert sorted(cell.end for cell in world.state.guards) == [0, 0, 3, 3]
+
+    world.send(ScaleRequested(replicas=1))
+    world.stored()
+    world.settle()
+    for _ in range(3):
+        world.commit()
+
+    assert len(world.plan.positions[1]) == 1
+    assert sorted(cell.end for cell in world.state.guards) == [0, 3]
+    lose(world, 0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (0,))
 
 
 def test_the_number_of_guards_cannot_change_in_a_running_job(start: Start) -> None:

@@ -122,7 +122,7 @@ def test_every_setting_reaches_the_config() -> None:
         "pipeline": {"schedule": "1F1B", "microBatches": 2, "order": "InOrder"},
         "workload": {"entrypoint": "a:b", "args": ["x"], "config": {"dim": 8}},
         "runtime": {"device": "CUDA", "backend": "Gloo", "compile": "Blocks"}
-        | {"recompute": True, "bucketMebibytes": 8},
+        | {"recompute": True, "bucketMebibytes": 8, "connectSeconds": 30},
         "template": {"spec": {"anything": [1]}},
         "spares": {"replicas": 1},
         "detection": {
@@ -196,7 +196,7 @@ def test_every_setting_reaches_the_config() -> None:
         "heartbeat_timeout_s": 20.0,
         "hang_s": 900.0,
         "operation_timeout_s": 3600.0,
-        "connect_s": 10.0,
+        "connect_s": 30.0,
         "probe_s": 0.3,
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,
@@ -354,7 +354,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
-        ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
+        ("spec.recovery.approximateAfterLostSteps", -1, "must be greater than or equal to 0"),
         ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
         ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
@@ -375,6 +375,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.runtime.bucketMebibytes", 0, "is 0, must be greater than or equal to 1"),
         ("spec.runtime.bucketMebibytes", 1025, "is 1025, must be less than or equal to 1024"),
         ("spec.runtime.bucketMebibytes", "4Mi", "is '4Mi', must be a valid integer"),
+        ("spec.runtime.connectSeconds", 0, "is 0, must be greater than or equal to 1"),
         ("spec.template", {"metadata": {}}, "has no spec, must be a pod template"),
         ("spec.template", {"spec": {}, "kind": "Pod"}, "has kind, must be a pod template"),
         (
@@ -458,6 +459,18 @@ def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
     assert codec.loads(JobConfig, codec.dumps(off)) == off
     plain = codec.encode(spec.parse_training_job(SMALLEST).to_job_config(JobUid("u")))
     assert not {"approximate", "permitted"} & plain.keys()
+
+
+def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -> None:
+    """``kubectl patch`` may switch that off alone: the job must stay one that can be used."""
+    data = approximate_job()
+    data["spec"]["recovery"]["approximateAfterLostSteps"] = 3
+    allowed = spec.parse_training_job(data).to_job_config(JobUid("u"))
+    data["spec"]["recovery"]["allowApproximate"] = False
+    off = spec.parse_training_job(data).to_job_config(JobUid("u"))
+
+    assert off.approximate is None
+    assert off.approximate_rules == allowed.approximate
 
 
 def test_permission_that_could_never_be_used_is_refused() -> None:
@@ -706,8 +719,9 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
         (
             {},
             5,
-            "is 5, but the stage beside an end has one cell for each replica; use at most as",
+            "is 5, but the stage beside an end has one cell for each lane at most; use at most as",
         ),
+        ({"parallelism": {"stages": 4, "replicas": 2}}, 5, "use at most as many: 4"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
     ],
 )
@@ -734,6 +748,16 @@ def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() 
     assert guards(swapped_with(kept)) == 0, "jobs that exist were stored with none"
     asked: dict[str, Any] = {"recovery": {"approximate": {"guards": 2}}}
     assert guards(swapped_with(kept | asked)) == 2
+
+
+@pytest.mark.parametrize("replicas", [4, 2, 1])
+def test_guards_stay_what_they_are_when_the_job_is_scaled(replicas: int) -> None:
+    """Their number cannot change in a running job, and that of replicas can."""
+    scaled = {"parallelism": {"stages": 4, "replicas": replicas}}
+    job = spec.parse_training_job(
+        swapped_with(scaled | {"recovery": {"approximate": {"guards": 3}}})
+    )
+    assert job.to_job_config(JobUid("uid")).guards == 3
 
 
 def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
