@@ -135,8 +135,7 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    known = repeating.without_unmade(plan, _in_order(plan, reports))
-    ordered, others = courses.of_one_course(plan, known)
+    ordered, others = courses.of_one_course(plan, _in_order(plan, reports))
     fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
@@ -257,7 +256,7 @@ def _held(
 
 
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
-    """Return the reports by member index.
+    """Return the reports by member index. A state that is to be made anew does not count.
 
     Raises:
         LocalProtocolError: reports are missing or doubled.
@@ -268,7 +267,7 @@ def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]
             f"settle needs one report of each of {len(plan.members)} members, got "
             f"{sorted(r.index for r in reports)}"
         )
-    return [by_index[i] for i in range(len(plan.members))]
+    return repeating.without_unmade(plan, [by_index[i] for i in range(len(plan.members))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

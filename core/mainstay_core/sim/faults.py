@@ -10,7 +10,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.memory_faults import damage_segment, mute_stores
-from mainstay_core.sim.parting import LONGEST_S, Parting
+from mainstay_core.sim.parting import part_ways
 from mainstay_core.sim.scenarios.scenario import Fault
 from mainstay_core.sim.services.provider import Pod
 from mainstay_core.sim.stage import Stage
@@ -20,8 +20,6 @@ from mainstay_core.supervisor.events import LeaveRequested
 
 PATIENCE_S = 8.0
 """A point that is not passed within so long is not waited for."""
-TWO_WAYS = 2
-"""Replicas that can part."""
 NEEDS_THREE = 3
 """Cells of a stage that it takes to find out which one's state is bad."""
 
@@ -440,12 +438,7 @@ class Faults:
         self._lose_store(everything=False)
 
     def _part_ways(self) -> None:
-        """Two replicas go different ways, and the store gives a lineage's number twice."""
-        plan = self._world.newest_plan
-        if plan is None or plan.lineage or len(plan.chains) != TWO_WAYS:
-            return
-        parting = Parting(self._world, plan, self._rng.choice((0, 1)))
-        self._until(LONGEST_S, parting.end)
+        part_ways(self._world, self._rng, self._until)
 
     def _leave(self) -> None:
         """SIGTERM of a pod: it hands its work over."""

@@ -7,6 +7,7 @@ the first replica loses the same stage a step later. When that is about as far, 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 
 from mainstay_core.sim.stage import Stage
@@ -19,9 +20,26 @@ LOOKS_S = 0.02
 """Seconds between two looks at how far they are."""
 STAGE = 1
 """Which both lose. It has two neighbours."""
+TWO_WAYS = 2
+"""Replicas that can part."""
 
 
-class Parting:
+def part_ways(
+    world: Stage, rng: random.Random, until: Callable[[float, Callable[[], None]], None]
+) -> None:
+    """Have two replicas go different ways, in a job that has just these and has not forked.
+
+    Args:
+        world: in which that is played.
+        rng: draws how far they are apart when they meet.
+        until: has something end after some seconds, and the run not be calm before that.
+    """
+    plan = world.newest_plan
+    if plan is not None and not plan.lineage and len(plan.chains) == TWO_WAYS:
+        until(LONGEST_S, _Parting(world, plan, rng.choice((0, 1))).end)
+
+
+class _Parting:
     """One such story, from a plan with two replicas on.
 
     Args:

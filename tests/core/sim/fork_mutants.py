@@ -209,6 +209,15 @@ def draw_parting(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, apis=1, faults=faults)
 
 
+def draw_return(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which a stage is silent for so long that it is made anew, and comes back."""
+    scenario = draw_forks_again(seed, ())
+    shape = replace(scenario.config.shape, stages=3)
+    config = replace(scenario.config, shape=shape, spares=3)
+    faults = tuple(Fault(kind=kind, point="applied", times=8, lasts_s=4.0) for kind in kinds)
+    return replace(scenario, config=config, faults=faults)
+
+
 def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which inner stages are lost, and must not be made anew."""
     return draw(seed, kinds, approximate=False)

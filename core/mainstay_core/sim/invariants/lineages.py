@@ -297,8 +297,9 @@ class Lineages:
         """A quorum has settled; ``plans`` are those up to its own."""
         if not self._may_fork:
             return
+        by_index = sorted(reports, key=lambda report: report.index)
         self._seen["fork"] += outcome.fork is not None
-        self._seen["of another course"] += bool(of_one_course(plan, _by_index(reports))[1])
+        self._seen["of another course"] += bool(of_one_course(plan, by_index)[1])
         places = outcome.fork.made.positions if outcome.fork is not None else ()
         self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
@@ -453,10 +454,6 @@ def _stale_in(fork: Fork) -> dict[tuple[int, int], int]:
         for source in block.sources
         if source.version is not None
     }
-
-
-def _by_index(reports: Sequence[SettleReport]) -> list[SettleReport]:
-    return sorted(reports, key=lambda report: report.index)
 
 
 def _places(fork: Fork) -> set[tuple[int, int]]:
