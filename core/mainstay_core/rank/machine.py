@@ -190,8 +190,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         replay,
         making_of(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
-    refused = refusals.tell_other_course(state, event.reports)
-    actions = (*refused, tell, *unsaved, *back, *commits, DropHeld(), restore)
+    refusal = refusals.tell_other_course(state, event.reports)
+    actions = (*refusal, tell, *unsaved, *back, *commits, DropHeld(), restore)
     return Transition(restoring, actions, outcome.reason)
 
 
