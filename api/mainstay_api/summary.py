@@ -133,6 +133,7 @@ def show_page(
         created_at_s=state.created_at_s,
         entry=entry or None,
         made_anew=cut(describe_fork(state.history[-1])) if state.history else "",
+        refused_states=state.refused_states,
         snapshots=state.config.snapshots is not None,
         stores=stores,
         dmr_coverage=_coverage(state),

@@ -27,7 +27,7 @@ from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.page import JobPage
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import REINITIALISED, describe_course
+from mainstay_core.wire.reinitialisation import REINITIALISED, RefusedState, describe_course
 from mainstay_operator.actuator import NameTakenError
 from mainstay_operator.events import Note
 from mainstay_operator.kube import RIGHTS_REMEDY, KubeError
@@ -169,8 +169,22 @@ def of_recoveries(recoveries: Iterable[Recovery], since_s: float) -> list[Note]:
 
 
 def of_page(page: JobPage, since_s: float) -> list[Note]:
-    """Return what is told of a job's page: its newest crash and findings after ``since_s``."""
-    return of_crash(page.crash, since_s) + of_findings(page.findings, since_s)
+    """Return what is told of a job's page: its newest crash, findings, and refused states."""
+    refused = of_refused_states(page.refused_states, since_s)
+    return of_crash(page.crash, since_s) + of_findings(page.findings, since_s) + refused
+
+
+def of_refused_states(states: Iterable[RefusedState], since_s: float) -> list[Note]:
+    """Return what is told of states that came back after a fork, since ``since_s``."""
+    return [
+        Note(
+            reason="StateRefused",
+            message=one.describe(),
+            key=f"{one.incarnation}/{one.place}/{one.step}",
+        )
+        for one in states
+        if one.at_s >= since_s
+    ]
 
 
 def of_crash(told: ToldCrash | None, since_s: float) -> list[Note]:

@@ -146,6 +146,28 @@ def test_wrong_results_are_one_event_for_each_trainer_and_verdict_and_coverage_i
     assert narrator.of_findings(page.findings, 1001.0) == narrator.of_findings(None, 0.0) == []
 
 
+def test_a_state_that_came_back_after_a_fork_is_one_normal_event() -> None:
+    back = {
+        "trainer": "demo-1/0",
+        "incarnation": "a",
+        "place": "stage 1",
+        "step": 7,
+        "reason": "it is of lineage 0, and others have begun lineage 1 since",
+        "at_s": 1000.0,
+    }
+    page = codec.decode(JobPage, SUMMARY | {"refused_states": [back, back | {"step": 9}]})
+
+    one, other = narrator.of_page(page, 0.0)
+
+    assert (one.reason, one.warning, one.key) == ("StateRefused", False, "a/stage 1/7")
+    assert one.key != other.key
+    assert one.message == (
+        "trainer demo-1/0 has come back with the state of stage 1 after 7 steps, which is refused, "
+        "and of which no bit is used: it is of lineage 0, and others have begun lineage 1 since"
+    )
+    assert narrator.of_page(page, 1001.0) == []
+
+
 CRASH: dict[str, Any] = {
     "crash": {
         "type": "OSError",

@@ -27,7 +27,7 @@ from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import History, Outline, ToldHistory
+from mainstay_core.wire.reinitialisation import History, Outline, RefusedState, ToldHistory
 from mainstay_core.wire.taints import Taint
 
 MAX_ENDED = 8
@@ -239,6 +239,8 @@ class CoordinatorState:
     """Whether it has: that it has settled is known without its word where it pauses or commits."""
     permission: Permission | None = None
     """A person's permission for the recovery that the job waits for."""
+    refused_states: tuple[RefusedState, ...] = field(default=(), metadata=OMITTED)
+    """States that came back after a fork and do not count, the newest last."""
     furthest: int = 0
     """Largest number of steps that were ever committed. A restart does not lower it."""
     last_id: int = 0

@@ -8,6 +8,7 @@
 - ``forks``: who makes which lost state anew of others, and what follows from it
 - ``courses``: whose states are of the course on which a quorum goes on
 - ``repeating``: when a fork of another run is made again, and whose state is from before it
+- ``refusals``: what a rank tells whose state does not count, as others have gone on without it
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``reach``: which versions members can come to
 - ``settle``: where the survivors of a failure go on, from their reports

@@ -21,6 +21,7 @@ from mainstay_core.rank.events import (
     WaitForPlan,
     WriteCheckpoint,
 )
+from mainstay_core.rank.refusals import tell_left_behind
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
 from mainstay_core.wire.facts import MAX_SOURCES, Cause, Failed, Parked, Phase
 from mainstay_core.wire.plan import Member, Plan
@@ -43,6 +44,8 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
         # not completed, and is tried again at the next boundary. What is held of another place
         # goes as a whole.
         prefix = tuple(a for a in prefix if not isinstance(a, WriteCheckpoint | DropPartials))
+    counts = member is not None and _is_of(state, plan, member)
+    prefix = (*tell_left_behind(state, plan, member, counts=counts), *prefix)
     if member is None:
         idle = replace(state, phase=Phase.IDLE, plan=plan, index=-1, held=(), mark=None)
         return Transition(
@@ -53,7 +56,7 @@ def adopt(state: RankState, *prefix: Action) -> Transition:
     if _is_unjudged(state, plan):
         state, prefix = replace(state, held=()), (*prefix, DropHeld())
     here = state.position == plan.position_of(member.index)
-    valid = state.valid and here and _is_of(state, plan, member)
+    valid = state.valid and here and counts
     new = replace(
         state,
         lineage=plan.lineage if valid else state.lineage,

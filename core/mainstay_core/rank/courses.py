@@ -17,7 +17,9 @@ from mainstay_core.wire.reinitialisation import History, MadePosition
 from mainstay_core.wire.votes import SettleReport
 
 
-def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> tuple[list[SettleReport], str]:
+def of_one_course(
+    plan: Plan, reports: Sequence[SettleReport]
+) -> tuple[list[SettleReport], frozenset[int]]:
     """Return reports in which a state of another course than the quorum's does not count.
 
     The course is that of the members that stayed, and of these of one that settled last: it has met
@@ -31,18 +33,19 @@ def of_one_course(plan: Plan, reports: Sequence[SettleReport]) -> tuple[list[Set
         reports: of all members, by index.
 
     Returns:
-        The reports; and whose states do not count, as the end of a sentence, empty for nobody's.
+        The reports; and the indices of the members whose states do not count.
     """
     told = [r for r in reports if r.valid and r.lineage == plan.lineage]
     if not any(r.history for r in told):
-        return list(reports), ""
+        return list(reports), frozenset()
     newest = max(told, key=lambda r: (_has_stayed(plan, r), r.settled, len(r.history), -r.index))
-    others = {r.index for r in told if not _is_of(plan, r, newest.history)}
+    others = frozenset(r.index for r in told if not _is_of(plan, r, newest.history))
     counted = [replace(r, valid=False) if r.index in others else r for r in reports]
-    return counted, _refusal(plan, others)
+    return counted, others
 
 
-def _refusal(plan: Plan, others: Collection[int]) -> str:
+def name_refused(plan: Plan, others: Collection[int]) -> str:
+    """Return whose states do not count, as the end of a sentence; empty for nobody's."""
     if not others:
         return ""
     members = [plan.members[index] for index in sorted(others)]

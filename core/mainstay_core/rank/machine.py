@@ -16,7 +16,7 @@ from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, histories, recheck, repeating, windows
+from mainstay_core.rank import checkpoints, forks, histories, recheck, refusals, repeating, windows
 from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
@@ -190,7 +190,8 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         replay,
         making_of(state, outcome, event.reports) if mine is StateAction.MAKE else None,
     )
-    actions = (tell, *unsaved, *back, *commits, DropHeld(), restore)
+    refusal = refusals.tell_other_course(state, event.reports)
+    actions = (*refusal, tell, *unsaved, *back, *commits, DropHeld(), restore)
     return Transition(restoring, actions, outcome.reason)
 
 

@@ -135,8 +135,7 @@ def settle(
         LocalProtocolError: reports are missing or doubled, the plan has no whole
             replica, or it orders a fork that the job's rules do not allow.
     """
-    known = repeating.without_unmade(plan, _in_order(plan, reports))
-    ordered, refused = courses.of_one_course(plan, known)
+    ordered, others = courses.of_one_course(plan, _in_order(plan, reports))
     fork_rules = forks.rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
@@ -156,6 +155,7 @@ def settle(
     patched = _computed(plan, step) if any(held.values()) else ()
     basis = find_basis(plan, ordered)
     fork = _fork(plan, fork_rules, goal, history, max(r.durable for r in ordered))
+    why = fork.reason + courses.name_refused(plan, others)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -172,7 +172,7 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched) + fork.reason + refused,
+        reason=_reason(version, history.origin, actions, patched) + why,
         basis=basis,
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),
@@ -256,7 +256,7 @@ def _held(
 
 
 def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
-    """Return the reports by member index.
+    """Return the reports by member index. A state that is to be made anew does not count.
 
     Raises:
         LocalProtocolError: reports are missing or doubled.
@@ -267,7 +267,7 @@ def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]
             f"settle needs one report of each of {len(plan.members)} members, got "
             f"{sorted(r.index for r in reports)}"
         )
-    return [by_index[i] for i in range(len(plan.members))]
+    return repeating.without_unmade(plan, [by_index[i] for i in range(len(plan.members))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

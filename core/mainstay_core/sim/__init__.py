@@ -19,6 +19,7 @@ invariant of the protocol that did not hold, if any.
 - ``services/``: the api, pods and people
 - ``stage``: everybody who plays in a run
 - ``memory_faults``: faults of what pods keep in memory
+- ``parting``: two replicas that go different ways under one number of a lineage
 - ``faults``: faults that strike at a moment or at a place in the code
 - ``world``: one run
 """

@@ -10,6 +10,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute, Wrong
 from mainstay_core.sim.engine import Process, ProcessKilled
 from mainstay_core.sim.memory_faults import damage_segment, mute_stores
+from mainstay_core.sim.parting import part_ways
 from mainstay_core.sim.scenarios.scenario import Fault
 from mainstay_core.sim.services.provider import Pod
 from mainstay_core.sim.stage import Stage
@@ -435,6 +436,9 @@ class Faults:
 
     def _store_fallback(self) -> None:
         self._lose_store(everything=False)
+
+    def _part_ways(self) -> None:
+        part_ways(self._world, self._rng, self._until)
 
     def _leave(self) -> None:
         """SIGTERM of a pod: it hands its work over."""

@@ -38,7 +38,7 @@ class Stage(Surroundings):
             self.start_api(node)
         num_ranks = self.config.shape.num_ranks
         self.provider.begin(-(-num_ranks // self.slots_per_pod) + self.config.spares)
-        self.store.remembers = "store-fallback" in kinds
+        self.store.remembers = bool({"store-fallback", "part-ways"} & set(kinds))
 
     def start_api(self, node: str) -> None:
         """Start a replica, or another life of it."""

@@ -148,6 +148,17 @@ class Store:
             del self._former[number + 1 :]
         self.changed.fire()
 
+    def fall_back_to(self, quorum: QuorumId) -> bool:
+        """Start the store again, with the newest former state that has the plan of a quorum.
+
+        Return whether one is remembered.
+        """
+        plans = [job.state.plan for job in self._former]
+        known = [n for n, plan in enumerate(plans) if plan is not None and plan.quorum == quorum]
+        if known:
+            self.lose(lambda _: known[-1])
+        return bool(known)
+
     def hold_lease(self, holder: str, lease_s: float) -> bool:
         """Take or renew the watcher's lease."""
         taken = self._lease.take(holder, round(lease_s * 1e6), self.now_us)

@@ -93,6 +93,7 @@ class FactKind(enum.StrEnum):
     NAMED = "named"
     CHECKS = "checks"
     MISSED = "missed"
+    STATE_REFUSED = "state-refused"
 
 
 MAX_SOURCES = 64
@@ -322,8 +323,31 @@ class Missed(_RankFact):
     fault: Name
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRefused(_RankFact):
+    """A rank has come back with a state of another lineage or course, which does not count.
+
+    ``step`` is the state's version; ``evidence`` says why it does not.
+    """
+
+    kind: Literal[FactKind.STATE_REFUSED] = FactKind.STATE_REFUSED
+    stage: Index
+    """Whose state it is."""
+    inner: Index
+
+
 RankFact = (
-    Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks | Missed
+    Finished
+    | Failed
+    | Checkpoint
+    | Parked
+    | Adopted
+    | Settled
+    | Paused
+    | Named
+    | Checks
+    | Missed
+    | StateRefused
 )
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving

@@ -25,6 +25,7 @@ from mainstay_core.job.protections import Protection
 from mainstay_core.wire.crashes import ToldCrash
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.formats import format_of
+from mainstay_core.wire.reinitialisation import MAX_REFUSED_STATES, RefusedState
 from mainstay_core.wire.stores import SnapshotSummary
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
 
@@ -150,6 +151,10 @@ class JobPage:
     """How the user's code comes in; None while no trainer has said it."""
     made_anew: Sentence = field(default="", metadata=OMITTED)
     """How the newest stage was made anew from others; empty in an exact job."""
+    refused_states: Annotated[tuple[RefusedState, ...], Longest(MAX_REFUSED_STATES)] = field(
+        default=(), metadata=OMITTED
+    )
+    """States that came back after such a fork, the newest ones: they do not count."""
     snapshots: bool = field(default=False, metadata=OMITTED)
     """Whether its state is kept in the memory of pods."""
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)

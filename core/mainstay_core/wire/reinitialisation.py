@@ -16,6 +16,7 @@ from mainstay_core.base.bounds import (
     MAX_MEMBERS,
     Count,
     Digest,
+    Finite,
     Index,
     Longest,
     Name,
@@ -24,6 +25,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.base.words import count
 from mainstay_core.job.config import MAX_FORKS, MAX_LR_BOOST, ApproximateConfig
 
@@ -253,6 +255,34 @@ class LineagePage:
     permitted_by: Name = ""
     """Who has allowed the next recovery to be approximate; empty: nobody."""
     stages: Annotated[tuple[Prospect, ...], Longest(MAX_MEMBERS)] = ()
+
+
+MAX_REFUSED_STATES = 8
+"""Refused states that are remembered, the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedState:
+    """A state that came back after the job had gone on without it, and does not count."""
+
+    trainer: Name
+    incarnation: Incarnation
+    """The life of the trainer that brought it."""
+    place: Name
+    """Of which stage it is, and of which inner rank if it has several."""
+    step: Count
+    """Number of steps that it contains."""
+    reason: Sentence
+    """Why it does not count."""
+    at_s: Finite
+
+    def describe(self) -> str:
+        """Return it in one sentence."""
+        return (
+            f"trainer {self.trainer} has come back with the state of {self.place} after "
+            f"{count(self.step, 'step')}, which is refused, and of which no bit is used: "
+            f"{self.reason}"
+        )
 
 
 def since_of(history: History) -> int | None:

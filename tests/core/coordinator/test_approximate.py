@@ -10,9 +10,11 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.ids import Incarnation
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import ladder, machine
 from mainstay_core.coordinator.events import (
+    Announce,
     ApproximationAllowed,
     JobSubmitted,
     PlanReported,
@@ -21,6 +23,7 @@ from mainstay_core.coordinator.events import (
     StopRequested,
     StoreReopened,
     Tick,
+    Transition,
 )
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
@@ -33,6 +36,7 @@ from mainstay_core.rank.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import (
+    MAX_REFUSED_STATES,
     MAX_TOLD_FORKS,
     BlockOutline,
     BlockSource,
@@ -1133,6 +1137,34 @@ def test_who_is_not_heard_in_time_is_replaced_and_refused_by_its_lineage(start: 
     world.register(silent.slot.pod)
     world.up(silent.slot.pod, life=silent.incarnation)
     assert world.plan == plan
+    told = {"stage": 1, "inner": 0, "step": 5, "evidence": "it is of lineage 0"}
+    fact = world.about(FactKind.STATE_REFUSED, silent, **told)
+    first, again = world.tell(fact), world.tell(fact)
+    words = f"{silent.slot} has come back with the state of stage 1 after 5 steps, which is refused"
+    assert [words in each.message for each in announced(first, "StateRefused")] == [True]
+    assert not announced(again, "StateRefused"), "it was told"
+    (known,) = world.state.refused_states
+    assert known.describe().endswith("of which no bit is used: it is of lineage 0")
+    for life in range(2 * MAX_REFUSED_STATES):
+        world.tell(replace(fact, incarnation=Incarnation(f"again-{life}")))
+    assert len(world.state.refused_states) == MAX_REFUSED_STATES
+    for wrong in ({"stage": 5}, {"inner": 1}):
+        with pytest.raises(RemoteProtocolError, match=r"StateRefused\.(stage|inner): \d is none"):
+            world.tell(replace(fact, **wrong))
+
+
+def test_a_state_that_is_refused_in_an_exact_job_is_no_news(start: Start) -> None:
+    """All have gone back, so that nobody has come too late."""
+    world = start(spares=1, replicas=1, lanes=1, stages=5)
+    told = {"stage": 1, "inner": 0, "step": 5, "evidence": "it is of lineage 0"}
+    outcome = world.tell(world.about(FactKind.STATE_REFUSED, world.member(0, 1), **told))
+
+    assert not announced(outcome, "StateRefused")
+    assert world.state.refused_states == ()
+
+
+def announced(outcome: Transition, code: str) -> list[Announce]:
+    return [a for a in outcome.actions if isinstance(a, Announce) and a.code == code]
 
 
 def test_the_wait_for_who_was_cut_off_is_another_than_that_for_an_outline(start: Start) -> None:

@@ -29,7 +29,7 @@ from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.rank.votes import judge_reports, norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
-from mainstay_core.wire.facts import Failed, Parked, Settled
+from mainstay_core.wire.facts import Failed, Parked, Phase, Settled, StateRefused
 from mainstay_core.wire.plan import Partial, Plan
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
@@ -206,6 +206,15 @@ def test_a_state_of_another_course_does_not_count_though_its_lineage_has_the_num
     assert set(outcome.actions) == {LOAD}, "nobody else has stage 1"
     slot = plan.members[1].slot
     assert f"of another course, so that it does not count, is the state of {slot}" in outcome.reason
+    mine = rank("b.1", index=1, position=1, lineage=1, plan=plan, phase=Phase.SETTLING)
+    heard = machine.step(mine, ReportsGathered(reports=tuple(told)))
+    (refused,) = [
+        a.fact
+        for a in heard.actions
+        if isinstance(a, SendFact) and isinstance(a.fact, StateRefused)
+    ]
+    assert (refused.stage, refused.step) == (1, 8)
+    assert refused.evidence == "the forks in it are not those of the members that stayed"
 
 
 def test_a_replica_that_went_another_way_copies_the_states_of_those_who_stayed() -> None:
@@ -514,6 +523,41 @@ def test_an_old_pod_with_the_lost_stages_true_state_is_refused() -> None:
 
     assert not adopted(true_state, order(back, 1, lineage=2)).valid, "the fork is not over"
     assert not adopted(true_state, replace(back, lineage=1)).valid, "it is over"
+
+
+def refusals(state: RankState, plan: Plan) -> list[StateRefused]:
+    """What a rank tells of its own state as it adopts a plan."""
+    actions = machine.step(machine.saw_plan(state, plan), PlanSeen()).actions
+    facts = [a.fact for a in actions if isinstance(a, SendFact)]
+    return [fact for fact in facts if isinstance(fact, StateRefused)]
+
+
+def left_out(**fields: Any) -> RankState:
+    """The rank of b.1, which is at work in a plan that others have left meanwhile."""
+    return rank("b.1", position=1, index=1, lineage=0, phase=Phase.PARKED, **fields)
+
+
+def test_who_comes_back_with_the_lost_stages_true_state_tells_once_that_it_is_refused() -> None:
+    without = replace(pipeline(3, 1), lineage=1)
+    lives = ["a.1", "b.1", "c.1", "d.1", "e.1"]
+    since = dict.fromkeys(("a.1", "c.1", "d.1", "e.1"), 1)
+    back = replace(make_plan({0: lives}, quorum=4, since=since, lanes=1), lineage=1)
+
+    (as_member,), (as_spare,) = refusals(left_out(), back), refusals(left_out(), without)
+
+    for told in (as_member, as_spare):
+        assert (told.stage, told.inner, told.step) == (1, 0, 8)
+        assert told.evidence == "it is of lineage 0, and others have begun lineage 1 since"
+    assert not refusals(adopted(left_out(), without), back), "it has told"
+
+
+def test_only_a_state_that_others_went_on_without_is_told_to_be_refused() -> None:
+    stayed = rank("a.1", index=0, lineage=0, phase=Phase.PARKED)
+
+    assert not refusals(stayed, order(pipeline(3, 1), 1, lineage=1)), "it counts"
+    assert not refusals(stayed, replace(pipeline(3, 1), lineage=1)), "all go back together"
+    assert not refusals(left_out(), replace(pipeline(3), lineage=0)), "no lineage has begun"
+    assert not refusals(left_out(valid=False), replace(pipeline(3, 1), lineage=1)), "it has none"
 
 
 def test_without_an_order_no_state_of_another_lineage_counts() -> None:

@@ -14,7 +14,7 @@ from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import adoption, forks, histories
+from mainstay_core.rank import adoption, courses, forks, histories
 from mainstay_core.rank import machine as rank_machine
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import World, disk, draw
@@ -197,6 +197,24 @@ def draw_wrong_guards(seed: int, kinds: tuple[str, ...]) -> Scenario:
         for kind in (*kinds, rng.choice((*kinds, "slow", "reset")))
     )
     config = replace(scenario.config, approximate=None)
+    return replace(scenario, config=config, faults=faults)
+
+
+def draw_parting(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one whose replicas go different ways under lineages of one number, and then meet."""
+    scenario = draw_forks_again(seed, ())
+    shape = replace(scenario.config.shape, stages=3, lanes=2, replicas=2, min_replicas=1, steps=12)
+    config = replace(scenario.config, shape=shape, spares=1)
+    faults = tuple(Fault(kind=kind, point="applied", times=9) for kind in kinds)
+    return replace(scenario, config=config, apis=1, faults=faults)
+
+
+def draw_return(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one in which a stage is silent for so long that it is made anew, and comes back."""
+    scenario = draw_forks_again(seed, ())
+    shape = replace(scenario.config.shape, stages=3)
+    config = replace(scenario.config, shape=shape, spares=3)
+    faults = tuple(Fault(kind=kind, point="applied", times=8, lasts_s=4.0) for kind in kinds)
     return replace(scenario, config=config, faults=faults)
 
 
@@ -481,6 +499,13 @@ FORK_MUTANTS = {
         [(seating, "_forked", _forked_in_its_lineage)],
         FORKING,
         draws=draw_forks,
+    ),
+    "courses-mixed": Mutant(
+        "a state of another course counts, as its lineage has the number",
+        [(courses, "of_one_course", lambda _, reports: (list(reports), frozenset()))],
+        ("part-ways",),
+        draws=draw_parting,
+        first=11,
     ),
     "way-back-removed": Mutant(
         "the newest exact checkpoint goes while the job is approximate",

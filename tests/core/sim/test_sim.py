@@ -30,6 +30,8 @@ from tests.core.sim.fork_mutants import (
     draw_guards_beside_snapshots,
     draw_inner_ranks,
     draw_mute_stores,
+    draw_parting,
+    draw_return,
     draw_stale,
     draw_wrong_guards,
     ends_of,
@@ -218,6 +220,24 @@ def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_h
     assert seen["made anew"]
     assert seen["ended approximate"]
     assert seen["approximate checkpoint"]
+
+
+def test_replicas_that_went_different_ways_under_one_number_go_on_on_one_of_them() -> None:
+    """The store has given the number twice."""
+    seen: Counter[str] = Counter()
+    for seed in (8, 11):
+        outcome = simulate(draw_parting(seed, ("part-ways",)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork"] == 4, "each of the two has made its own, in each run"
+    assert seen["of another course"]
+
+
+def test_who_comes_back_with_a_lost_stages_true_state_tells_that_it_is_refused() -> None:
+    for seed in (0, 3):
+        outcome = simulate(draw_return(seed, ("stop-inner",)))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert min(outcome.seen["fork"], outcome.seen["state refused"]) > 0
 
 
 def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -> None:

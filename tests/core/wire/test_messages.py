@@ -797,6 +797,14 @@ EXAMPLES: dict[str, Any] = {
         fault="fault-0",
         evidence="the nearest names there are aten.mm",
     ),
+    "fact-state-refused": facts.StateRefused(
+        **TRAINER,
+        quorum=QUORUM,
+        step=5,
+        stage=1,
+        inner=0,
+        evidence="it is of lineage 0, and others have begun lineage 1 since",
+    ),
     "fact-checkpoint": facts.Checkpoint(**TRAINER, quorum=QUORUM, complete=True, durable=4),
     "fact-checkpoint-late": facts.Checkpoint(
         **TRAINER, quorum=QUORUM, complete=False, durable=4, evidence="the disk is full"
@@ -877,6 +885,23 @@ EXAMPLES: dict[str, Any] = {
         ),
         checkpoint=page.CheckpointState(),
         made_anew="step 5: stage 1 is made anew",
+    ),
+    "job-page-with-a-refused-state": page.JobPage(
+        state=JobPhase.RUNNING,
+        replicas=page.ReplicaCounts(whole=1, wanted=1),
+        training=page.Training(step=6, steps=60, approximate_since=5),
+        recovery=page.RecoveryOverview(),
+        checkpoint=page.CheckpointState(),
+        refused_states=(
+            reinitialisation.RefusedState(
+                trainer="demo-1/1",
+                incarnation=LIFE,
+                place="stage 1",
+                step=5,
+                reason="it is of lineage 0, and others have begun lineage 1 since",
+                at_s=1700000002.5,
+            ),
+        ),
     ),
     "pods-page": page.PodsPage(
         state=JobPhase.RUNNING,

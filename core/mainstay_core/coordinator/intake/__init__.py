@@ -6,6 +6,7 @@
 - ``check_plans``: how the checks of each stage are planned
 - ``missed_flips``: which injected flips changed nothing
 - ``checkpoints``: what is known of durable checkpoints
+- ``refused_states``: what came back after a fork and does not count
 - ``crashes``: when the same exception has come back too often
 - ``silence``: when a pod that is not heard gave its last sign of life
 - ``backoff``: how long trainers that end again and again are kept out

@@ -27,6 +27,7 @@ from mainstay_core.coordinator.intake.checkpoints import (
 from mainstay_core.coordinator.intake.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.intake.ends import end_all, end_slot, lose_pod, note_end
 from mainstay_core.coordinator.intake.missed_flips import note_missed
+from mainstay_core.coordinator.intake.refused_states import note_refused
 from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
@@ -67,6 +68,7 @@ from mainstay_core.wire.facts import (
     PodRegistration,
     RankFact,
     Settled,
+    StateRefused,
     TrainerDown,
     TrainerFact,
     TrainerUp,
@@ -479,4 +481,5 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Missed: note_missed,
     Paused: note_paused,
     Named: note_named,
+    StateRefused: note_refused,
 }

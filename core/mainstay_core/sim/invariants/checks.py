@@ -98,6 +98,8 @@ class Checks:
         _hold(len(plans) <= 1, "two plans for one event")
         _hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
         for action in outcome.actions:
+            if isinstance(action, Announce):
+                self.seen["state refused"] += action.code == "StateRefused"
             if not isinstance(action, Announce) or action.code not in MISMATCHES:
                 continue
             if not any(life.was_tampered for life in self._lives.values()):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
+from mainstay_core.rank.courses import of_one_course
 from mainstay_core.rank.events import (
     Event,
     ReportsGathered,
@@ -296,7 +297,9 @@ class Lineages:
         """A quorum has settled; ``plans`` are those up to its own."""
         if not self._may_fork:
             return
+        by_index = sorted(reports, key=lambda report: report.index)
         self._seen["fork"] += outcome.fork is not None
+        self._seen["of another course"] += bool(of_one_course(plan, by_index)[1])
         places = outcome.fork.made.positions if outcome.fork is not None else ()
         self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
