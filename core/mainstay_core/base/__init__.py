@@ -7,6 +7,7 @@
 - ``codec``: values to JSON and back
 - ``field_texts``: the JSON of a large value of which little has changed
 - ``lookup``: values of a tuple by their keys
+- ``values``: changed copies of frozen values
 - ``frames``: length-prefixed frames on a socket
 - ``digest``: the one digest of tensors
 - ``release``: the version

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from mainstay_core.base.bounds import (
     MAX_MEMBERS,
@@ -103,7 +104,7 @@ class JobShape:
     @property
     def positions(self) -> tuple[tuple[int, int], ...]:
         """All (stage, inner) pairs, in order. A replica has one rank in each."""
-        return tuple((s, i) for s in range(self.stages) for i in range(self.ranks_per_stage))
+        return _positions(self.stages, self.ranks_per_stage)
 
     @property
     def num_ranks(self) -> int:
@@ -117,6 +118,11 @@ class JobShape:
     def flows_under_way(self, stage: int) -> int:
         """Return the most flows of which a rank of a stage holds activations."""
         return most_flows_under_way(self.order, stage, self.stages)
+
+
+@lru_cache(maxsize=64)
+def _positions(stages: int, ranks_per_stage: int) -> tuple[tuple[int, int], ...]:
+    return tuple((s, i) for s in range(stages) for i in range(ranks_per_stage))
 
 
 def most_flows_under_way(order: Order, stage: int, num_stages: int) -> int:

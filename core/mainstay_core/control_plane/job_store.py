@@ -8,11 +8,12 @@ stores jobs so, and a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mainstay_core.base.errors import MainstayError, StoreConflictError
 from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.events import (
     Action,
     AddFaults,

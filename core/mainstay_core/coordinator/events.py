@@ -6,9 +6,10 @@ become visible, and a reason. These are values: nothing here acts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import JobConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.state import CoordinatorState, is_living
 from mainstay_core.job.phase import TERMINAL, JobPhase
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Plan, follows
 
 
 def check_invariants(state: CoordinatorState) -> None:
@@ -34,6 +34,7 @@ def check_invariants(state: CoordinatorState) -> None:
     assert (state.phase is JobPhase.WAITING) == (state.waiting is not None), "waiting"
 
 
+@follows
 def find_contradiction(plan: Plan, shape: JobShape) -> str:
     """Return in what a plan contradicts itself or its job; empty if it does not.
 

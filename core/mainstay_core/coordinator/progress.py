@@ -7,8 +7,7 @@ is taken at the newest commit and kept in the job's state: every replica of the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.events import StepsCommitted
 from mainstay_core.coordinator.lineage import note_course
 from mainstay_core.coordinator.state import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.events import (
     Action,
     Announce,

@@ -17,9 +17,9 @@ shown as 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from mainstay_core.base.ids import QuorumId, Slot
+from mainstay_core.base.values import replace
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.events import StepsCommitted
 from mainstay_core.coordinator.names import pod_name, slot_name

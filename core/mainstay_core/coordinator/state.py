@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.lookup import Lookup
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
 from mainstay_core.coordinator.ladder import Lack
 from mainstay_core.dmr.settings import CheckRules, StageChecks
@@ -400,6 +401,8 @@ def pods_moved(
     before: CoordinatorState, after: CoordinatorState
 ) -> tuple[tuple[PodUid, ...], tuple[PodUid, ...]]:
     """Return the pods that have come since ``before``, and those that went, sorted."""
+    if before.pods is after.pods:
+        return (), ()
     was, now = ({uid_of(p): p.gone for p in state.pods} for state in (before, after))
     came = sorted(pod for pod, gone in now.items() if not gone and was.get(pod, True))
     went = sorted(pod for pod, gone in now.items() if gone and not was.get(pod, False))
@@ -440,7 +443,13 @@ _by_slot: Lookup[Slot, SlotState] = Lookup(lambda s: s.slot)
 
 def is_living(state: CoordinatorState, member: Member) -> bool:
     """Return whether this life of the member's trainer goes on, as far as the coordinator knows."""
-    pod, slot = state.pod(member.slot.pod), state.slot(member.slot)
+    return _lives(_by_uid(state.pods), _by_slot(state.slots), member)
+
+
+def _lives(
+    pods: Mapping[PodUid, PodState], slots: Mapping[Slot, SlotState], member: Member
+) -> bool:
+    pod, slot = pods.get(member.slot.pod), slots.get(member.slot)
     return (
         pod is not None
         and not pod.gone
@@ -475,7 +484,8 @@ def lost_members(state: CoordinatorState) -> tuple[Member, ...]:
     """Return the members of the plan that are surely gone, in index order."""
     if state.plan is None:
         return ()
-    return tuple(m for m in state.plan.members if not is_living(state, m))
+    pods, slots = _by_uid(state.pods), _by_slot(state.slots)
+    return tuple(m for m in state.plan.members if not _lives(pods, slots, m))
 
 
 def holds_state(state: CoordinatorState, member: Member) -> bool:

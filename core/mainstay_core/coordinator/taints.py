@@ -8,10 +8,10 @@ go back does so when it can do without the device: with it, the steps would be w
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.values import replace
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
 from mainstay_core.coordinator.events import Transition

@@ -162,14 +162,17 @@ def compile_compute(
         order: in which micro-batches pass the stages.
     """
     if order is Order.IN_ORDER:
-        return _compile_1f1b(shard_types, micro_batches, stage, num_stages)
+        return _compile_1f1b(tuple(shard_types), micro_batches, stage, num_stages)
     return _compile_played(tuple(shard_types), micro_batches, num_stages, order)[stage]
 
 
+@lru_cache(maxsize=64)
 def _compile_1f1b(
-    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+    shard_types: tuple[int, ...], micro_batches: int, stage: int, num_stages: int
 ) -> tuple[Action, ...]:
     """Return the program of a stage that all flows pass in the same order.
+
+    Cached: as a rule a chain computes the same types in every step.
 
     A transport without buffers ends a send only when its receive has begun, and takes the
     operations of a rank in their order. There two neighbours that both send first wait for each

@@ -7,9 +7,9 @@ phase shares. What was computed stays held over both, unless the newer plan make
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.values import replace
 from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.rank.events import (
     Action,

@@ -13,8 +13,7 @@ last votes said, and what was settled. So all writers copy the same version at t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from mainstay_core.base.values import replace
 from mainstay_core.rank.events import Action, RenameCheckpoint, SendFact, WriteCheckpoint
 from mainstay_core.rank.saving.saves import Attempt, Saves, writer_of
 from mainstay_core.rank.state import RankState, fact_of
@@ -42,8 +41,9 @@ def settled(state: RankState, durable: int) -> RankState:
 
 def note_saves(state: RankState, saves: Saves) -> tuple[RankState, tuple[Action, ...]]:
     """Return the state after everybody's status, and the rename of a version of safe parts."""
-    durable = max(state.durable, saves.durable)
-    state = replace(state, durable=durable, writers_free=not saves.busy)
+    durable, free = max(state.durable, saves.durable), not saves.busy
+    if (state.durable, state.writers_free) != (durable, free):
+        state = replace(state, durable=durable, writers_free=free)
     known = Attempt(version=state.safe, nonce=state.safe_nonce)
     if saves.safe is None or saves.safe.version <= durable or saves.safe.order <= known.order:
         return state, ()

@@ -11,10 +11,10 @@ the transitions: an event that the phase does not accept raises and changes noth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.base.values import replace
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, histories, recheck, refusals, repeating, windows
 from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
@@ -448,6 +448,7 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         mark=None,
         attempt=0,
         recomputed=0,
+        step_plan=state.step_plan if rolling else None,
         adopt_next=False,
         certified_in=certified_in,
         commit=event.commit,
@@ -457,7 +458,6 @@ def _on_applied(state: RankState, event: Applied) -> Transition:
         new = forked(new, state.settlement)
     if rolling:
         return _begin(new, DropHeld())
-    new = replace(new, step_plan=None)
     if new.window is None:
         new = windows.begin_window(new)
     new, writing = checkpoints.begin_due(new)

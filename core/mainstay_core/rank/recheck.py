@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.values import replace
 from mainstay_core.dmr.verdicts import MAX_REPEATS
 from mainstay_core.dmr.verdicts import Verdict as DeviceVerdict
 from mainstay_core.dmr.witness import MAX_TOLD, Ruling, Told, first_difference, rule
@@ -40,14 +40,19 @@ from mainstay_core.rank.steps.witness import (
 from mainstay_core.rank.votes import Verdict
 from mainstay_core.wire.facts import Cause, Named, Phase
 from mainstay_core.wire.ledger import CleanDevice
-from mainstay_core.wire.plan import Partial
+from mainstay_core.wire.plan import Partial, Plan, follows
 from mainstay_core.wire.votes import MadeType, Vote
 
 
 def plan_undisturbed(state: RankState) -> StepPlan:
     """Return the work of the step at ``version`` when nobody holds anything of it."""
     assert state.plan is not None
-    return plan_step(state.plan, state.shards_per_lane, compared=_compared_at(state, state.version))
+    return _undisturbed(state.plan, state.shards_per_lane, _compared_at(state, state.version))
+
+
+@follows
+def _undisturbed(plan: Plan, shards_per_lane: int, compared: Compared | None) -> StepPlan:
+    return plan_step(plan, shards_per_lane, compared=compared)
 
 
 def _compared_at(state: RankState, version: int) -> Compared | None:
@@ -143,6 +148,8 @@ def note_clean(state: RankState, votes: Sequence[Vote]) -> RankState:
     """Return the state that knows since when no witness has agreed with each device."""
     assert state.plan is not None
     told = [vote.clean_from for vote in votes if vote.clean_from is not None]
+    if not told and state.all_clean_at is None and not (state.clean or state.clean_before):
+        return state
     members = state.plan.position_members(state.member_position) if told else ()
     clean = tuple(
         CleanDevice(slot=m.slot, clean_from=since)
@@ -168,7 +175,9 @@ def heard(
     compared = step_plan.compared if step_plan is not None else None
     if compared is None or verdict.state_bad:
         # What was computed from a bad state says nothing of a device.
-        return replace(state, told=(), told_of=None, watched=None), verdict, ()
+        if (state.told, state.told_of, state.watched) != ((), None, None):
+            state = replace(state, told=(), told_of=None, watched=None)
+        return state, verdict, ()
     state = replace(state, watched=None)
     told = tellings(plan, compared, votes)
     if len(told) < len(compared.replicas) and not state.told:

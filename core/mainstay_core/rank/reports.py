@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 from mainstay_core.base.ids import QuorumId, RankId
+from mainstay_core.base.values import replace
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
@@ -142,7 +144,7 @@ def vote_of(
         newest_plan=newest.quorum.id,
         newest_nonce=newest.quorum.nonce,
         clean_from=state.clean_from if state.witness_every_steps else None,
-        **asdict(saves),
+        **_told_of(saves),
     )
 
 
@@ -196,7 +198,11 @@ def guard_finding(state: RankState, action: TellVoidGuard) -> Finding:
 
 def last_status(saves: SaveStatus, state: str, rest: str = "") -> LastStatus:
     """Return what a rank says of checkpoints, and of its state, where no step follows."""
-    return LastStatus(**asdict(saves), state=state, rest=rest)
+    return LastStatus(**_told_of(saves), state=state, rest=rest)
+
+
+def _told_of(saves: SaveStatus) -> dict[str, Any]:
+    return {field.name: getattr(saves, field.name) for field in fields(SaveStatus)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

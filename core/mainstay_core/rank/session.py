@@ -8,10 +8,10 @@ thread, so a procedure never suspends (:func:`run_blocking`). In the simulation 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from mainstay_core.base.values import replace
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, histories, machine

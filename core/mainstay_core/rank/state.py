@@ -9,11 +9,13 @@ thread comes back.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.base.values import replace
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
@@ -336,6 +338,7 @@ def report_of(state: RankState) -> SettleReport:
     )
 
 
+@lru_cache(maxsize=64)
 def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
     """Return the commit chain after one more commit.
 

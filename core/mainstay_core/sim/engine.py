@@ -218,7 +218,7 @@ class Task:
         if not self._woken:
             self._woken = True
             engine = self.process.engine
-            self.process.after(engine.rng.random() * WAKE_S, self._resume)
+            engine.schedule(engine.rng.random() * WAKE_S, self.process, self._resume)
 
     def _resume(self) -> None:
         self._woken = False
@@ -237,7 +237,7 @@ class Task:
             wait.add(self)
         else:
             self._woken = True
-            self.process.after(wait, self._resume)
+            self.process.engine.schedule(wait, self.process, self._resume)
 
 
 class Engine:

@@ -107,9 +107,10 @@ class End:
             self._arrive_after(self._network.delay("", "-"), is_end, body)
 
     def _arrive_after(self, delay_s: float, is_end: bool, body: object) -> None:
-        now_s = self._network.engine.now_s
+        engine = self._network.engine
+        now_s = engine.now_s
         self._last_s = max(self._last_s + 1e-9, now_s + delay_s)
-        self.process.after(self._last_s - now_s, self._arrive, is_end, body)
+        engine.schedule(self._last_s - now_s, self.process, self._arrive, (is_end, body))
 
     def _arrive(self, is_end: bool, body: Any) -> None:
         if not self.open:

@@ -114,6 +114,7 @@ def applied_end(params: str, gradient: str, scale: float, boosts: Boosts = ()) -
     return state
 
 
+@lru_cache(maxsize=256)
 def blocks_of(
     stage: int, stages: int = 0, order: Order = Order.IN_ORDER
 ) -> tuple[BlockOutline, ...]:
@@ -128,6 +129,7 @@ def blocks_of(
     return (*layers, BlockOutline(name=f"{stage}.norm", kind="norm"))
 
 
+@lru_cache(maxsize=64)
 def outline(stages: int, order: Order = Order.IN_ORDER) -> Outline:
     """The blocks of every stage."""
     return tuple(blocks_of(stage, stages, order) for stage in range(stages))

@@ -11,8 +11,7 @@ enough. After the deadline the pod ends as it is, which is a death like any othe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from mainstay_core.base.values import replace
 from mainstay_core.supervisor.events import Action, LeaveRequested, Release, SendFact
 from mainstay_core.supervisor.slots import Transition
 from mainstay_core.supervisor.state import SlotPhase, SlotState, SupervisorState

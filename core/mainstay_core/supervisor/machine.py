@@ -20,10 +20,10 @@ every heartbeat while the newest plan still names that incarnation: a fault is a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
+from mainstay_core.base.values import replace
 from mainstay_core.supervisor.events import (
     Action,
     Ended,
@@ -84,6 +84,8 @@ def step(state: SupervisorState, event: Event, now_s: float, nonce: str) -> Tran
     handler = _POD.get(type(event), slot_step)
     done = handler(state, event, now_s)
     after = _advance(done.state, now_s, nonce)
+    if after is None:
+        return done
     return Transition(after.state, done.actions + after.actions, done.reason or after.reason)
 
 
@@ -166,12 +168,14 @@ def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Trans
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
     unheard = tuple(SendFact(fact) for fact in facts if _unheard(state, fact))
-    # What has parked is told by this.
-    slots = tuple(
-        replace(slot, later=None) if isinstance(slot.later, Parked) else slot
-        for slot in state.slots
-    )
-    return Transition(replace(state, slots=slots), (*unheard, *repeated(state)))
+    if any(isinstance(slot.later, Parked) for slot in state.slots):
+        # What has parked is told by this.
+        slots = tuple(
+            replace(slot, later=None) if isinstance(slot.later, Parked) else slot
+            for slot in state.slots
+        )
+        state = replace(state, slots=slots)
+    return Transition(state, (*unheard, *repeated(state)))
 
 
 def _unheard(state: SupervisorState, fact: TrainerDown | Parked) -> bool:
@@ -272,17 +276,17 @@ def _look_due_s(state: SupervisorState, slot: SlotState) -> float:
     return max(_limit_s(state, slot), missed_at_s + state.settings.second_look_s)
 
 
-def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
-    """Fork the trainers that are due. Leave when nothing is left to wait for."""
+def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition | None:
+    """Fork the trainers that are due. Leave when nothing is left to wait for. None: neither."""
     if state.ending:
         alive = with_phase(state, SlotPhase.FORKING, SlotPhase.UP, SlotPhase.ENDING)
         if alive or state.left:
-            return Transition(state)
+            return None
         return Transition(replace(state, left=True), (Leave(state.exit_code),), state.ending)
     if state.leaving is not None:
         return release(state)
     if not (state.launcher_up and state.registered):
-        return Transition(state)
+        return None
     actions: list[Action] = []
     for slot in state.slots:
         restart = slot.phase is SlotPhase.BACKOFF
@@ -307,7 +311,7 @@ def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
                 final=slot.final if isinstance(slot.final, Finished) else None,
             ),
         )
-    return Transition(state, tuple(actions))
+    return Transition(state, tuple(actions)) if actions else None
 
 
 def readiness(state: SupervisorState) -> str:
@@ -325,17 +329,19 @@ def readiness(state: SupervisorState) -> str:
 
 def next_due_s(state: SupervisorState) -> float | None:
     """Return when the next ``Tick`` is due at the latest; None if none is."""
-    times = [slot.restart_at_s for slot in state.slots if slot.phase is SlotPhase.BACKOFF]
+    times = []
     if state.leaving is not None and not state.ending:
         times.append(state.leave_by_s)
     if state.ending and not state.left:
         times.append(state.ending_at_s + state.settings.stop_grace_s)
-    for index in with_phase(state, SlotPhase.UP):
-        slot = state.slots[index]
-        if slot.later is not None:
-            times.append(slot.later_due_s)
-        if not slot.killed_for:
-            times.append(_look_due_s(state, slot))
+    for slot in state.slots:
+        if slot.phase is SlotPhase.BACKOFF:
+            times.append(slot.restart_at_s)
+        elif slot.phase is SlotPhase.UP:
+            if slot.later is not None:
+                times.append(slot.later_due_s)
+            if not slot.killed_for:
+                times.append(_look_due_s(state, slot))
     return min(times, default=None)
 
 

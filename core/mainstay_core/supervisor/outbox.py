@@ -6,8 +6,9 @@ the api refuses must not take the others along: the batch is then told again one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from mainstay_core.base.values import replace
 from mainstay_core.wire.facts import Fact
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.plan import Plan

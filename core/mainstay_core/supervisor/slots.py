@@ -6,12 +6,13 @@ See :mod:`mainstay_core.supervisor.machine`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base.backoff import doubled_s
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, Slot
+from mainstay_core.base.values import replace
 from mainstay_core.supervisor.events import (
     Action,
     Committed,
@@ -243,9 +244,14 @@ def _committed(
     if event.step <= slot.newest_step:
         return Transition(put(state, replace(slot, alive_at_s=now_s)))
     new_steps = slot.new_steps + 1
-    restarts = 0 if new_steps >= STEPS_THAT_PROVE else slot.restarts
-    slot = replace(slot, newest_step=event.step, new_steps=new_steps, restarts=restarts)
-    return Transition(put(state, replace(slot, alive_at_s=now_s)))
+    slot = replace(
+        slot,
+        alive_at_s=now_s,
+        newest_step=event.step,
+        new_steps=new_steps,
+        restarts=0 if new_steps >= STEPS_THAT_PROVE else slot.restarts,
+    )
+    return Transition(put(state, slot))
 
 
 def _crashed(state: SupervisorState, slot: SlotState, event: Crashed, now_s: float) -> Transition:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from functools import wraps
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 from mainstay_core.base.bounds import (
     MAX_FAULTS,
@@ -161,21 +162,44 @@ def is_void(voided: Iterable[Voided], version: int, lineage: int) -> bool:
 
 
 _Guard = TypeVar("_Guard")
+_Followed = TypeVar("_Followed")
+_Others = ParamSpec("_Others")
 
 
 class _Derived:
-    """Holds what follows from a plan's members, once it was asked for.
+    """Holds what follows from a plan, once it was asked for.
 
     It is no field: it neither travels nor counts in a comparison. A settle asks for each member,
     so to look at all members each time would cost the square of a quorum's size.
     """
 
-    __slots__ = ("_guards", "_positions", "_ranks_per_stage")
+    __slots__ = ("_followed", "_guards", "_positions", "_ranks_per_stage")
+    _followed: dict[str, tuple[tuple[object, ...], Any]]
+    """By the name of a pure function of the plan: its other arguments the last time, and what it
+    returned."""
     _guards: tuple[object, int, tuple[Any, ...]]
     """What guards were planned for last (blocks, number), and who guards then
     (:func:`mainstay_core.reinitialisation.guards.plan_guards`)."""
     _positions: tuple[tuple[Member, ...], ...]
     _ranks_per_stage: int
+
+    def follow(
+        self, name: str, others: tuple[object, ...], decide: Callable[[], _Followed]
+    ) -> _Followed:
+        """Return what a pure function of the plan and other values comes to (:func:`follows`).
+
+        Args:
+            name: of the function.
+            others: its other arguments, which never change.
+            decide: calls it.
+        """
+        if not hasattr(self, "_followed"):
+            object.__setattr__(self, "_followed", {})
+        known = self._followed.get(name)
+        if known is None or known[0] != others:
+            known = self._followed[name] = others, decide()
+        followed: _Followed = known[1]
+        return followed
 
     def guards_by(
         self, stages: object, number: int, plan_them: Callable[[], tuple[_Guard, ...]]
@@ -271,14 +295,14 @@ class Plan(_Derived):
     def member_of(self, slot: Slot, incarnation: Incarnation) -> Member | None:
         """Return the member that this life of a trainer is; None if it is none."""
         for member in self.members:
-            if member.slot == slot and member.incarnation == incarnation:
+            if member.incarnation == incarnation and member.slot == slot:
                 return member
         return None
 
     def position_members(self, position: int) -> tuple[Member, ...]:
         """Return the members whose states are interchangeable, in index order."""
-        where = divmod(position, self.ranks_per_stage)
-        return tuple(m for m in self.members if m.rank.position == where)
+        positions = self.positions
+        return positions[position] if 0 <= position < len(positions) else ()
 
     def position_of(self, index: int) -> int:
         """Return the number of a member's position: by stage, then by inner rank."""
@@ -319,3 +343,22 @@ class Plan(_Derived):
                 found[member.rank.stage * width + member.rank.inner].append(member)
             object.__setattr__(self, "_positions", tuple(tuple(each) for each in found))
         return self._positions
+
+
+def follows(
+    decide: Callable[Concatenate[Plan, _Others], _Followed],
+) -> Callable[Concatenate[Plan, _Others], _Followed]:
+    """Have a plan keep what a pure function of it and of other values came to last.
+
+    In each step the same work follows from a plan. And all ranks of one process, as in a
+    simulation, judge the same votes and settle on the same reports.
+    """
+
+    @wraps(decide)
+    def once(plan: Plan, /, *args: _Others.args, **named: _Others.kwargs) -> _Followed:
+        # A list may change later, and then it is no longer what was decided on.
+        others = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
+        key = (*others, *named.items())
+        return plan.follow(decide.__qualname__, key, lambda: decide(plan, *args, **named))
+
+    return once

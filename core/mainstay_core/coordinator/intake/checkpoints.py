@@ -6,9 +6,8 @@ the status and the count of lost steps are derived from what is noted here.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.names import slot_name
 from mainstay_core.coordinator.state import CheckpointTeller, CoordinatorState, OpenRecovery

@@ -6,9 +6,9 @@ Each returns the state with the report noted. None of them decides how the job g
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
+from mainstay_core.base.values import replace
 from mainstay_core.coordinator.events import (
     FactsReported,
     PlanStored,

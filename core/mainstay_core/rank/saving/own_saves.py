@@ -6,8 +6,9 @@ for the rank's next status: which attempt's part is safe, and which version is d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+from mainstay_core.base.values import replace
 from mainstay_core.wire.votes import SaveStatus
 
 

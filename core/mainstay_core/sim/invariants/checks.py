@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from mainstay_core.base.ids import Incarnation
 from mainstay_core.coordinator.events import Announce, PublishPlan, Transition
@@ -399,22 +400,13 @@ class Checks:
         history = self._lineages.applied(trainer, commit)
         _hold(commit.step == step, f"I1: {trainer.name} applies another step than {step}")
         _hold(
-            commit.statistics == self._counted(step),
+            commit.statistics == _counted(self._shape.num_types, self._shape.stages, step),
             f"I2: step {step} is committed with {commit.statistics}, not each type's counts once",
         )
         _hold(
             params == self.truth(step + 1, history)[position] or trainer.tampered,
             f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
             f"of position {position}",
-        )
-
-    def _counted(self, step: int) -> tuple[int, ...]:
-        """What the blocks of all stages count in a step, each type once."""
-        types = range(self._shape.num_types)
-        return tuple(
-            sum(counts)
-            for stage in range(self._shape.stages)
-            for counts in zip(*(terms.counted(stage, step, t) for t in types), strict=True)
         )
 
     def same_entry(self, old: LedgerEntry, new: LedgerEntry) -> None:
@@ -471,6 +463,17 @@ class Checks:
         return terms.true_course(
             shape.num_types, shape.micro_batches, shape.stages, width, version, history, order
         )
+
+
+@lru_cache(maxsize=256)
+def _counted(num_types: int, stages: int, step: int) -> tuple[int, ...]:
+    """What the blocks of all stages count in a step, each type once."""
+    types = range(num_types)
+    return tuple(
+        sum(counts)
+        for stage in range(stages)
+        for counts in zip(*(terms.counted(stage, step, t) for t in types), strict=True)
+    )
 
 
 def _formations(plan: Plan, index: int) -> dict[str, tuple[int, ...]]:

@@ -7,6 +7,7 @@ tell is decided by :mod:`mainstay_core.pool.repair`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.scaling import PodPlan, plan_pods
@@ -154,15 +155,7 @@ class Provider(Process):
     def _observe(self) -> tuple[ObservedPod, ...]:
         """Return the pods that there are, and those that are on their way."""
         seen = [
-            ObservedPod(
-                uid=pod.uid,
-                name=pod.uid,
-                index=number,
-                phase=PodPhase.RUNNING,
-                terminating=pod.told,
-                ends_by_s=pod.ends_by_s,
-                ended_for=NOT_WANTED if pod.told else "",
-            )
+            _observed(pod.uid, number, pod.told, pod.ends_by_s)
             for number, pod in enumerate(self.pods.values())
         ]
         coming = enumerate(sorted(self._making), len(seen))
@@ -266,3 +259,16 @@ class Provider(Process):
         while (yield from self.ask("facts", (fact,))) in (0, 503):
             yield TELL_AGAIN_S
         self._telling.discard(fact.pod)
+
+
+@lru_cache(maxsize=256)
+def _observed(uid: PodUid, number: int, is_told: bool, ends_by_s: float) -> ObservedPod:
+    return ObservedPod(
+        uid=uid,
+        name=uid,
+        index=number,
+        phase=PodPhase.RUNNING,
+        terminating=is_told,
+        ends_by_s=ends_by_s,
+        ended_for=NOT_WANTED if is_told else "",
+    )

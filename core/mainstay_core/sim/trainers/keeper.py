@@ -107,6 +107,8 @@ class SegmentKeeper:
         self._is_full = False
         """Whether a replay found no room for what others of its stretch read."""
         self._unfinished = UnfinishedReplay[Replayer]()
+        self._authored: tuple[Plan, int, Authorship] | None = None
+        """What a member of a plan is the author of, as it was asked for last."""
 
     # What is told -------------------------------------------------------------------
 
@@ -338,6 +340,12 @@ class SegmentKeeper:
         self._client.write(header, content, holders, self._keep_from)
 
     def _authorship(self, plan: Plan, index: int) -> Authorship:
+        known = self._authored
+        if known is None or known[0] is not plan or known[1] != index:
+            known = self._authored = plan, index, self._find_authorship(plan, index)
+        return known[2]
+
+    def _find_authorship(self, plan: Plan, index: int) -> Authorship:
         units = range(self._world.scenario.num_units(plan.position_of(index)))
         order = tuple(
             UnitPrice(

@@ -126,7 +126,7 @@ class Trainer(Process, GuardingTrainer):
         """Steps and types that its device has computed wrongly, unseen by its own checks."""
         self.was_wrong = False
         """Whether its device was ever wrong where no check of its own sees it."""
-        self.waits_in = "starting"
+        self.waits_in: object = "starting"
 
     @property
     def has_entries_to_repeat(self) -> bool:
@@ -213,8 +213,8 @@ class Trainer(Process, GuardingTrainer):
 
     async def perform(self, action: events.Action) -> events.Event | None:
         """Carry out an action, with the points before and after it."""
-        self.waits_in = type(action).__name__
-        await self.point(self.waits_in)
+        self.waits_in = name = type(action).__name__
+        await self.point(name)
         if isinstance(action, events.Settle):
             self.world.checks.adopts(self, action.plan)
         elif isinstance(action, events.LoadState):
@@ -234,7 +234,7 @@ class Trainer(Process, GuardingTrainer):
 
     async def reach(self, action: Action) -> None:
         """Take the time that computing takes; a fault may strike first."""
-        self.waits_in = str(action)
+        self.waits_in = action
         self.world.faults.reach(self, action.op.value)
         if action.op in (Op.FORWARD, Op.BACKWARD_INPUT):
             await Sleep(self.world.pace.block_s() * self.slow)
