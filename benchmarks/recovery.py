@@ -157,7 +157,12 @@ def ours(kills: int, quick: bool) -> dict[str, list[float]]:
         ("pod, 3 x 1", 3, 1, kill_pod),
     ]
     if not quick:
-        rows += [("trainer, 2 x 2", 2, 2, kill_trainer), ("pod, 2 x 2", 2, 2, kill_pod)]
+        rows += [
+            ("trainer, 2 x 2", 2, 2, kill_trainer),
+            ("pod, 2 x 2", 2, 2, kill_pod),
+            ("trainer, 4 x 2", 4, 2, kill_trainer),
+            ("pod, 4 x 2", 4, 2, kill_pod),
+        ]
     for label, lanes, stages, kill in rows:
         times = measure(label.partition(",")[0], lanes, stages, kill, kills)
         show(label, times)

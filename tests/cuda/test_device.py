@@ -116,7 +116,7 @@ def test_devices_and_backends_are_chosen_by_what_is_there(needs_cuda):
     assert devices.choose_device("cpu", 0) == "cpu"
     assert devices.choose_backend("auto", "cuda:0", count) == "nccl"
     assert devices.choose_backend("auto", "cuda:0", count + 1) == "gloo"
-    with pytest.raises(InvalidSpecError, match="nccl needs device cuda"):
+    with pytest.raises(InvalidSpecError, match="is NCCL, which needs CUDA"):
         devices.choose_backend("nccl", "cpu", 1)
     assert devices.choose_backend("nccl", "cuda:0", count + 1) == "nccl", "and refused by name"
     with pytest.raises(InvalidSpecError, match="one rank on each GPU"):

@@ -13,6 +13,9 @@ from torch import distributed
 from mainstay_train.comm.backend import Meet
 from mainstay_train.comm.nccl import Nccl
 
+LONGEST = timedelta(seconds=600)
+"""Wait of who says no time."""
+
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     assert tensor.is_contiguous(), "as NCCL demands"
@@ -30,10 +33,14 @@ class StrictWork(distributed._Work):  # type: ignore[name-defined,misc]
         self._outputs = list(outputs)
         self._future: torch.futures.Future[Any] = torch.futures.Future()
 
-    def wait(self, timeout: timedelta = timedelta(seconds=600)) -> bool:
-        """Wait; an operation that does not end at all is the only thing that is said."""
-        if self._operation is not None and not self._operation.ended.wait(timeout.total_seconds()):
-            raise RuntimeError(f"no end after {timeout}")
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Wait; an operation that does not end at all is the only thing that is said.
+
+        Torch's functional collectives wait in C++, where no time means that none is said.
+        """
+        bound = timeout or LONGEST
+        if self._operation is not None and not self._operation.ended.wait(bound.total_seconds()):
+            raise RuntimeError(f"no end after {bound}")
         if not self._over:
             self._over = True
             self._then()
@@ -147,6 +154,16 @@ class StrictGroup(distributed.ProcessGroup):
         """Sum over the ranks, in their order."""
         return self.allreduce_coalesced(tensors)
 
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> Any:
+        """Give all ranks the root's tensor."""
+        (tensor,), root = tensors, opts.rootRank
+        if self.rank() == root:
+            peers = [peer for peer in range(self.size()) if peer != root]
+            legs = [Leg(peer, outgoing=True, buffer=_bytes(tensor)) for peer in peers]
+        else:
+            legs = [Leg(root, outgoing=False, buffer=_bytes(tensor))]
+        return self._begin(legs, tensors)
+
     def reduce_scatter_tensor_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], _opts: Any = None
     ) -> Any:
@@ -197,6 +214,10 @@ class Strict(Nccl):
     def connect(self, group: Any, connect: timedelta) -> None:
         """Meet all ranks."""
         group.connect(connect.total_seconds())
+
+    def problem(self, group: Any) -> str:
+        """Return what the transport has met."""
+        return str(group.transport.problem)
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: it is in host memory."""

@@ -95,6 +95,10 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         self.signal(signal.SIGKILL)
+        self.wait_end()
+
+    def wait_end(self) -> None:
+        """Wait until it has ended."""
         ended = select.poll()
         ended.register(self._pidfd, select.POLLIN)
         ended.poll()

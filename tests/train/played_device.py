@@ -2,19 +2,24 @@
 
 Its device is called "meta", a name that torch knows and nobody computes on. A tensor there wraps
 one in host memory. What an accelerator's host would wait for is counted: looks at values, copies to
-host memory, and copies from it that do not go behind the host's back.
+host memory, copies from it that do not go behind the host's back, and waits for a moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
+from mainstay_train.base import device as devices
+from mainstay_train.base.device import Moment
+
 DEVICE = torch.device("meta")
+MOMENT = "a moment"
+"""Of :attr:`PlayedDevice.waits`: the product waits until the device has come to a moment."""
 
 _LOOKS = {"_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero", "_unique2"}
 """What an accelerator's host has to wait for, beside copies: a value, or a size that depends on
@@ -49,6 +54,20 @@ class _There(torch.Tensor):
         raise AssertionError(f"{func} of a played device, outside of it")
 
 
+class _Moment:
+    """A moment of the played device, which has done its work when the host goes on."""
+
+    def __init__(self, waits: list[str]) -> None:
+        self._waits = waits
+
+    def is_over(self) -> bool:
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        del timeout_s
+        self._waits.append(MOMENT)
+
+
 class PlayedDevice(TorchDispatchMode):
     """Computes on the played device, in this thread, while it is entered."""
 
@@ -56,6 +75,21 @@ class PlayedDevice(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         """What the host has waited for."""
+        self._moment = devices.moment
+
+    def __enter__(self) -> Self:
+        of_others = self._moment = devices.moment
+
+        def moment(device: torch.device) -> Moment:
+            return _Moment(self.waits) if device == DEVICE else of_others(device)
+
+        devices.moment = moment  # the product asks there for all moments
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        devices.moment = self._moment
+        super().__exit__(*raised)
 
     def waited(self, do: Callable[[], Any]) -> list[str]:
         """What the host waits for in ``do``."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import distributed
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import count
@@ -28,12 +29,20 @@ def choose_device(wanted: str, slot: int) -> str:
     """Return the device of a slot: ``auto`` is cuda where there is one.
 
     Raises:
-        InvalidSpecError: ``wanted`` is none of auto, cpu, cuda.
+        InvalidSpecError: ``wanted`` is none of auto, cpu, cuda, or it is cuda and there is none.
     """
     if wanted not in ("auto", "cpu", "cuda"):
-        raise InvalidSpecError("device", f"is {wanted!r}, must be auto, cpu or cuda")
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        raise InvalidSpecError("spec.runtime.device", f"is {wanted!r}, must be Auto, CPU or CUDA")
+    if wanted == "cpu":
         return "cpu"
+    if not torch.cuda.is_available():
+        if wanted == "auto":
+            return "cpu"
+        raise InvalidSpecError(
+            "spec.runtime.device",
+            f"is CUDA, but torch {torch.__version__} finds no CUDA device here: use CPU or Auto, "
+            "or run the job where there are GPUs, with a torch that is built for them",
+        )
     return f"cuda:{slot % max(1, torch.cuda.device_count())}"
 
 
@@ -59,16 +68,31 @@ def choose_backend(wanted: str, device: str, ranks_per_pod: int) -> str:
     """Return the communicator backend: nccl where every rank has a device of its own.
 
     Raises:
-        InvalidSpecError: nccl is asked for on a CPU, or the name is unknown.
+        InvalidSpecError: nccl is asked for on a CPU, torch lacks what is asked for, or the name is
+            unknown.
     """
     if wanted not in ("auto", "gloo", "nccl"):
-        raise InvalidSpecError("backend", f"is {wanted!r}, must be auto, gloo or nccl")
-    cuda = device.startswith("cuda")
+        raise InvalidSpecError("spec.runtime.backend", f"is {wanted!r}, must be Auto, Gloo or NCCL")
+    cuda, has_nccl = device.startswith("cuda"), distributed.is_nccl_available()
     if wanted == "nccl" and not cuda:
-        raise InvalidSpecError("backend", "nccl needs device cuda; use gloo on CPU")
+        raise InvalidSpecError(
+            "spec.runtime.backend", "is NCCL, which needs CUDA; use Gloo or Auto with device CPU"
+        )
+    if wanted == "nccl" and not has_nccl:
+        raise InvalidSpecError(
+            "spec.runtime.backend",
+            f"is NCCL, which torch {torch.__version__} was built without: use Gloo or Auto, or a "
+            "torch with NCCL",
+        )
     own_device = cuda and torch.cuda.device_count() >= ranks_per_pod
-    if wanted == "nccl" or (wanted == "auto" and own_device):
+    if wanted == "nccl" or (wanted == "auto" and own_device and has_nccl):
         return "nccl"
+    if not distributed.is_gloo_available():
+        raise InvalidSpecError(
+            "spec.runtime.backend",
+            f"comes to Gloo, which torch {torch.__version__} was built without: use a torch with "
+            "Gloo" + (", or NCCL and a GPU for each rank" if has_nccl else ""),
+        )
     return "gloo"
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from mainstay_core.base.digest import Digest, total
+from mainstay_core.base.errors import InvalidSpecError, ProtocolError
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Order
 from mainstay_core.dmr.settings import CheckRules
@@ -44,7 +45,7 @@ from mainstay_train.exact.optimizer import Boosts, Shared, StageState
 from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.model import compilation
-from mainstay_train.model.workload import Workload, user_code
+from mainstay_train.model.workload import Workload, WorkloadError, user_code
 
 
 @dataclass(slots=True, kw_only=True)
@@ -273,6 +274,11 @@ class Engine:
             if not why:
                 raise
             raise GroupEnded(why) from error
+        except (InvalidSpecError, ProtocolError, WorkloadError):
+            # A collective that is aborted may leave anything, and whoever reads it may stumble.
+            if chain is not None:
+                chain.check()
+            raise
         finally:
             if not is_done:
                 self._give_up()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -49,6 +49,13 @@ class Room(NamedTuple):
     """Its name for the store."""
 
 
+class AskedRoom(NamedTuple):
+    """Room that the store was asked for."""
+
+    number: int
+    size: int
+
+
 class Fetched(NamedTuple):
     """A segment that was read."""
 
@@ -61,6 +68,8 @@ class Fetched(NamedTuple):
 class _Written:
     """A segment that this trainer wrote."""
 
+    key: SegmentKey | None = None
+    """None: it is a vote that rests on logs."""
     why_not: str | None = None
     """Why it is not at all its holders; empty if it is, None while that is open."""
     sent_bytes: int = 0
@@ -92,10 +101,15 @@ class SegmentClient:
     def __init__(self, path: str, slot: int, incarnation: str, local: str) -> None:
         self._reader = SegmentReader(local)
         self._written: dict[SegmentKey, _Written] = {}
+        self._lineage = 0
+        """The newest one of which a segment was written."""
         self._unheld: dict[int, _Written] = {}
         """Those whose holders have not all answered, by the request to send them."""
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
         """Called when all holders have a segment: with the bytes sent, and what that took."""
+        self.note_held: Callable[[SegmentKey], None] = lambda _key: None
+        """Called likewise with the key, also where no other pod keeps it. By the thread that reads,
+        which must not wait."""
         self._store = StoreConnection(path, slot, incarnation, self._note_held)
         self._changed = self._store.changed
         """Guards what is written; notified with everything that may end a wait."""
@@ -129,18 +143,44 @@ class SegmentClient:
             StoreFull: there is none.
             StoreGone: the store cannot be asked.
         """
+        return self.take_room(self.ask_room(size, window))
+
+    def ask_room(self, size: int, window: int = 0) -> AskedRoom:
+        """Ask for room as :meth:`room` does, without waiting for it. It must be taken or declined.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
         number = self._store.open_room()
         try:
-            answer = self._store.ask(
-                number, frames.TakeRoom(request=number, size=size, window=window)
-            )
+            self._store.send(frames.TakeRoom(request=number, size=size, window=window))
+        except MainstayError:
+            self._store.close_room(number)
+            raise
+        return AskedRoom(number, size)
+
+    def take_room(self, asked: AskedRoom) -> Room:
+        """Return the room that was asked for. It must be written or given back.
+
+        Raises:
+            StoreFull: there is none.
+            StoreGone: the store cannot be asked.
+        """
+        try:
+            answer = self._store.answer_to(asked.number)
             if isinstance(answer, frames.Full):
                 raise StoreFull(answer.why)
             assert isinstance(answer, frames.Room)
         except MainstayError:
-            self._store.close_room(number)
+            self._store.close_room(asked.number)
             raise
-        return Room(self._store.arena[answer.offset : answer.offset + size], number)
+        return Room(self._store.arena[answer.offset : answer.offset + asked.size], asked.number)
+
+    def decline_room(self, asked: AskedRoom) -> None:
+        """Give back room that was asked for, if there was any."""
+        # Who has none has nothing to give back, and a store that is gone takes back all.
+        with suppress(StoreFull, StoreGone):
+            self.give_back(self.take_room(asked))
 
     def give_back(self, room: Room) -> None:
         """Give back a room into which nothing will be written.
@@ -171,9 +211,13 @@ class SegmentClient:
             request=room.number, header=header, holders=tuple(holders), keep_from=keep_from
         )
         with self._changed:
-            self._drop_older(header.key.lineage, 0)
+            if header.key.lineage > self._lineage:
+                self._lineage = header.key.lineage
+                self._drop_older(self._lineage, 0)
             sent = _Written(
-                sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
+                key=header.key,
+                sent_bytes=header.size_bytes * len(holders),
+                began_ns=time.monotonic_ns(),
             )
             self._written[header.key] = self._unheld[room.number] = sent
         try:
@@ -244,6 +288,8 @@ class SegmentClient:
         written.why_not = answer.why_not
         if written.sent_bytes and not answer.why_not:
             self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
+        if written.key is not None and not answer.why_not:
+            self.note_held(written.key)
 
     def _any_open(self, keys: Collection[SegmentKey]) -> bool:
         found = (self._written.get(key) for key in keys)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from benchmarks.support.groups import StoreMeeting
 from tests.core.plans import make_plan
+from tests.strict.group import Strict
 from tests.train.crew import ADDRESS, make_group
 from torch import nn
 from torch.distributed import distributed_c10d
@@ -81,8 +82,14 @@ def engine_of(index=0, *, size=SIZE, hook=lambda _: None, **options):
     return engine
 
 
-def chain_of(store, index, name="chain"):
-    return ChainGroups(name, None, make_group(store, index, SIZE, name))
+BACKENDS_OF_CELLS = pytest.mark.parametrize("backend", ["gloo", "strict"])
+"""The strict one is as NCCL is: what is aborted ends without an error, and leaves garbage."""
+
+
+def chain_of(store, index, name="chain", backend="gloo"):
+    if backend == "copies":
+        BACKENDS[backend] = Copying()
+    return ChainGroups(name, None, make_group(store, index, SIZE, name, backend=backend))
 
 
 def reduced(engine, chain):
@@ -117,23 +124,26 @@ class Copying(Gloo):
         return tensor.clone()
 
 
-def run_rank(pipe, store, index, options, copies=False):
-    if copies:
-        BACKENDS["gloo"] = Copying()
-    chain = chain_of(store, index, f"chain {copies}")
+def run_rank(pipe, store, index, options, backend):
+    chain = chain_of(store, index, f"chain over {backend}", backend)
     chain.connect()
     pipe.send(described(reduced(engine_of(index, **options), chain)))
+    pipe.recv()  # a rank that leaves is lost to one that has not come so far
 
 
-def run_mesh(crew, *, copies=False, **options):
-    workers = [crew.fork(run_rank, crew.store, index, options, copies) for index in range(SIZE)]
-    return [worker.hear() for worker in workers]
+def run_mesh(crew, backend="gloo", **options):
+    workers = [crew.fork(run_rank, crew.store, index, options, backend) for index in range(SIZE)]
+    found = [worker.hear() for worker in workers]
+    for worker in workers:
+        worker.kill()
+    return found
 
 
+@BACKENDS_OF_CELLS
 @pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"dropout": 0.1}])
-def test_the_parallel_model_is_the_dense_one_in_other_arithmetic(crew, options):
+def test_the_parallel_model_is_the_dense_one_in_other_arithmetic(crew, options, backend):
     dense = described(reduced(engine_of(size=1, **options), None))
-    ranks = run_mesh(crew, **options)
+    ranks = run_mesh(crew, backend, **options)
 
     total = Digest.zero()
     for rank in ranks:
@@ -164,15 +174,17 @@ def test_the_parallel_model_is_the_dense_one_in_other_arithmetic(crew, options):
     assert all(bool((count == 1).all()) for count in covered.values()), "each element once"
 
 
-def run_place(pipe, store, stages, size, position):
+def run_place(pipe, store, stages, size, position, backend):
     """One rank of a chain, connected as a trainer is, without a quorum around it."""
+    if backend == "strict":
+        BACKENDS[backend] = Strict()
     config = config_of(size, stages)
     settings = TrainerSettings(
         config=config, pod="a", slot=0, incarnation="a.1", address=ADDRESS, socket="", work_dir=""
     )
     lives = [f"{p}.1" for p in range(stages * size)]
     plan = make_plan({0: lives}, ranks_per_stage=size, quorum=stages)
-    connections = Connections(settings, "gloo")
+    connections = Connections(settings, backend)
     connections.adopted, connections.index = plan, position
     connections._gather = StoreMeeting(store)
     stage, index = divmod(position, size)
@@ -199,14 +211,16 @@ def run_place(pipe, store, stages, size, position):
     again = described(reduced(engine, kept))
     assert again["bits"] == first["bits"], "a chain that stays keeps its groups"
     pipe.send(first)
+    pipe.recv()  # a rank that leaves is lost to one that has not come so far
 
 
+@BACKENDS_OF_CELLS
 @pytest.mark.parametrize("size", [1, SIZE])
-def test_the_bits_of_a_chain_do_not_depend_on_where_stages_are_cut(crew, size):
+def test_the_bits_of_a_chain_do_not_depend_on_where_stages_are_cut(crew, size, backend):
     found = []
     for stages in (1, 2):
         workers = [
-            crew.fork(run_place, crew.store, stages, size, position)
+            crew.fork(run_place, crew.store, stages, size, position, backend)
             for position in range(stages * size)
         ]
         places = [worker.hear() for worker in workers]
@@ -235,9 +249,10 @@ def test_the_bits_of_a_chain_do_not_depend_on_where_stages_are_cut(crew, size):
 
 def test_what_inner_ranks_hold_in_copies_has_equal_bits_and_the_rest_has_not(crew):
     first, second = run_mesh(crew)
-    staged = run_mesh(crew, copies=True)
+    for backend in ("copies", "strict"):
+        others = run_mesh(crew, backend)
+        assert [rank["bits"] for rank in others] == [first["bits"], second["bits"]], backend
 
-    assert [rank["bits"] for rank in staged] == [first["bits"], second["bits"]]
     assert first["copies"] == second["copies"] != ""
     assert first["bits"] != second["bits"]
     copied = [[g for _, _, copy, g in rank["gradients"] if copy] for rank in (first, second)]
@@ -320,40 +335,60 @@ def test_a_distributed_parameter_of_a_module_that_takes_whole_ones_is_refused():
         blocks.Block(spec, inner=comm_mesh.InnerMesh(size=SIZE))
 
 
-def form_twice(pipe, store, index):
+def form_twice(pipe, store, index, backend):
     engine = engine_of(index)
     for name in ("first", "second"):
-        chain = chain_of(store, index, name)
+        chain = chain_of(store, index, name, backend)
         chain.connect()
         engine.drop_held()
         pipe.send(described(reduced(engine, chain))["bits"])
+        pipe.recv()  # all are done with it
         chain.shutdown("the chain is formed again")
 
 
-def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew):
-    workers = [crew.fork(form_twice, crew.store, index) for index in range(SIZE)]
-    first, second = ([worker.hear() for worker in workers] for _ in range(2))
-    assert first == second
+@BACKENDS_OF_CELLS
+def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew, backend):
+    workers = [crew.fork(form_twice, crew.store, index, backend) for index in range(SIZE)]
+    found = []
+    for _ in range(2):
+        found.append([worker.hear() for worker in workers])
+        for worker in workers:
+            worker.say()
+    assert found[0] == found[1]
 
 
-def lose_a_rank(pipe, store, index):
+def ends_when_told(pipe, chain):
+    """The job's gather finds out that a rank is lost, and has the chain ended: NCCL does not."""
+
+    def listen():
+        chain.shutdown(pipe.recv())
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+def lose_a_rank(pipe, store, index, backend):
     def hook(action):
         if index == 1 and action.type == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    engine, chain = engine_of(index, hook=hook), chain_of(store, index)
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index, backend=backend)
     chain.connect()
+    ends_when_told(pipe, chain)
     with pytest.raises(GroupEnded):
         engine.compute(TYPES, STEP, chain)
     pipe.send([(p.first, p.last) for p in engine.store.held()])
 
 
-def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kept(crew):
-    workers = [crew.fork(lose_a_rank, crew.store, index) for index in range(SIZE)]
+@BACKENDS_OF_CELLS
+def test_a_collective_that_waits_for_a_lost_rank_ends_and_complete_types_are_kept(crew, backend):
+    workers = [crew.fork(lose_a_rank, crew.store, index, backend) for index in range(SIZE)]
+    if backend == "strict":
+        workers[1].wait_end()
+        workers[0].say("a rank is lost")
     assert workers[0].hear() == [(0, 0)]
 
 
-def wait_for_a_silent_rank(pipe, store, index, lost=False):
+def wait_for_a_silent_rank(pipe, store, index, backend, lost=False):
     waits = threading.Event()
     if lost:
         group_module.shut = lambda *_, **__: (
@@ -361,11 +396,11 @@ def wait_for_a_silent_rank(pipe, store, index, lost=False):
         )  # as if gloo had lost it: nothing ends it any more
 
     def hook(action):
-        if action.type == 1:
+        if action.type == 1 and not waits.is_set():  # over garbage a strict one comes here again
             pipe.send("there")
             pipe.recv() if index == 1 else waits.set()
 
-    engine, chain = engine_of(index, hook=hook), chain_of(store, index)
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index, backend=backend)
     chain.connect()
     if index == 0:
 
@@ -379,18 +414,59 @@ def wait_for_a_silent_rank(pipe, store, index, lost=False):
     pipe.send(str(ended.value))
 
 
-def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew):
-    workers = [crew.fork(wait_for_a_silent_rank, crew.store, index) for index in range(SIZE)]
+@BACKENDS_OF_CELLS
+def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew, backend):
+    workers = [
+        crew.fork(wait_for_a_silent_rank, crew.store, index, backend) for index in range(SIZE)
+    ]
     assert [worker.hear() for worker in workers] == ["there", "there"]
     assert workers[0].hear() == "a newer plan takes the chain apart"
-    workers[1].say()
-    assert workers[1].hear()
+    if backend == "gloo":  # by its sockets a rank finds out by itself that the other is gone
+        workers[1].say()
+        assert workers[1].hear()
+
+
+def stumble(pipe, store, index):
+    """Rank 1 keeps the other waiting; code of the model looks up what it is told."""
+    inner = comm_mesh.InnerMesh(size=SIZE, index=index)
+
+    def look_up(*_):
+        told = comm_mesh.tell_all([index], inner)
+        [0, 1][told[1 - index][0]]
+
+    def hook(action):
+        if action.type == 1 and not waits.is_set():
+            pipe.send("there")
+            pipe.recv() if index == 1 else waits.set()
+
+    waits = threading.Event()
+    engine, chain = engine_of(index, hook=hook), chain_of(store, index, backend="strict")
+    engine.state.blocks[-1].module.register_forward_pre_hook(look_up)
+    chain.connect()
+
+    def end():
+        waits.wait()
+        chain.shutdown("a newer plan takes the chain apart")
+
+    threading.Thread(target=end, daemon=True).start()
+    with pytest.raises(GroupEnded) as ended:
+        engine.compute(TYPES, STEP, chain)
+    pipe.send((str(ended.value), type(ended.value.__context__).__name__))
+    pipe.send([(p.first, p.last) for p in engine.store.held()])
+
+
+def test_a_model_that_stumbles_over_what_an_aborted_collective_left_has_not_failed(crew):
+    workers = [crew.fork(stumble, crew.store, index) for index in range(SIZE)]
+    assert [worker.hear() for worker in workers] == ["there", "there"]
+    assert workers[0].hear() == ("a newer plan takes the chain apart", "WorkloadError")
+    assert workers[0].hear() == [(0, 0)]
 
 
 def test_a_collective_that_gloo_has_lost_ends_with_its_group(crew):
     """A write to a rank that has just left fails, and gloo's operation never ends."""
     workers = [
-        crew.fork(wait_for_a_silent_rank, crew.store, index, index == 0) for index in range(SIZE)
+        crew.fork(wait_for_a_silent_rank, crew.store, index, "gloo", index == 0)
+        for index in range(SIZE)
     ]
     assert [worker.hear() for worker in workers] == ["there", "there"]
     assert workers[0].hear() == "a newer plan takes the chain apart"
@@ -398,12 +474,8 @@ def test_a_collective_that_gloo_has_lost_ends_with_its_group(crew):
     assert workers[1].hear()
 
 
-def run_every_collective(pipe, store, index, copies):
-    """Send what each functional collective yields, then what a message that is late yields."""
-    if copies:
-        BACKENDS["gloo"] = Copying()
-    chain = chain_of(store, index)
-    chain.connect()
+def functional_collectives(index):
+    """What each functional collective yields; they are started together."""
     functional, name = torch.ops._c10d_functional, comm_mesh.GROUP_NAME
     mine = torch.arange(4.0) + index
     started = {
@@ -414,6 +486,34 @@ def run_every_collective(pipe, store, index, copies):
         "broadcast": functional.broadcast(mine, 0, name),
     }
     yielded = {kind: functional.wait_tensor(result).tolist() for kind, result in started.items()}
+    return yielded | {"mine": mine.tolist()}
+
+
+def run_functional_collectives(pipe, store, index, backend):
+    chain = chain_of(store, index, f"chain over {backend}", backend)
+    chain.connect()
+    pipe.send(functional_collectives(index))
+    pipe.recv()
+
+
+def test_functional_collectives_of_a_strict_mesh_yield_what_those_over_gloo_do(crew):
+    found = []
+    for backend in ("gloo", "strict"):
+        workers = [
+            crew.fork(run_functional_collectives, crew.store, index, backend)
+            for index in range(SIZE)
+        ]
+        found.append([worker.hear() for worker in workers])
+    assert found[0] == found[1]
+
+
+def run_every_collective(pipe, store, index, copies):
+    """Send what each collective yields, then what a message that is late yields."""
+    chain = chain_of(store, index, backend="copies" if copies else "gloo")
+    chain.connect()
+    functional, name = torch.ops._c10d_functional, comm_mesh.GROUP_NAME
+    mine = torch.arange(4.0) + index
+    yielded = functional_collectives(index)
     group = distributed_c10d._resolve_process_group(name)
     whole = torch.empty(SIZE * 4)
     group._allgather_base(whole, mine).wait()

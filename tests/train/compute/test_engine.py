@@ -3,7 +3,7 @@
 import pytest
 import torch
 from benchmarks.emulated_accelerator import RandomTokens
-from tests.train.played_device import DEVICE, PlayedDevice
+from tests.train.played_device import DEVICE, MOMENT, PlayedDevice
 from torch import nn
 
 from mainstay_core.base.ids import JobUid, PodUid, Slot
@@ -13,6 +13,7 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
+from mainstay_train.base import device as devices
 from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.compute.engine import Engine
@@ -105,6 +106,8 @@ class Neighbours:
         return self._marks[-1]
 
     def judge(self):
+        if self._marks:
+            self._marks[-1].moment.wait()  # as a chain does: the last one is behind all others
         for number, mark in enumerate(self._marks):
             mark.counts = number not in self._cut_off
 
@@ -156,7 +159,9 @@ def run_step(engine, number, *, chain=None, group=None):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize(("stage", "num_stages"), [(0, 1), (0, 3), (1, 3), (2, 3)])
-def test_a_step_waits_for_the_device_once_before_its_vote(stage, num_stages, recompute):
+def test_a_step_waits_for_the_device_at_its_vote_and_at_its_apply_alone(
+    stage, num_stages, recompute
+):
     with PlayedDevice() as device:
         chain = Neighbours() if num_stages > 1 else None
         group = Neighbours()
@@ -167,9 +172,12 @@ def test_a_step_waits_for_the_device_once_before_its_vote(stage, num_stages, rec
             table = table_of(engine)
             assert device.waited(lambda t=table: engine.reduce(group, t, [0, 1], 0)) == []
             vote = device.waited(lambda t=table: engine.ballot(group, t, 0, SLOT, ""))
-            assert vote == ["copy_ to the host"]
+            # What the vote tells is copied behind the host on a device that can, and a moment says
+            # when it is there. With a chain another says before whether what it computed counts.
+            fetched = ["copy_ to the host", MOMENT]
+            assert vote == ([MOMENT] if chain else []) + fetched
             # The next step begins with the digest of what it computes with.
-            assert device.waited(lambda n=number: apply(engine, n)) == ["copy_ to the host"]
+            assert device.waited(lambda n=number: apply(engine, n)) == fetched
             engine.drop_held()
 
 
@@ -214,6 +222,7 @@ def test_the_count_sees_whatever_waits_for_a_device():
             lambda: torch.empty(4).copy_(x, non_blocking=True),
             lambda: torch.ones(3).to(DEVICE),
             lambda: torch.empty(4, device=DEVICE).copy_(torch.ones(4)),
+            lambda: devices.moment(DEVICE).wait(),
         ]
         for look in looks:
             assert len(device.waited(look)) == 1
