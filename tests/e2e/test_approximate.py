@@ -22,6 +22,7 @@ LAYOUT = Layout(stages=4, lanes=1, shards_per_lane=2, spares=1)
 NUM_STEPS = 12
 LOST_AT = 8
 ALLOWED = {"allowApproximate": True, "approximateAfterLostSteps": 4}
+SWAPPED = {"order": "Swapped", "microBatches": 2}
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +45,12 @@ def run(
     layout: Layout = LAYOUT,
     options: Sequence[str] = (),
     checkpoint: dict[str, Any] | None = None,
+    pipeline: dict[str, Any] | None = None,
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, checkpoint=checkpoint or {})
+    parts = {"checkpoint": checkpoint or {}, "pipeline": pipeline or {}}
+    job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, **parts)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
     with local_job(directory, job, faults, *options) as running:
         return running.report()
@@ -123,20 +126,53 @@ def test_averaged_moments_have_the_bits_of_the_experiments_process_and_are_repea
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_swapped_pipeline_that_loses_a_stage_has_the_bits_of_the_experiments_process(
     tmp_path: Path, corpus: Path, stage: int
 ) -> None:
     """An end is made of its twin and a guard, an inner stage of both neighbours."""
-    pipeline = {"order": "Swapped", "microBatches": 2}
-    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=pipeline)
-    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
-
-    with local_job(tmp_path, job, [kill(stage)]) as running:
-        report = running.report()
+    report = run(tmp_path, corpus, [kill(stage)], pipeline=SWAPPED, **ALLOWED)
 
     check_forked(report)
     assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, stage))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("lost", "pipeline"),
+    [
+        pytest.param((1, 3), {}, id="in order"),
+        pytest.param((0, 2), SWAPPED, id="swapped"),
+    ],
+)
+def test_stages_apart_that_are_lost_at_once_are_made_anew_together(
+    tmp_path: Path, corpus: Path, lost: tuple[int, int], pipeline: dict[str, Any]
+) -> None:
+    layout = Layout(stages=5, lanes=1, shards_per_lane=2, spares=2)
+    # Each dies as it begins the step: neither waits for the other.
+    both = [kill(stage) | {"at": {"step": LOST_AT}} for stage in lost]
+    report = run(tmp_path, corpus, both, layout, pipeline=pipeline, **ALLOWED)
+
+    assert (report["exact"], report["approximate_since"]) == (False, LOST_AT)
+    assert report["steps"]["lost"] == 0
+    (fork,) = report["lineage"]["forks"]
+    assert [place["stage"] for place in fork["made"]["positions"]] == [*lost]
+    assert report["digests"]["steps"] == twin(tmp_path, *((LOST_AT, stage) for stage in lost))
+
+
+@pytest.mark.chaos
+def test_a_stage_between_others_of_more_and_of_fewer_layers_is_made_anew(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Of stages with 3, 3 and 2 layers the second is lost: a layer of the third stands for two."""
+    layout = Layout(stages=3, lanes=1, shards_per_lane=2, spares=1)
+    report = run(tmp_path, corpus, [kill(1)], layout, pipeline={"cut": "Equal"}, **ALLOWED)
+
+    check_forked(report)
+    blocks = report["lineage"]["forks"][0]["made"]["positions"][0]["blocks"]
+    taken = [[s["block"] for b in blocks for s in b["sources"] if s["stage"] == n] for n in (0, 2)]
+    assert [(len(names), len({*names})) for names in taken] == [(3, 3), (3, 2)]
+    assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
 
 
 @pytest.mark.chaos
