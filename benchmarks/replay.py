@@ -98,12 +98,10 @@ def measure_steps(turns: int) -> None:
             expected = stage.masters
             began_s = time.perf_counter()
             states = replace(replay, records=(), last=None)
-            run_blocking(stage.keeper.replay(stage.keeper.begin_wait(), stage.plan, 0, states))
+            run_blocking(stage.replay(states))
             reads_s.append(time.perf_counter() - began_s)
             began_s = time.perf_counter()
-            outcome = run_blocking(
-                stage.keeper.replay(stage.keeper.begin_wait(), stage.plan, 0, replay)
-            )
+            outcome = run_blocking(stage.replay(replay))
             replays_s.append(time.perf_counter() - began_s)
             if isinstance(outcome, LoadFailed) or outcome.digest != expected:
                 raise RuntimeError(f"turn {turn}: not the same bits: {outcome}")

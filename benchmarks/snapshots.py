@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Parts:
 
     copy: float = 0.0
     digest: float = 0.0
+    state_bytes: int = 0
+    """Of states, as they were copied."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class Mode:
     copy_s: list[float] = field(default_factory=list)
     digest_s: list[float] = field(default_factory=list)
     stores_s: list[float] = field(default_factory=list)
+    state_bytes: list[int] = field(default_factory=list)
+    """Of states that a round copied."""
     held_bytes: int = 0
     """The most that the trainer's pod had of it."""
     num_complete: int = 0
@@ -88,7 +92,12 @@ def measured(parts: Parts) -> Iterator[None]:
 
         return call
 
-    UnitBytes.write = timed("copy", write)  # type: ignore[method-assign]
+    def counted(own: UnitBytes, unit: int, kind: SegmentKind, memory: memoryview) -> None:
+        if kind is SegmentKind.STATE:
+            parts.state_bytes += memory.nbytes
+        write(own, unit, kind, memory)
+
+    UnitBytes.write = timed("copy", counted)  # type: ignore[method-assign]
     UnitBytes.digest = timed("digest", digest)  # type: ignore[method-assign]
     try:
         yield
@@ -100,7 +109,7 @@ def run_round(
     stage: SegmentStage, mode: Mode, steps: int, parts: Parts, stores_cpu_s: Callable[[], float]
 ) -> None:
     """Train some steps in a mode, and note what they took."""
-    before, stores_s = (parts.copy, parts.digest), stores_cpu_s()
+    before, stores_s = replace(parts), stores_cpu_s()
     complete = stage.num_complete
     began_s, cpu_s = time.perf_counter(), time.process_time()
     for _ in range(steps):
@@ -111,8 +120,9 @@ def run_round(
         mode.num_complete += stage.num_complete - complete
         stage.stop_keeping()
     mode.process_s.append(time.process_time() - cpu_s)
-    mode.copy_s.append(parts.copy - before[0])
-    mode.digest_s.append(parts.digest - before[1])
+    mode.copy_s.append(parts.copy - before.copy)
+    mode.digest_s.append(parts.digest - before.digest)
+    mode.state_bytes.append(parts.state_bytes - before.state_bytes)
     mode.stores_s.append(stores_cpu_s() - stores_s)
 
 
@@ -155,10 +165,10 @@ def show(units: UnitBytes, modes: dict[str, Mode], steps: int) -> None:
     )
     print(
         "| snapshots | window | windows complete | step ms | ratio (95 %) | MiB of states per step "
-        "| largest / mean instalment | MiB of gradients per step | CPU ms per step: trainer beyond "
-        "none | copy | digest | both stores | held MiB |"
+        "| of the formula | largest / mean instalment | MiB of gradients per step "
+        "| CPU ms per step: trainer beyond none | copy | digest | both stores | held MiB |"
     )
-    print("| --- |" + " --- |" * 12)
+    print("| --- |" + " --- |" * 13)
     none = modes["none"]
     order = tuple(reversed(units.prices))
     logged = sum(units.size_bytes(n, SegmentKind.GRADIENT) for n in range(len(units.names))) / MIB
@@ -177,11 +187,13 @@ def show(units: UnitBytes, modes: dict[str, Mode], steps: int) -> None:
             cpu = [
                 statistics.median(v) / steps for v in (mode.copy_s, mode.digest_s, mode.stores_s)
             ]
-            row += [f"{mean / MIB:.2f}", f"{max(sizes) / mean:.2f}", f"{logged:.2f}"]
+            copied = statistics.median(mode.state_bytes) / steps
+            row += [f"{copied / MIB:.2f}", f"{copied / mean:.4f}"]
+            row += [f"{max(sizes) / mean:.2f}", f"{logged:.2f}"]
             row += [f"{1e3 * value:.1f}" for value in (beyond, *cpu)]
             row += [f"{mode.held_bytes / MIB:.0f}"]
         else:
-            row += ["-"] * 8
+            row += ["-"] * 9
         print("| " + " | ".join(row) + " |", flush=True)
 
 

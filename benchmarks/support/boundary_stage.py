@@ -289,6 +289,7 @@ class BoundaryStage:
                 record=self.records[step],
                 loads=self._loads(step, frozen),
                 frozen=tuple(sorted(numbers)),
+                skipped=tuple(sorted(numbers)),
                 inputs=tuple(
                     (boundary_key(LINEAGE, sender, kind, step, 0, number), self._holders[1])
                     for kind, sender in SENDERS.items()

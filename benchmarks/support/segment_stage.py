@@ -22,7 +22,8 @@ from support.lone_rank import JOB, LIFE, QUORUM, lone_plan, lone_shape
 from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig
-from mainstay_core.rank.events import PlacedUnit, Snapshot
+from mainstay_core.rank.events import LoadFailed, PlacedUnit, Snapshot, StateLoaded
+from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.shell import run_blocking
 from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.segments.frames import SOCKET_NAME
@@ -195,6 +196,10 @@ class SegmentStage:
                 states=(self.masters,),
             )
         )
+
+    async def replay(self, replay: Replay) -> StateLoaded | LoadFailed:
+        """Make the stage's state anew of what the stores have."""
+        return await self.keeper.replay(self.keeper.begin_wait(), self.plan, 0, replay, None)
 
     def stop_keeping(self) -> None:
         """Give up the window at hand and drop all segments."""

@@ -10,7 +10,7 @@ from tests.e2e import matrix
 from tests.e2e.harness import HERE, Layout, local_job, make_job, run_undisturbed
 from tests.e2e.test_flips import DYNAMIC
 
-from mainstay_train.comm.group import EXIT_BLOCKED
+from mainstay_train.comm.ending import EXIT_BLOCKED
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 

@@ -51,7 +51,7 @@ MANIFEST: dict[str, Any] = {
             "config": {"dim": 192, "layers": 8, "heads": 6, "data": {"path": "/data"}, "x": None},
         },
         "runtime": {"device": "CPU", "backend": "Gloo", "recompute": True, "compile": "Off"}
-        | {"bucketMebibytes": 8},
+        | {"bucketMebibytes": 8, "connectSeconds": 30},
         "template": {
             "metadata": {"labels": {"a": "b"}},
             "spec": {

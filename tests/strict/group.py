@@ -215,6 +215,10 @@ class Strict(Nccl):
         """Meet all ranks."""
         group.connect(connect.total_seconds())
 
+    def problem(self, group: Any) -> str:
+        """Return what the transport has met."""
+        return str(group.transport.problem)
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: it is in host memory."""
         return tensor

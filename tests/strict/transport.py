@@ -63,9 +63,11 @@ class Transport:
         self._waiting: deque[Operation] = deque()
         self._changed = threading.Condition()
         self._aborted = False
+        self._thread: threading.Thread | None = None
         self._wake, self._woken = socket.socketpair()
         self.problem = ""
         """Why operations do not go on, for who asks."""
+        self.has_problem = threading.Event()
 
     def connect(
         self, exchange: Callable[[str, bytes], list[bytes]], address: str, timeout_s: float
@@ -82,7 +84,8 @@ class Transport:
         for line in self._lines.values():
             line.sock.setblocking(False)
             line.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=self._run, name="strict", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="strict", daemon=True)
+        self._thread.start()
 
     def _meet(
         self, exchange: Callable[[str, bytes], list[bytes]], address: str, timeout_s: float
@@ -123,12 +126,18 @@ class Transport:
         return operation
 
     def abort(self) -> None:
-        """End all operations, without an error."""
+        """End all operations, without an error; returns when they are over."""
         with self._changed:
             self._aborted = True
             self._changed.notify_all()
         with contextlib.suppress(OSError):
             self._wake.send(b"!")
+        if self._thread is not None:
+            self._thread.join()
+
+    def _note(self, problem: str) -> None:
+        self.problem = problem
+        self.has_problem.set()
 
     def _run(self) -> None:
         while True:
@@ -170,7 +179,7 @@ class Transport:
             if line.credit is None:
                 return False
             if line.credit != len(leg.buffer):
-                self.problem = f"{len(leg.buffer)} bytes for a receive of {line.credit}"
+                self._note(f"{len(leg.buffer)} bytes for a receive of {line.credit}")
                 return False
             line.credit = None
             self._write(line, HEADER.pack(DATA, len(leg.buffer)))
@@ -202,7 +211,8 @@ class Transport:
                 except OSError as error:
                     data, line.lost = b"", str(error)
                 if not data:
-                    line.lost = self.problem = line.lost or "a peer closed its connection"
+                    line.lost = line.lost or "a peer closed its connection"
+                    self._note(line.lost)
                 line.received += data
                 self._take_credit(line)
 
@@ -214,7 +224,8 @@ class Transport:
             except BlockingIOError:
                 self._wait(line)  # the peer may be writing as well: its bytes are taken
             except OSError as error:
-                line.lost = self.problem = str(error)
+                line.lost = str(error)
+                self._note(line.lost)
 
 
 def _spoil(operation: Operation) -> None:

@@ -2,7 +2,9 @@
 
 - ``group``: process groups whose blocked operations another thread can end
 - ``operations``: messages and exchanges on their way
+- ``meeting``: the meeting place of a group's ranks, where they tell each other how they are reached
 - ``backend``: what a library must offer that carries the tensors of a group
+- ``ending``: waits for what is left of process groups that have ended, and lets go of them
 - ``gloo``: the gloo backend of a group
 - ``nccl``: the NCCL backend of a group
 - ``interruptible``: collectives of an inner mesh over gloo, whose waits end with their group

@@ -74,8 +74,20 @@ class Backend(Protocol):
             RuntimeError: it failed.
         """
 
+    def problem(self, group: Any) -> str:
+        """Return what is wrong with a process group's connections, if no operation tells; or ""."""
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
 
     def abort(self, group: Any) -> None:
-        """End the operations of a process group by the backend's own means, if it has any."""
+        """Begin to end a process group's operations by the backend's own means, if it has any.
+
+        Returns at once: the device may wait for another group, which is ended next.
+        """
+
+    def finish_aborts(self, timeout: timedelta) -> bool:
+        """Wait until the operations that :meth:`abort` ends are over; return whether they are.
+
+        Until then they may write to their tensors.
+        """

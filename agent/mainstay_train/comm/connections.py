@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from mainstay_core.rank.connections import QuorumConnections
 from mainstay_core.wire.plan import Chain, Plan
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.comm.chains import ChainGroups
+from mainstay_train.comm.ending import wait_for_aborts
 from mainstay_train.comm.gather_client import GatherClient
-from mainstay_train.comm.group import Group
+from mainstay_train.comm.group import BACKENDS, Group
 
 
 class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
@@ -41,6 +43,17 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
         with self.changed:
             self.ended = True
             self.changed.notify_all()
+
+    def adopt(self, plan: Plan, index: int) -> GatherClient:
+        """Enter a quorum, once this rank's device is done with the groups that have ended.
+
+        Raises:
+            QuorumAborted: a newer unplanned plan is known already.
+        """
+        gather = super().adopt(plan, index)
+        seconds = self._settings.config.operation_timeout_s
+        wait_for_aborts(BACKENDS[self._backend], timedelta(seconds=seconds))
+        return gather
 
     def _join(self, plan: Plan, index: int) -> GatherClient:
         return GatherClient(

@@ -28,18 +28,16 @@ its client asks the DNS for the name of whoever it calls.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import logging
 import os
 import re
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import distributed
@@ -50,6 +48,8 @@ from mainstay_train.base.device import Moment
 from mainstay_train.base.sockets import OpenSocket, open_sockets, shut, socket_lock, stands
 from mainstay_train.comm import gloo, nccl
 from mainstay_train.comm.backend import Backend
+from mainstay_train.comm.ending import EXIT_BLOCKED, destroy, wait_for_aborts
+from mainstay_train.comm.meeting import RANK, Meeting
 from mainstay_train.comm.operations import Exchange, Message, Pending
 
 logger = logging.getLogger(__name__)
@@ -59,47 +59,14 @@ foreign_sockets: set[int] = set()
 
 
 LOOK_S = 0.05
-"""Between two looks whether the group of a waiting collective has ended."""
+"""Between two looks at the group of an operation that is waited for: whether it has ended."""
 LEAVE_S = 0.2
 """How long an operation of an ended group may take to notice by itself; normally milliseconds."""
-EXIT_BLOCKED = 5
-
-
-def destroy(held: list[Any]) -> None:
-    """Drop the process groups in a list, which nothing else may hold, in a thread of its own.
-
-    The destructor waits for every operation that was started, whether anybody waits for it or not.
-    """
-    # If no thread is to be had, the caller's list goes when it returns. Not threading.Thread: this
-    # is called while objects are freed, in the midst of anything, so it must take no lock.
-    with contextlib.suppress(RuntimeError):
-        _thread.start_new_thread(held.clear, ())
 
 
 def backend_problem(error: RuntimeError) -> str:
     """Return the fact in a backend's message, for users: without its source line and its advice."""
     return re.sub(r"^(\[[^\]]*\]\s*)+", "", brief(error)).partition(". This is typically")[0]
-
-
-RANK = struct.Struct("!I")
-"""Before what a rank gives to the others."""
-
-
-class Meeting(Protocol):
-    """The meeting place at which ranks tell each other how they are reached: a quorum's gather."""
-
-    def meet(
-        self, key: str, body: bytes, size: int, ended: Callable[[], str | None]
-    ) -> list[bytes]:
-        """Give this rank's bytes and return those of all ``size``; blocks until all are there.
-
-        Raises:
-            GroupEnded: ``ended`` gave a reason, or the quorum has ended.
-        """
-        ...
-
-    def wake(self) -> None:
-        """Have whoever meets here ask ``ended`` again."""
 
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (gloo.Gloo(), nccl.Nccl())}
@@ -170,8 +137,13 @@ class Group:
         finally:
             if self._bound is not None:
                 self._bound.cancel()
+            with self._lock, socket_lock:
+                if self._own is None:  # what others open from here on is theirs
+                    self._own = self._appeared()
 
     def _connect(self) -> None:
+        self.check()
+        wait_for_aborts(self._backend, self._timeout)
         with self._lock:
             self.check()
             with socket_lock:
@@ -277,7 +249,10 @@ class Group:
         self._meeting.wake()
 
     def shutdown(self, why: str) -> None:
-        """End what waits here, and all later ones; an abort of NCCL waits for the device."""
+        """End every operation that waits here, and all later ones; returns at once.
+
+        A device may still be at some of them (:func:`~mainstay_train.comm.ending.wait_for_aborts`).
+        """
         with self._lock:
             self._end(why)
         self._meeting.wake()
@@ -407,18 +382,31 @@ class Group:
     def wait_for(self, moment: Moment) -> None:
         """Wait until a device has done what operations of the group led to: then that counts.
 
+        An end of the group ends no wait, as the device may be busy with ordinary work: what it has
+        still to do writes to memory of the caller's.
+
         Raises:
             GroupEnded: the group ended before, or the device does not get there in time.
         """
-        self._operation += 1
-        try:
-            self.check()
-            moment.wait(self._timeout.total_seconds())
-        except TimeoutError as error:
-            raise GroupEnded(f"{self.name}: {error}") from error
-        finally:
-            self._operation += 1
         self.check()
+        deadline_s = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            try:
+                moment.wait(min(LOOK_S, max(0.0, deadline_s - time.monotonic())))
+            except TimeoutError as error:
+                self._check_connections()
+                if time.monotonic() > deadline_s:
+                    raise GroupEnded(f"{self.name}: {error}") from error
+            else:
+                break
+        self._check_connections()
+        self.check()
+
+    def _check_connections(self) -> None:
+        if self._ended is None:
+            problem = self._backend.problem(self._group)
+            if problem:
+                raise GroupEnded(f"{self.name}: {problem}")
 
     def _sending(self, message: Message) -> tuple[Pending, Callable[[], Any]]:
         staged = self._backend.staged(message.tensor)

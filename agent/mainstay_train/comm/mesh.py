@@ -25,7 +25,8 @@ from torch import distributed
 from torch.distributed import distributed_c10d
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_train.comm.group import Group, destroy
+from mainstay_train.comm.ending import destroy
+from mainstay_train.comm.group import Group
 from mainstay_train.comm.interruptible import InterruptibleGroup
 
 MAX_MESSAGE_BYTES = 1 << 26

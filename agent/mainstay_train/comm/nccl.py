@@ -9,9 +9,11 @@ NCCL's rules are not gloo's, and the tests play them on a CPU with a backend tha
   may end only when its receive has begun.
 - The host does not wait for an operation, the device's stream does. Whether its result counts is
   known when the stream has come to what follows.
+- An error of a connection ends no operation. It is told to whoever asks the group.
 - A rank that initializes a communicator waits for all others, inside NCCL. It comes back when the
   sockets are shut at which NCCL waits.
-- An abort waits for what the device has begun, but no longer than an operation may take.
+- An abort waits for what the device has begun, and that may wait for another group of the process.
+  So each runs in a thread, and whoever uses the device's memory again waits for all of them.
 
 torch's own answers to failures are switched off, as the coordinator decides: its watchdog would
 end this process for an operation of a group that is being replaced.
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -108,6 +111,9 @@ class Nccl:
     def __init__(self) -> None:
         self._ids: WeakKeyDictionary[Any, _Ids] = WeakKeyDictionary()
         """By process group: torch calls them when it connects, and does not keep them alive."""
+        self._changed = threading.Condition()
+        self._aborting: list[Any] = []
+        """Process groups whose abort is under way."""
 
     def create(
         self,
@@ -162,6 +168,7 @@ class Nccl:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"not all ranks met within {connect.total_seconds():g} s")
             time.sleep(LOOK_S)
+        met.wait(connect)  # an error completes it as well, and only this raises it
 
     def together(
         self, group: Any, send: Callable[[], Any], receive: Callable[[], Any]
@@ -181,15 +188,36 @@ class Nccl:
         del timeout
         work.wait()
 
+    def problem(self, group: Any) -> str:
+        """Return the first error that torch's watchdog has met in the group; it acts on none."""
+        error = group.get_error().name
+        return "" if error == "SUCCESS" else f"NCCL has met a {error}"
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor itself: NCCL reads GPU memory."""
         return tensor
 
     def abort(self, group: Any) -> None:
-        """End the group's operations; one that ends late is told in the log."""
+        """Begin to end the group's operations, in a thread of its own."""
+        with self._changed:
+            if any(other is group for other in self._aborting):
+                return
+            self._aborting.append(group)
+        threading.Thread(target=self._abort, args=(group,), name="abort", daemon=True).start()
+
+    def _abort(self, group: Any) -> None:
         try:
             group.abort()
         except RuntimeError as error:
             # The device may be busy with something else for longer than an operation may take.
             # Nothing of the group counts any more, whenever its operations come to an end.
             logger.warning("NCCL has not ended a group's operations in time: %s", brief(error))
+        finally:
+            with self._changed:
+                self._aborting = [other for other in self._aborting if other is not group]
+                self._changed.notify_all()
+
+    def finish_aborts(self, timeout: timedelta) -> bool:
+        """Wait until all aborts are over; return whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._aborting, timeout.total_seconds())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,7 +16,8 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
 from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import SegmentClient
+from mainstay_train.state.segments import AskedRoom, SegmentClient
+from mainstay_train.state.store_connection import StoreGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,33 @@ class SegmentWriter:
         self.keep_from = 0
         """Version from which on holders keep what they have."""
 
+    def ask_rooms(self, place: Place, keys: Sequence[SegmentKey]) -> deque[AskedRoom]:
+        """Ask for room for segments of units, one after the other, and wait for none.
+
+        Each must be written by :meth:`write_unit`, or declined.
+
+        Raises:
+            StoreGone: the store has ended.
+        """
+        asked = deque[AskedRoom]()
+        try:
+            for key in keys:
+                size_bytes = place.units.size_bytes(key.unit, key.kind)
+                asked.append(self._ask_room(key, size_bytes, may_evict=True))
+        except StoreGone:
+            self.decline(asked)
+            raise
+        return asked
+
+    def decline(self, asked: Iterable[AskedRoom]) -> None:
+        """Give back room that nothing is written to after all."""
+        for room in asked:
+            self._client.decline_room(room)
+
+    def _ask_room(self, key: SegmentKey, size_bytes: int, *, may_evict: bool) -> AskedRoom:
+        first = self.window.first if self.window and may_evict else 0
+        return self._client.ask_room(size_bytes, needed_in(key, first))
+
     def write_unit(
         self,
         place: Place,
@@ -123,6 +152,7 @@ class SegmentWriter:
         left: Callable[[], None] = lambda: None,
         digest: str | None = None,
         place_in_order: int = 0,
+        asked: AskedRoom | None = None,
     ) -> None:
         """Write a unit's segment and give it to the store. The rest is as :meth:`write` says.
 
@@ -132,9 +162,10 @@ class SegmentWriter:
             left: called once the unit may change again.
             digest: of the unit; None where nobody has computed it.
             place_in_order: of a unit's state in the order of the window.
+            asked: the room that :meth:`ask_rooms` asked for.
         """
         content = UnitContent(place.units, key, digest)
-        took = self.write(place, key, content, place.own.holders, left, place_in_order)
+        took = self.write(place, key, content, place.own.holders, left, place_in_order, asked=asked)
         self._note_copy(Leg.COPY, content.size_bytes, took.copy_ns)
         if digest is None:
             self._note_copy(Leg.HOST, content.size_bytes, took.digest_ns)
@@ -148,6 +179,7 @@ class SegmentWriter:
         left: Callable[[], None] = lambda: None,
         place_in_order: int = 0,
         may_evict: bool = True,
+        asked: AskedRoom | None = None,
     ) -> Took:
         """Write a segment and give it to the store.
 
@@ -159,6 +191,7 @@ class SegmentWriter:
             left: called once what is copied may change again, whatever comes of it.
             place_in_order: of a unit's state in the order of the window.
             may_evict: whether older segments may go to give room to it.
+            asked: its room, if the store was asked before.
 
         Returns:
             What the copy and its digest took.
@@ -168,8 +201,9 @@ class SegmentWriter:
             StoreGone: the store has ended.
         """
         try:
-            first = self.window.first if self.window and may_evict else 0
-            room = self._client.room(content.size_bytes, needed_in(key, first))
+            if asked is None:
+                asked = self._ask_room(key, content.size_bytes, may_evict=may_evict)
+            room = self._client.take_room(asked)
             began_ns = time.monotonic_ns()
             try:
                 content.write(room.memory)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +47,13 @@ class Room(NamedTuple):
     """Writable bytes, as many as were asked for."""
     number: int
     """Its name for the store."""
+
+
+class AskedRoom(NamedTuple):
+    """Room that the store was asked for."""
+
+    number: int
+    size: int
 
 
 class Fetched(NamedTuple):
@@ -92,6 +99,8 @@ class SegmentClient:
     def __init__(self, path: str, slot: int, incarnation: str, local: str) -> None:
         self._reader = SegmentReader(local)
         self._written: dict[SegmentKey, _Written] = {}
+        self._lineage = 0
+        """The newest one of which a segment was written."""
         self._unheld: dict[int, _Written] = {}
         """Those whose holders have not all answered, by the request to send them."""
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
@@ -129,18 +138,44 @@ class SegmentClient:
             StoreFull: there is none.
             StoreGone: the store cannot be asked.
         """
+        return self.take_room(self.ask_room(size, window))
+
+    def ask_room(self, size: int, window: int = 0) -> AskedRoom:
+        """Ask for room as :meth:`room` does, without waiting for it. It must be taken or declined.
+
+        Raises:
+            StoreGone: the store cannot be asked.
+        """
         number = self._store.open_room()
         try:
-            answer = self._store.ask(
-                number, frames.TakeRoom(request=number, size=size, window=window)
-            )
+            self._store.send(frames.TakeRoom(request=number, size=size, window=window))
+        except MainstayError:
+            self._store.close_room(number)
+            raise
+        return AskedRoom(number, size)
+
+    def take_room(self, asked: AskedRoom) -> Room:
+        """Return the room that was asked for. It must be written or given back.
+
+        Raises:
+            StoreFull: there is none.
+            StoreGone: the store cannot be asked.
+        """
+        try:
+            answer = self._store.answer_to(asked.number)
             if isinstance(answer, frames.Full):
                 raise StoreFull(answer.why)
             assert isinstance(answer, frames.Room)
         except MainstayError:
-            self._store.close_room(number)
+            self._store.close_room(asked.number)
             raise
-        return Room(self._store.arena[answer.offset : answer.offset + size], number)
+        return Room(self._store.arena[answer.offset : answer.offset + asked.size], asked.number)
+
+    def decline_room(self, asked: AskedRoom) -> None:
+        """Give back room that was asked for, if there was any."""
+        # Who has none has nothing to give back, and a store that is gone takes back all.
+        with suppress(StoreFull, StoreGone):
+            self.give_back(self.take_room(asked))
 
     def give_back(self, room: Room) -> None:
         """Give back a room into which nothing will be written.
@@ -171,7 +206,9 @@ class SegmentClient:
             request=room.number, header=header, holders=tuple(holders), keep_from=keep_from
         )
         with self._changed:
-            self._drop_older(header.key.lineage, 0)
+            if header.key.lineage > self._lineage:
+                self._lineage = header.key.lineage
+                self._drop_older(self._lineage, 0)
             sent = _Written(
                 sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
             )

@@ -117,6 +117,14 @@ class StoreConnection:
             StoreGone: there will be none.
         """
         self.send(message)
+        return self.answer_to(number)
+
+    def answer_to(self, number: int) -> frames.ToTrainer:
+        """Wait for the answer to a request that was sent.
+
+        Raises:
+            StoreGone: there will be none.
+        """
         with self.changed:
             self.changed.wait_for(lambda: number in self._answers or self.ended is not None)
             if number in self._answers:

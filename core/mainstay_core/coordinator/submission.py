@@ -69,6 +69,7 @@ _PATHS = {
     "recompute": "spec.runtime.recompute",
     "recompute_share": "spec.runtime.recomputeShare",
     "bucket_bytes": "spec.runtime.bucketMebibytes",
+    "connect_s": "spec.runtime.connectSeconds",
     "redundancy": "spec.redundancy",
     "checkpoint_dir": "spec.checkpoint.storage",
     "checkpoint_keep": "spec.checkpoint.keep",

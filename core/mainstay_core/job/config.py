@@ -206,8 +206,8 @@ class JobConfig:
     rule milliseconds. gloo may lose a message for ever: then the trainer ends itself, as it could
     answer nobody, and its slot gets another one, which heals."""
     connect_s: Seconds = 10.0
-    """Time to connect ranks that have all met. A group that takes longer fails, and the next plan
-    meets elsewhere."""
+    """Time to connect ranks that have all met (``runtime.connectSeconds``). A group that takes
+    longer fails, and its members meet again under the next plan."""
     probe_s: Seconds = 0.3
     """Pause before a re-form after a failed collective without sure evidence."""
     handover_s: Seconds = 30.0

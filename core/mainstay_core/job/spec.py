@@ -233,6 +233,7 @@ class TrainingJob(Section):
             hang_s=float(spec.detection.hang_seconds),
             # A back-stop only: it must outlast a hang and the longest step (protocol section 5).
             operation_timeout_s=max(1800.0, 4.0 * spec.detection.hang_seconds),
+            connect_s=float(spec.runtime.connect_seconds),
             restart_grace_s=float(spec.recovery.restart_grace_seconds),
             handover_s=float(spec.recovery.handover_seconds),
             hold_back_s=float(spec.recovery.hold_back_seconds),

@@ -143,6 +143,20 @@ def test_a_full_store_says_so_and_has_room_again_when_something_goes(
         client.room(3 * PAGE)
 
 
+def test_room_that_was_asked_for_ahead_and_is_not_wanted_goes_to_others(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    client = make_client(make_store("a", 2 * PAGE))
+    asked = [client.ask_room(PAGE) for _ in range(3)]
+    assert client.take_room(asked[0]).memory.nbytes == PAGE
+    for left in asked[1:]:  # of which the last one had no room
+        client.decline_room(left)
+
+    client.give_back(client.room(PAGE))
+    client.shutdown("over")  # and nothing is left open that the store would wait for
+    assert client._store._rooms == {asked[0].number}
+
+
 def test_a_holder_that_is_full_refuses_with_a_sentence_and_goes_on(
     make_store: Make, make_client: MakeClient
 ) -> None:

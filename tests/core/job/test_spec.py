@@ -122,7 +122,7 @@ def test_every_setting_reaches_the_config() -> None:
         "pipeline": {"schedule": "1F1B", "microBatches": 2, "order": "InOrder"},
         "workload": {"entrypoint": "a:b", "args": ["x"], "config": {"dim": 8}},
         "runtime": {"device": "CUDA", "backend": "Gloo", "compile": "Blocks"}
-        | {"recompute": True, "bucketMebibytes": 8},
+        | {"recompute": True, "bucketMebibytes": 8, "connectSeconds": 30},
         "template": {"spec": {"anything": [1]}},
         "spares": {"replicas": 1},
         "detection": {
@@ -196,7 +196,7 @@ def test_every_setting_reaches_the_config() -> None:
         "heartbeat_timeout_s": 20.0,
         "hang_s": 900.0,
         "operation_timeout_s": 3600.0,
-        "connect_s": 10.0,
+        "connect_s": 30.0,
         "probe_s": 0.3,
         "restart_grace_s": 0.0,
         "startup_deadline_s": 30.0,
@@ -375,6 +375,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.runtime.bucketMebibytes", 0, "is 0, must be greater than or equal to 1"),
         ("spec.runtime.bucketMebibytes", 1025, "is 1025, must be less than or equal to 1024"),
         ("spec.runtime.bucketMebibytes", "4Mi", "is '4Mi', must be a valid integer"),
+        ("spec.runtime.connectSeconds", 0, "is 0, must be greater than or equal to 1"),
         ("spec.template", {"metadata": {}}, "has no spec, must be a pod template"),
         ("spec.template", {"spec": {}, "kind": "Pod"}, "has kind, must be a pod template"),
         (

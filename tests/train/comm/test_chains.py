@@ -14,7 +14,7 @@ class PlayedMoment:
     """A point in the work of a device that is done when the test says so."""
 
     def __init__(self):
-        self.over = threading.Event()
+        self.over, self.waits = threading.Event(), threading.Event()
         self.failed = False
 
     def is_over(self):
@@ -23,6 +23,7 @@ class PlayedMoment:
         return self.over.is_set()
 
     def wait(self, timeout_s=None):
+        self.waits.set()
         if not self.over.wait(timeout_s):
             raise TimeoutError("too slow")
 
@@ -156,6 +157,27 @@ def test_a_group_that_ends_while_the_device_is_waited_for_says_so():
     with pytest.raises(GroupEnded, match="a peer is gone"):
         group.wait_for(moment)
     ends.join()
+
+
+def test_a_device_that_is_busy_when_its_group_ends_is_waited_for_as_long_as_it_takes():
+    """It may have a step's work in its queue: that the trainer waits is no reason to end it."""
+    group, moment, ended = make_group(100), PlayedMoment(), []
+
+    def wait():
+        try:
+            group.wait_for(moment)
+        except GroupEnded as end:
+            ended.append(end.why)
+
+    waits = threading.Thread(target=wait)
+    waits.start()
+    assert moment.waits.wait(60)
+    group.shutdown("a peer is gone")
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert not ended
+    moment.over.set()
+    waits.join()
+    assert ended == ["a peer is gone"]
 
 
 def test_a_device_that_is_not_done_in_time_ends_the_wait_of_its_group():

@@ -164,6 +164,9 @@ class Stuck:
     def abort(self, _):
         pass
 
+    def finish_aborts(self, _):
+        return True
+
     def staged(self, tensor):
         return tensor
 
@@ -233,6 +236,9 @@ class Waiting:
     def abort(self, _):
         assert self.has_left.wait(LONG_S), "the abort waits for who connects"
 
+    def finish_aborts(self, _):
+        return True
+
 
 def test_a_group_that_ends_while_it_waits_for_ranks_leaves_them_before_it_aborts(monkeypatch):
     backend = Waiting()
@@ -283,6 +289,40 @@ def test_connecting_has_a_bound_from_when_all_ranks_are_there(monkeypatch):
     with pytest.raises(GroupEnded, match=r"test: not all ranks met within 0\.05 s"):
         group.connect()
     assert backend.has_left.is_set()
+
+
+class Unmet(Meets):
+    """One whose peer is gone before they have met."""
+
+    def connect(self, *_):
+        raise RuntimeError("the peer is gone")
+
+    def abort(self, _):
+        pass
+
+
+def test_an_end_of_a_group_that_never_met_spares_sockets_that_were_opened_since(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "unmet", Unmet())
+    group = Group(
+        name="test",
+        meeting=types.SimpleNamespace(wake=lambda: None, meet=lambda _, body, *__: [body]),
+        rank=0,
+        size=1,
+        address=ADDRESS,
+        backend="unmet",
+        timeout_s=LONG_S,
+    )
+    with pytest.raises(GroupEnded, match="the peer is gone"):
+        group.connect()
+    with socket.create_server((ADDRESS, 0)) as listener:
+        mine = socket.create_connection(listener.getsockname())
+        theirs, _ = listener.accept()
+        with mine, theirs:
+            group.shutdown("the members of the position have changed")
+            theirs.sendall(b"x")
+            assert mine.recv(1) == b"x"
+            with socket.create_connection(listener.getsockname()):
+                listener.accept()[0].close()
 
 
 class MeetsAtOnce(Stuck):

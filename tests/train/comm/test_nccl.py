@@ -12,7 +12,7 @@ import torch
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_train.comm import nccl
-from mainstay_train.comm.group import Group
+from mainstay_train.comm.group import BACKENDS, Group
 from mainstay_train.comm.nccl import Nccl, _Ids
 
 
@@ -78,14 +78,24 @@ class Communicator:
         self.store = weakref.ref(store)  # as torch, which keeps no object of Python's
         self.options, self.done, self.aborted = options, [], False
         self.settings = dict(os.environ)
-        self.met = threading.Event()
+        self.met, self.fails_with = threading.Event(), ""
 
     def eager_connect_single_device(self, device):
         self.done.append(f"connects {device}")
 
     def allreduce(self, tensors):
         self.done.append(f"sums {len(tensors)}")
-        return types.SimpleNamespace(is_completed=lambda: self.met.is_set() or self.aborted)
+        return types.SimpleNamespace(
+            is_completed=lambda: self.met.is_set() or self.aborted, wait=self._wait
+        )
+
+    def _wait(self, timeout):
+        assert timeout
+        if self.fails_with:
+            raise RuntimeError(self.fails_with)
+
+    def get_error(self):
+        return types.SimpleNamespace(name="COMM_ERROR" if self.fails_with else "SUCCESS")
 
     def abort(self):
         self.aborted = True
@@ -148,6 +158,7 @@ def test_a_group_ends_though_its_operations_do_not_end_in_time(played_gpu, caplo
     )
     group.connect()
     group.shutdown("over")
+    assert BACKENDS["nccl"].finish_aborts(timedelta(seconds=60))
     assert group.process_group.aborted
     assert group.ended == "over"
     (warning,) = caplog.messages
@@ -191,6 +202,23 @@ def test_connecting_goes_on_until_all_have_met_or_the_time_is_over(played_gpu):
     group = make_communicator(backend=backend)
     with pytest.raises(RuntimeError, match=r"not all ranks met within 0\.01 s"):
         backend.connect(group, timedelta(seconds=0.01))
+
+
+def test_an_error_while_ranks_connect_is_not_taken_for_their_meeting(played_gpu):
+    backend = Nccl()
+    group = make_communicator(backend=backend)
+    group.met.set()
+    group.fails_with = "a link is down"
+    with pytest.raises(RuntimeError, match="a link is down"):
+        backend.connect(group, timedelta(seconds=60))
+
+
+def test_an_error_that_no_operation_tells_is_told_by_the_group(played_gpu):
+    backend = Nccl()
+    group = make_communicator(backend=backend)
+    assert not backend.problem(group)
+    group.fails_with = "a link is down"
+    assert backend.problem(group) == "NCCL has met a COMM_ERROR"
 
 
 def test_an_abort_ends_the_connecting(played_gpu):

@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ from tests.strict.group import Strict, StrictGroup
 from tests.train.crew import ADDRESS
 
 from mainstay_core.rank.connections import GroupEnded
+from mainstay_train.comm import group as comm_group
 from mainstay_train.comm.chains import ChainGroups
-from mainstay_train.comm.group import BACKENDS, RANK, Group
+from mainstay_train.comm.group import BACKENDS, Group
+from mainstay_train.comm.meeting import RANK
+from mainstay_train.comm.nccl import Nccl
 from mainstay_train.comm.operations import Message
 
 SIZE = 4
@@ -66,14 +70,14 @@ class Room:
             self._changed.notify_all()
 
 
-def make(room: Room, rank: int, connect_s: float = LONG_S) -> Group:
-    """One of two ranks, not connected yet."""
+def make(room: Room, rank: int, connect_s: float = LONG_S, size: int = 2) -> Group:
+    """One of two ranks, or the only one, not connected yet."""
     BACKENDS.setdefault("strict", Strict())
     return Group(
         name="rules",
         meeting=room,
         rank=rank,
-        size=2,
+        size=size,
         address=ADDRESS,
         backend="strict",
         timeout_s=LONG_S,
@@ -223,6 +227,102 @@ def a_peer_never_calls() -> None:
     raise RuleBrokenError(f"without the peer; connected: {connected}")
 
 
+class InTurn(Strict):
+    """NCCL, where the first of two groups is aborted on the device once the second one is."""
+
+    def __init__(self, caller: int) -> None:
+        super().__init__()
+        self._caller, self._second, self._is_first = caller, threading.Event(), True
+
+    def abort(self, group: Any) -> None:
+        is_first, self._is_first = self._is_first, False
+        if not is_first:
+            self._second.set()
+        super().abort(group)
+
+    def _abort(self, group: Any) -> None:
+        if not self._second.is_set() and threading.get_ident() == self._caller:
+            raise RuleBrokenError("the end of a group waits for that of another, which comes next")
+        self._second.wait()
+        super()._abort(group)
+
+
+def groups_of_one_device_end() -> None:
+    groups = [make(Room(), 0, size=1) for _ in range(2)]
+    backend = InTurn(threading.get_ident())
+    for group in groups:
+        group._backend = backend
+        group.connect()
+    ChainGroups("chain", *groups).shutdown(SHUT)
+
+
+class Late(Strict):
+    """NCCL on a device that comes to what was aborted when it is waited for, or later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.comes_to_it = threading.Event()
+
+    def _abort(self, group: Any) -> None:
+        self.comes_to_it.wait()
+        super()._abort(group)
+
+    def finish_aborts(self, timeout: timedelta) -> bool:
+        self.comes_to_it.set()
+        return super().finish_aborts(timeout)
+
+
+def memory_of_an_aborted_receive_is_used_again() -> None:
+    late = Late()
+    with pair() as group:
+        group._backend = late
+        tensor = torch.empty(SIZE)
+        pending = group.receive(Message(tensor, 1, 0))
+        group.shutdown(SHUT)
+        following = make(Room(), 0, size=1)
+        following._backend = late
+        following.connect()
+        tensor.fill_(COMPUTED)
+        late.comes_to_it.set()
+        pending.work.wait()
+        following.shutdown("the test is over")
+    if not bool((tensor == COMPUTED).all()):
+        raise RuleBrokenError("what was aborted has written to memory that is in use")
+
+
+class AfterALoss:
+    """A moment behind a receive whose peer is gone; the device never gets there."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._has_waited = group, False
+
+    def is_over(self) -> bool:
+        return False
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        del timeout_s
+        if self._has_waited:
+            raise RuleBrokenError("nobody asks for errors that no operation tells")
+        self._group.process_group.transport.has_problem.wait()
+        self._has_waited = True
+        raise TimeoutError("it is not there yet")
+
+
+def a_connection_is_lost_behind_the_host() -> None:
+    room = Room()
+    groups = [make(room, rank) for rank in range(2)]
+    peer = threading.Thread(target=groups[1].connect)
+    peer.start()
+    groups[0].connect()
+    peer.join()
+    groups[0].receive(Message(torch.empty(SIZE), 1, 0))
+    groups[1].shutdown(SHUT)
+    try:
+        must_end(lambda: groups[0].wait_for(AfterALoss(groups[0])))
+    finally:
+        groups[0].shutdown("the test is over")
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     "receive-ended": lambda: ended_while_it_waits(receive),
     "exchange-ended": lambda: ended_while_it_waits(exchange),
@@ -231,6 +331,9 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "device-ended": a_device_reaches_a_moment_because_its_group_was_aborted,
     "chain-ended": a_chain_is_ended_before_its_device_is_done,
     "peer-absent": a_peer_never_calls,
+    "connection-lost": a_connection_is_lost_behind_the_host,
+    "device-in-turn": groups_of_one_device_end,
+    "device-late": memory_of_an_aborted_receive_is_used_again,
 }
 
 
@@ -247,7 +350,7 @@ class Mutant:
     """
 
     why: str
-    patches: Sequence[tuple[type, str, Callable[..., Any]]]
+    patches: Sequence[tuple[Any, str, Callable[..., Any]]]
     found_in: Sequence[str]
 
 
@@ -317,6 +420,21 @@ MUTANTS = {
         "a communicator is initialised by its first operation",
         [(Strict, "connect", _connect_nothing), (StrictGroup, "_begin", _connect_and_begin)],
         ("peer-absent",),
+    ),
+    "no-look-at-connections": Mutant(
+        "an error counts when an operation tells it, and NCCL's tell none",
+        [(Strict, "problem", lambda *_: "")],
+        ("connection-lost",),
+    ),
+    "abort-at-once": Mutant(
+        "whoever ends a group waits until the device has ended its operations",
+        [(Nccl, "abort", lambda own, group: own._abort(group))],
+        ("device-in-turn",),
+    ),
+    "no-wait-for-aborts": Mutant(
+        "a group is connected while the device still has operations of another one",
+        [(comm_group, "wait_for_aborts", lambda *_: None)],
+        ("device-late",),
     ),
 }
 

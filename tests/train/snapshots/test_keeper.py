@@ -99,9 +99,12 @@ class PlayedClient:
     def __init__(self) -> None:
         self.headers: list[SegmentHeader] = []
 
-    def room(self, size_bytes: int, window: int = 0) -> Any:
+    def ask_room(self, size_bytes: int, window: int = 0) -> Any:
         del window
-        return SimpleNamespace(memory=memoryview(bytearray(size_bytes)))
+        return size_bytes
+
+    def take_room(self, asked: Any) -> Any:
+        return SimpleNamespace(memory=memoryview(bytearray(asked)))
 
     def written(self, room: Any, header: SegmentHeader, holders: Any, keep_from: int) -> None:
         del room, holders, keep_from
