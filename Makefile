@@ -29,7 +29,7 @@ quick: setup ## Tests for the edit loop: no cluster, no trainer processes (LANES
 test: setup ## All tests, a quick share of the fault matrix included (LANES=0: one at a time)
 	@$(BIN)/python -m pytest -ra -n $(LANES) $(ARGS)
 
-chaos: setup ## The whole fault matrix, and 40 faults drawn from a seed (ARGS for pytest)
+chaos: setup ## The whole fault matrix; 40 faults and 2,000 wrong bits drawn from seeds (ARGS for pytest)
 	@$(BIN)/python -m pytest -ra -v -m chaos tests $(ARGS)
 
 cluster: setup ## A real Kubernetes to play with, until Ctrl-C (NODES=3; nodes need root; IMAGES=1: with ours)

@@ -190,7 +190,7 @@ def measure_prices(bench: Bench) -> None:
                 noted = us(multiply)
         imprint = us(partial(imprints.imprint, first))
         compared = us(partial(bits.are_equal, first, copy))
-        planned = schedule.IMPRINT_S + 1024 * kib * schedule.IMPRINT_S_PER_BYTE
+        planned = imprints.price().of([1024 * kib])
         told = (alone, twice, noted, imprint, planned * 1e6, compared)
         compares = 1024 * kib * schedule.COMPARE_S_PER_BYTE * 1e6
         line(kib, *(f"{each:.1f}" for each in (*told, compares)))

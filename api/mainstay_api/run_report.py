@@ -99,7 +99,8 @@ def show_fault(status: FaultStatus, state: CoordinatorState) -> dict[str, Any]:
             "rank": status.fired.rank,
             "at_s": status.fired.at_s,
         }
-    return {**codec.encode(status.fault), "state": status.state, "fired": fired}
+    shown = {**codec.encode(status.fault), "state": status.state, "fired": fired}
+    return shown | ({"problem": status.problem} if status.problem else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

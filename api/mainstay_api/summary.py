@@ -20,9 +20,10 @@ from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
 from mainstay_core.coordinator.state import CoordinatorState, has_members, is_gone, median, uid_of
+from mainstay_core.coordinator.taints import count_witnessed
 from mainstay_core.dmr.settings import describe_coverage
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.job.protections import Protection, entry_of, protections_of
+from mainstay_core.job.protections import LOOP, Protection, entry_of, protections_of
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import LedgerEntry
 from mainstay_core.wire.page import (
@@ -194,8 +195,15 @@ def show_protections(state: CoordinatorState) -> dict[str, Any]:
 
 def _coverage(state: CoordinatorState) -> str:
     rules = state.checks_in_force
-    every = rules.witness_every_steps
-    return cut(describe_coverage(rules.mode, rules.plan, state.checks, every))
+    told = describe_coverage(
+        rules.mode,
+        rules.plan,
+        state.checks,
+        rules.witness_every_steps,
+        count_witnessed(state),
+        is_loop=entry_of(state.fingerprints) == LOOP,
+    )
+    return cut(told)
 
 
 def _protections(state: CoordinatorState, entry: str) -> tuple[Protection, ...]:

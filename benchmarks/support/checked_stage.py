@@ -209,17 +209,23 @@ class Stage:
         """How checks are planned, once they are."""
         self.planner: RunPlanner | None = None
         if variant in PLANS:
-            planned = PlannedStage(
-                shape=shape,
-                stage=0,
-                fingerprint="bench",
-                profile_steps=PROFILE_STEPS,
-                memory_bytes=waits,
-            )
-            plans = None if ordered is None else {WHOLE: ordered}
-            self.checks.planner = self.planner = RunPlanner(
-                planned, self.engine, ordered=plans, clock=clock.now_s, tell=self._plan
-            )
+            self.checks.planner = self.planner = self._make_planner(shape, waits, ordered)
+
+    def _make_planner(
+        self, shape: JobShape, waiting_bytes: int, ordered: Plan | None
+    ) -> RunPlanner:
+        """Return what plans the stage's checks, or verifies a plan for them."""
+        planned = PlannedStage(
+            shape=shape,
+            stage=0,
+            fingerprint="bench",
+            profile_steps=PROFILE_STEPS,
+            memory_bytes=waiting_bytes,
+        )
+        plans = None if ordered is None else {WHOLE: ordered}
+        return RunPlanner(
+            planned, self.engine, ordered=plans, clock=self._clock.now_s, tell=self._plan
+        )
 
     def _plan(self, told: Told) -> None:
         self.shares = told.shares

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
+from tests.worlds import played
 
 from mainstay_api.direct import direct_body_of
 from mainstay_api.routes import agents
@@ -26,19 +27,7 @@ FACTS = (
     Settled(**OF, quorum=QUORUM, step=2),
 )
 STATUS = SlotStatus(index=0, incarnation=Incarnation("l-0"), pid=1, phase="voting", quorum=QUORUM)
-ENTRY = {
-    "step": 2,
-    "stage": 0,
-    "quorum": codec.encode(QUORUM),
-    "gradient": "0" * 32,
-    "masters": "1" * 32,
-    "data": "0" * 32,
-    "loss": 1.0,
-    "norm": 1.0,
-    "tokens": 4,
-    "step_s": 0.1,
-    "replicas": 2,
-}
+ENTRY = played.ledger_entry(2, 0, codec.encode(QUORUM))
 FORMER = {"kind": "leaving", "pod": "a", "evidence": "told to end"}
 """A fact of format 1."""
 BODIES: list[tuple[Callable[..., Any], type, Any]] = [

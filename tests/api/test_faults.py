@@ -53,6 +53,23 @@ def test_what_fired_is_told_to_all_and_listed(job: Any, listen: Any) -> None:
     assert job.api.get(f"{job.path}/report")["faults"] == [fault]
 
 
+def test_a_flip_that_changed_nothing_is_listed_with_the_reason(job: Any) -> None:
+    job.start()
+    bit = {"operator": "aten.mmm", "element": 5, "bit": 30}
+    ask(job, ENTRY | {"id": "a", "action": "flip", "at": {"phase": "forward"}, "flip": bit})
+    why = "the nearest names there are aten.mm"
+    (member, *_) = job.plan()["members"]
+
+    job.fact("missed", member["slot"]["pod"], member["incarnation"], fault="a", evidence=why)
+
+    (fault,) = job.api.get(f"{job.path}/faults")
+    assert (fault["state"], fault["problem"]) == ("missed", why)
+    report = job.api.get(f"{job.path}/report")
+    assert report["faults"] == [fault]
+    (event,) = [event for event in report["events"] if event["reason"] == "FaultMissed"]
+    assert why in event["message"]
+
+
 def test_a_fault_on_a_process_is_recorded_by_whoever_started_it(job: Any) -> None:
     job.start()
     ask(job, {"id": "p", "target": {"process": "redis"}, "action": "flush"})

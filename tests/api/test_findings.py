@@ -124,7 +124,8 @@ def test_the_page_and_the_report_of_a_job_with_checks_tell_what_they_found(check
     put(checked, *range(7))
 
     page = checked.api.get(f"{checked.path}/summary")
-    assert page["dmr_coverage"] == "naive 100 %"
+    assert page["dmr_coverage"].startswith("naive 100 %; shares are of all that torch computes")
+    assert "not covered: faults that repeat themselves on a device, " in page["dmr_coverage"]
     assert page["findings"]["counts"] == {"primary": 7}
     assert [f["place"] for f in page["findings"]["findings"]] == [3, 4, 5, 6, 7]
     assert checked.api.get(f"{checked.path}/report")["findings"]["counts"] == {"primary": 7}
@@ -138,7 +139,10 @@ def test_a_job_with_a_witness_alone_tells_what_it_found_likewise(api: Any) -> No
     put(job, 0, verdict=Verdict.DETERMINISTIC, remedy=Remedy.HAND_OVER)
 
     page = job.api.get(f"{job.path}/summary")
-    assert page["dmr_coverage"] == "a witness computes a shard type again in one of 50 steps"
+    assert page["dmr_coverage"].startswith(
+        "a witness computes a shard type again in one of 50 steps, 0 of 4 devices witnessed in the "
+        "last round; not covered: all shard types that no witness compares, "
+    )
     assert page["findings"]["counts"] == {"deterministic": 1}
     assert [f["place"] for f in page["findings"]["findings"]] == [1]
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.worlds import played
 
 REGISTRATION = {
     "pod": "pod-9",
@@ -50,19 +51,7 @@ def fact(**change: Any) -> str:
 
 
 def entry(**change: Any) -> str:
-    told = {
-        "step": 0,
-        "stage": 0,
-        "quorum": {"id": 1, "nonce": "n"},
-        "gradient": "0" * 32,
-        "masters": "0" * 32,
-        "data": "0" * 32,
-        "loss": 1.0,
-        "norm": 1.0,
-        "tokens": 4,
-        "step_s": 0.1,
-        "replicas": 2,
-    }
+    told = played.ledger_entry(0, 0, {"id": 1, "nonce": "n"})
     return json.dumps({"entries": [told | change]})
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from tests.api.conftest import MANIFEST
+
 
 def submit(api: Any, job: Any, change: Any = None, *, status: int = 200) -> Any:
     manifest = copy.deepcopy(api.get(job.path)["manifest"])
@@ -67,6 +69,28 @@ def test_what_identifies_the_job_is_refused_by_its_field(api: Any, job: Any) -> 
         assert refused["field"] == f"spec.{section}.{field}"
         assert "cannot change" in refused["detail"]
     assert api.get(job.path)["steps"] == 60
+
+
+def test_another_order_of_the_pipeline_is_refused_by_its_field(api: Any, job: Any) -> None:
+    """Guards and the cut follow from it: the one thing that has changed is named."""
+    refused = submit(api, job, lambda spec: spec.update(pipeline={"order": "Swapped"}), status=422)
+    assert refused["field"] == "spec.pipeline.order"
+    assert "is 'Swapped', was 'InOrder': it cannot change in a job that exists" in refused["detail"]
+    cut = submit(api, job, lambda spec: spec.update(pipeline={"cut": "Equal"}), status=422)
+    assert cut["field"] == "spec.pipeline.cut"
+    assert "is 'Equal', was 'Balanced'" in cut["detail"]
+
+
+def test_a_permission_may_be_switched_off_with_its_limit_left_where_it_is(
+    api: Any, new_job: Any
+) -> None:
+    manifest = copy.deepcopy(MANIFEST)
+    limit = {"allowApproximate": True, "approximateAfterLostSteps": 3}
+    manifest["spec"] |= {"parallelism": {"stages": 3}, "recovery": limit}
+    job = new_job(api, manifest)
+    assert api.get(f"{job.path}/lineage")["allowed"]
+    submit(api, job, lambda spec: spec["recovery"].update(allowApproximate=False))
+    assert not api.get(f"{job.path}/lineage")["allowed"]
 
 
 def test_a_deleted_job_is_forgotten_for_good(api: Any, job: Any, new_job: Any) -> None:

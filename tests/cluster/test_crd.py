@@ -40,6 +40,10 @@ RESOURCES = "spec.supervisor.resources"
 AMOUNTS, KEYED = r"\.(limits|requests)\.(\w+)$", r".\1[\2]"
 AMOUNT = "must be an amount as in a pod's resources"
 AUTO = "must be a whole number from 1 to 65536, or Auto"
+SWAPPED = {"order": "Swapped"}
+SAVED = {"everySteps": 5, "storage": "/data"}
+PLAN_OF_STAGES = {"mode": "Full", "plan": "/plans/{stage}.json"}
+PLAN_OF_WAYS = {"mode": "Full", "plan": "/plans/{stage}-{way}.json"}
 LABEL = "must be the key of a node's label, e.g. topology.kubernetes.io/zone"
 
 
@@ -153,15 +157,82 @@ REFUSED = [
             "spec.pipeline.order",
             "cross",
             "spec",
-            SMALLEST["spec"]
-            | {"pipeline": {"order": "Swapped"}, "parallelism": {"stages": 4}}
-            | other,
-            "is Swapped, with which this version can only have {way} in the path of detection.dmr",
+            SMALLEST["spec"] | {"pipeline": SWAPPED, "parallelism": {"stages": 4}} | other,
+            f"is Swapped, with which this version can only have {words}",
         )
-        for other in (
-            {"detection": {"dmr": {"mode": "Full", "plan": "/plans/{stage}.json"}}},
-            {"snapshots": {"enabled": True, "replay": "Boundary"}},
-            {"runtime": {"compile": "Blocks"}},
+        for other, words in (
+            ({"detection": {"dmr": PLAN_OF_STAGES}}, "{way} in the path of detection.dmr.plan"),
+            (
+                {"detection": {"dmr": PLAN_OF_WAYS}, "pipeline": SWAPPED | {"microBatches": 3}},
+                "one micro-batch or an even number (microBatches) with a file as",
+            ),
+            ({"snapshots": {"enabled": True, "replay": "Boundary"}}, "snapshots.replay Gradients"),
+            ({"runtime": {"compile": "Blocks"}}, "runtime.compile Off; use that, or InOrder"),
+        )
+    ),
+    Refused(
+        "spec.pipeline.order",
+        "cross",
+        "spec",
+        {
+            "training": {"steps": 60, "lanes": 1},
+            "parallelism": {"stages": 2},
+            "pipeline": SWAPPED,
+        },
+        "is Swapped, but a step has a single micro-batch, which takes one of the two ways",
+    ),
+    Refused(
+        "spec.recovery.allowApproximate",
+        "cross",
+        "spec.recovery",
+        {"allowApproximate": True},
+        "is true, but with 1 stage no stage has two neighbours to make it anew from",
+    ),
+    *(
+        Refused(
+            "spec.recovery.allowApproximate",
+            "cross",
+            "spec",
+            SMALLEST["spec"] | {"recovery": {"allowApproximate": True}} | other,
+            words,
+        )
+        for other, words in (
+            (
+                {"parallelism": {"stages": 2}},
+                "pipeline.order Swapped, or checkpoints (checkpoint.everySteps) and approximate",
+            ),
+            (
+                {"parallelism": {"stages": 2}, "checkpoint": SAVED},
+                "or pipeline.order Swapped, or approximate.staleSteps, so that a stage loads",
+            ),
+            (
+                {
+                    "parallelism": {"stages": 2},
+                    "pipeline": SWAPPED,
+                    "workload": {"entrypoint": "a:b"},
+                    "snapshots": {"enabled": True, "memory": "1Gi"},
+                },
+                "is true, but with snapshots there are no guards unless they are asked for",
+            ),
+            (
+                {"parallelism": {"stages": 2, "ranksPerStage": 2}, "pipeline": SWAPPED},
+                "is true, but with several ranks to a stage nobody guards what each",
+            ),
+        )
+    ),
+    *(
+        Refused(
+            "spec.recovery.approximate.guards",
+            "cross",
+            "spec",
+            SMALLEST["spec"]
+            | {"recovery": {"approximate": {"guards": guards}}, "pipeline": SWAPPED}
+            | {"parallelism": {"stages": 4, "ranksPerStage": ranks}},
+            words,
+        )
+        for guards, ranks, words in (
+            (5, 1, "is above the lanes, but the stage beside an end has one cell for each lane"),
+            (1, 2, "is above 0, but nobody guards what several ranks of a stage share"),
         )
     ),
     Refused(
@@ -327,7 +398,7 @@ REFUSED = [
         "cross",
         "spec.recovery.approximate.guards",
         2,
-        "is above 0, which takes pipeline.order Swapped",
+        "is above 0, but in order no stage is an end's twin, from which its layers could be made",
     ),
     Refused(
         "spec.recovery.approximate.guards",
@@ -440,6 +511,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     "an entrypoint in a file": {"workload": {"entrypoint": "examples/own_loop.py:train"}},
 }
+ALLOWED = {"parallelism": {"stages": 3}, "recovery": {"allowApproximate": True}}
 FREE: list[tuple[str, Any]] = [
     ("spec.suspend", True),
     ("spec.parallelism.replicas", 2),
@@ -449,13 +521,39 @@ FREE: list[tuple[str, Any]] = [
     ("spec.activeDeadlineSeconds", 60),
     ("spec.ttlSecondsAfterFinished", 60),
     ("spec.recovery.window.maxRepairs", 7),
-    ("spec.recovery.allowApproximate", True),
+    ("spec.recovery.allowApproximate", False),
     ("spec.recovery.approximateAfterLostSteps", 10),
     ("spec.recovery.approximate.lrBoostPercent", 120),
     ("spec.recovery.quarantine.mode", "Taint"),
     ("spec.recovery.quarantine.trustedNodes", ["node1"]),
 ]
-"""What may change while a job runs."""
+"""What may change while a job runs that may make stages anew."""
+PIPELINES = [
+    {
+        "training": {"steps": 60, "lanes": lanes},
+        # Layers of this one are known to nobody, so only what fields say can be refused.
+        "workload": {"entrypoint": "a:b"},
+        "parallelism": {"stages": stages, "ranksPerStage": ranks},
+        "pipeline": {"order": order},
+        "checkpoint": {"everySteps": 5 if saves else 0, "storage": "/data"},
+        "snapshots": {"enabled": keeps, "memory": "1Gi", "peers": 1},
+        "recovery": {
+            "allowApproximate": allows,
+            "approximate": {
+                **({} if guards is None else {"guards": guards}),
+                **({} if stale is None else {"staleSteps": stale}),
+            },
+        },
+    }
+    for order in ("InOrder", "Swapped")
+    for lanes, stages, ranks in ((1, 2, 1), (2, 1, 1), (2, 2, 1), (2, 2, 2), (2, 3, 1))
+    for saves in (False, True)
+    for keeps in (False, True)
+    for allows in (False, True)
+    for guards in (None, 0, 2)
+    for stale in (None, 9)
+]
+"""Pipelines, each with and without permission, guards, checkpoints, snapshots and staleSteps."""
 
 
 def at(path: str, value: Any) -> dict[str, Any]:
@@ -563,9 +661,49 @@ def test_the_model_refuses_the_same_at_the_same_field(case: Refused) -> None:
     assert refused.value.field == case.at
 
 
+def test_pipelines_are_refused_by_both_in_the_same_words_or_by_neither(api: Api) -> None:
+    num_refused = 0
+    for fields in PIPELINES:
+        manifest = SMALLEST | {"spec": fields | {"template": TEMPLATE}}
+        theirs, ours = refusal_of_server(api, manifest), refusal_of_model(manifest)
+        num_refused += bool(ours)
+        assert bool(theirs) == bool(ours), (fields, theirs, ours)
+        named = [r for r in crd_rules.PIPELINE if ours.startswith(f"{r.section}{r.field}: ")]
+        alike = [r for r in named if r.message in theirs and f"{r.section}{r.field}: " in theirs]
+        assert not ours or any(words_of(r) in ours for r in alike), f"{fields}\n{theirs}\n{ours}"
+    assert 0.2 < num_refused / len(PIPELINES) < 0.8, num_refused
+
+
+def refusal_of_server(api: Api, manifest: dict[str, Any]) -> str:
+    """What an API server says of a job; empty if it accepts it."""
+    try:
+        api.create(JOBS, manifest, dryRun="All")
+    except ApiError as refused:
+        return refused.message
+    return ""
+
+
+def refusal_of_model(manifest: dict[str, Any]) -> str:
+    try:
+        spec.parse_training_job(manifest)
+    except spec.InvalidSpecError as refused:
+        return str(refused)
+    return ""
+
+
+def words_of(rule: crd_rules.Rule) -> str:
+    """What a rule says after the value, which is the model's sentence."""
+    return rule.message.partition(", but ")[2] or rule.message
+
+
 @pytest.mark.parametrize(("path", "value"), FREE)
-def test_what_may_change_changes(api: Api, job: str, path: str, value: Any) -> None:
-    changed: Any = api.patch(job, at(path, value))
+def test_what_may_change_changes(api: Api, path: str, value: Any) -> None:
+    manifest = merged(SMALLEST, {"metadata": {"name": "free"}, "spec": ALLOWED})
+    job = f"{JOBS}/{api.create(JOBS, manifest)['metadata']['name']}"
+    try:
+        changed: Any = api.patch(job, at(path, value))
+    finally:
+        api.delete(job)
     for name in path.split("."):
         changed = changed[name]
     assert changed == value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid, PodUid, RankId, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.settings import Mode, describe_coverage
+from mainstay_core.dmr.settings import Mode, describe_executions, uncovered
 from mainstay_core.dmr.verdicts import Verdict, judge
 from mainstay_core.faults.flips import FLIP, FLIP_PHASES
 from mainstay_core.job.spec import parse_training_job
@@ -86,8 +87,12 @@ def test_the_sentence_of_the_page_is_that_of_a_finding() -> None:
 def test_names_and_bounds_of_the_page_are_those_of_the_code() -> None:
     for verdict in Verdict:
         assert f"| `{verdict.value}` |" in PAGE
-    for name in (FINDING_CODE, *map(describe_coverage, (Mode.FULL, Mode.PIGGYBACK))):
+    for name in (FINDING_CODE, *map(describe_executions, (Mode.FULL, Mode.PIGGYBACK))):
         assert f"`{name}`" in PAGE
+    words = " ".join(PAGE.split())
+    for mode, every in itertools.product(Mode, (0, 1)):
+        for name in uncovered(mode, witness_every_steps=every):
+            assert name.partition(",")[0] in words, "the page names what is not covered"
     assert f"A pod holds {MAX_WAITING} findings" in PAGE
     assert f"keeps the newest {MAX_KEPT:,} of a job" in PAGE
     assert f"history tells of the first {MAX_IN_HISTORY:,}" in " ".join(PAGE.split())

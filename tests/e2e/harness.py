@@ -151,6 +151,16 @@ class LocalJob:
         response.raise_for_status()
         return response.json()
 
+    def post(self, what: str, body: dict[str, Any]) -> Any:
+        """Ask the api for a change of the job; return what it answers."""
+        record = self.record
+        token = (self.state_dir / "token").read_text()
+        url = f"{record['url']}/v1/jobs/{record['job']}/{what}"
+        headers = {"Authorization": f"Bearer {token}"}
+        response = httpx.post(url, json=body, headers=headers, trust_env=False)
+        response.raise_for_status()
+        return response.json()
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition while the run lives; an api that does not answer is no answer."""
         while True:

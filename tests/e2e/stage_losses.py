@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.harness import Layout, local_job, make_job
+from tests.e2e.harness import EXPERTS, Layout, local_job, make_job
 
 NUM_LANES = 2
 """The bits depend on the lanes; one or two replicas serve them."""
@@ -25,7 +26,17 @@ MEMORY = "64Mi"
 
 VALUES: dict[str, tuple[Any, ...]] = {
     "lost": ("trainer", "pod", "all", "stage", "adjacent", "apart"),
-    "at": ("forward", "snapshot", "log", "logged", "vote", "apply", "itself", "holder"),
+    "at": (
+        "forward",
+        "snapshot",
+        "snapshot-copied",
+        "log",
+        "logged",
+        "vote",
+        "apply",
+        "itself",
+        "holder",
+    ),
     "place": ("first", "middle", "last", "early"),
     "window": (1, 2, 3, "Auto"),
     "model": ("llama", "moe"),
@@ -35,6 +46,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "slots": (1, 2),
     "inner": (1, 2),
     "replay": ("Gradients", "Boundary"),
+    "which": ("first", "middle", "last"),
 }
 """The factors of the matrix.
 
@@ -45,69 +57,87 @@ VALUES: dict[str, tuple[Any, ...]] = {
 - place: the instalment of the window; ``early``: the first window is not complete.
 - slots: ranks of a pod. inner: ranks of a stage.
 - replay: from what a lost state is made anew.
+- which: the stage of a lost trainer or pod, or of lost copies; the other losses have theirs.
 """
 
 TABLE = """
-adjacent apply first 1 moe float32 4 1 2 1 Boundary
-adjacent forward middle 3 llama bfloat16 4 1 1 1 Gradients
-adjacent itself middle 3 moe float32 4 1 2 1 Gradients
-adjacent log last 3 moe float32 4 1 2 1 Boundary
-adjacent logged first Auto moe float32 4 2 1 1 Boundary
-adjacent snapshot early 3 moe float32 4 1 2 1 Boundary
-adjacent snapshot last 2 llama float32 4 1 2 2 Gradients
-adjacent vote middle 3 moe float32 4 1 2 1 Boundary
-all apply middle 3 moe float32 2 1 2 1 Gradients
-all forward first Auto moe float32 1 1 1 1 Boundary
-all itself last 2 moe float32 2 1 2 1 Boundary
-all log first 3 moe float32 2 2 2 1 Gradients
-all logged middle 3 llama bfloat16 1 2 2 2 Gradients
-all snapshot early 3 moe float32 1 1 1 1 Gradients
-all snapshot first 1 moe bfloat16 1 1 1 1 Boundary
-all snapshot middle 3 moe float32 4 1 2 1 Boundary
-all vote last 2 moe bfloat16 1 1 1 1 Gradients
-apart apply middle 3 moe float32 4 1 2 1 Boundary
-apart forward first Auto moe float32 4 1 2 1 Gradients
-apart itself middle 3 moe float32 4 1 2 1 Boundary
-apart log last 2 llama bfloat16 4 1 1 2 Gradients
-apart logged middle 3 moe float32 4 1 2 1 Boundary
-apart snapshot early 3 moe bfloat16 4 1 1 1 Boundary
-apart vote first 1 moe float32 4 2 2 1 Gradients
-apart vote middle 3 llama bfloat16 4 1 2 2 Boundary
-apart vote middle 3 moe float32 4 1 2 1 Boundary
-pod apply first Auto llama bfloat16 4 1 1 2 Gradients
-pod forward first 2 moe float32 2 2 2 1 Boundary
-pod forward last 3 moe float32 1 2 1 1 Boundary
-pod itself first 1 moe float32 4 1 1 1 Boundary
-pod log middle 3 moe float32 2 1 1 1 Boundary
-pod logged first 1 moe bfloat16 2 1 1 1 Boundary
-pod snapshot early 3 moe float32 2 1 1 1 Boundary
-pod vote middle 3 moe float32 2 1 1 1 Boundary
-stage apply last 2 moe float32 1 2 2 1 Boundary
-stage forward middle 3 moe float32 1 2 2 1 Gradients
-stage holder first 1 moe float32 4 2 2 1 Boundary
-stage holder middle 3 llama bfloat16 1 2 1 2 Gradients
-stage itself first Auto llama bfloat16 1 2 2 2 Gradients
-stage log first Auto moe float32 1 2 2 1 Boundary
-stage log last 2 llama float32 2 2 2 2 Boundary
-stage logged middle 3 moe float32 1 2 2 1 Boundary
-stage snapshot early 3 moe float32 1 2 2 1 Boundary
-stage snapshot last 2 llama bfloat16 2 2 2 1 Boundary
-stage vote first 1 llama float32 1 2 1 2 Gradients
-trainer apply first Auto moe float32 1 2 2 1 Boundary
-trainer forward first 1 llama bfloat16 1 1 2 2 Gradients
-trainer holder first Auto moe float32 4 1 1 1 Boundary
-trainer holder last 2 moe float32 4 1 1 1 Boundary
-trainer holder last 3 llama float32 2 1 1 2 Gradients
-trainer itself middle 3 moe float32 1 1 1 1 Boundary
-trainer log first 1 moe float32 1 1 1 1 Boundary
-trainer logged last 2 moe float32 4 1 2 1 Boundary
-trainer snapshot early 2 llama float32 1 1 2 2 Gradients
-trainer snapshot early 3 moe float32 1 1 1 1 Boundary
-trainer snapshot first Auto moe float32 1 1 1 1 Boundary
-trainer vote first Auto moe float32 2 1 2 1 Boundary
+adjacent apply first 1 moe float32 4 1 2 1 Boundary last
+adjacent forward first Auto llama bfloat16 4 2 1 2 Boundary last
+adjacent itself middle 3 moe float32 4 1 2 1 Gradients last
+adjacent log last 3 moe float32 4 1 2 1 Boundary last
+adjacent logged first Auto moe float32 4 2 1 1 Boundary last
+adjacent snapshot early 3 moe float32 4 1 2 1 Boundary last
+adjacent snapshot-copied last 2 moe bfloat16 4 2 1 1 Gradients last
+adjacent vote middle 3 moe float32 4 1 2 1 Boundary last
+all apply middle 3 moe float32 2 1 2 1 Gradients last
+all forward first Auto moe float32 1 1 1 1 Boundary last
+all itself last 2 moe float32 2 1 2 1 Boundary last
+all log first 3 moe float32 2 2 2 1 Gradients last
+all logged middle 3 llama bfloat16 1 2 2 2 Gradients last
+all snapshot early 3 moe float32 1 1 1 1 Gradients last
+all snapshot first 1 moe bfloat16 1 1 1 1 Boundary last
+all snapshot middle 3 moe float32 4 1 2 1 Boundary last
+all snapshot-copied middle 3 llama bfloat16 1 1 1 1 Boundary last
+all vote last 2 moe bfloat16 1 1 1 1 Gradients last
+apart apply middle 3 moe float32 4 1 2 1 Boundary last
+apart forward first Auto moe float32 4 1 2 1 Gradients last
+apart itself middle 3 moe float32 4 1 2 1 Boundary last
+apart log first 1 llama float32 4 2 2 2 Boundary last
+apart logged middle 3 moe float32 4 1 2 1 Boundary last
+apart snapshot early 3 moe bfloat16 4 1 1 1 Boundary last
+apart snapshot-copied last 2 moe float32 4 2 1 1 Boundary last
+apart vote first 1 moe float32 4 2 2 1 Gradients last
+pod apply first Auto llama bfloat16 4 1 1 2 Gradients last
+pod apply last 2 moe bfloat16 4 1 2 1 Boundary middle
+pod forward last 3 moe float32 1 2 1 1 Boundary last
+pod itself first 2 moe float32 4 1 2 1 Boundary first
+pod log first Auto llama float32 4 1 2 2 Gradients first
+pod logged first 1 llama bfloat16 4 2 1 1 Gradients middle
+pod logged first Auto moe bfloat16 2 1 1 1 Gradients first
+pod snapshot early 3 moe float32 2 1 1 1 Boundary last
+pod snapshot-copied first Auto llama float32 4 1 2 2 Gradients middle
+pod vote middle 3 moe float32 4 2 1 1 Gradients first
+stage apply last 2 moe float32 2 2 2 1 Boundary first
+stage forward middle 3 moe float32 1 2 2 1 Gradients last
+stage holder first 1 moe float32 4 2 2 1 Boundary last
+stage holder middle 3 llama bfloat16 1 2 1 2 Gradients last
+stage itself first Auto llama bfloat16 1 2 2 2 Gradients last
+stage log last 2 llama float32 2 2 2 2 Boundary last
+stage log middle 3 moe bfloat16 4 2 2 1 Gradients middle
+stage logged middle 3 moe float32 1 2 2 1 Boundary last
+stage snapshot early 2 moe float32 4 2 1 1 Gradients middle
+stage snapshot last 2 llama bfloat16 2 2 2 1 Boundary last
+stage snapshot-copied first 1 moe bfloat16 2 2 1 1 Boundary first
+stage vote first 1 llama float32 1 2 1 2 Gradients last
+stage vote first 1 llama float32 4 2 1 1 Boundary middle
+trainer apply first Auto moe float32 1 2 2 1 Boundary last
+trainer forward first 1 llama bfloat16 4 2 1 1 Boundary middle
+trainer forward last 2 llama bfloat16 2 1 1 2 Boundary first
+trainer holder first 3 moe float32 4 1 1 1 Gradients middle
+trainer holder first Auto moe float32 4 1 1 1 Boundary last
+trainer holder last 2 llama float32 2 1 1 2 Gradients first
+trainer itself first 1 llama bfloat16 4 1 2 1 Gradients middle
+trainer itself middle 3 moe float32 1 1 1 1 Boundary last
+trainer log first 1 moe float32 1 1 1 1 Boundary last
+trainer logged last 2 moe float32 4 1 2 1 Boundary last
+trainer snapshot early 2 llama float32 1 1 2 2 Gradients last
+trainer snapshot early 2 moe bfloat16 2 1 2 1 Gradients first
+trainer snapshot first Auto moe float32 1 1 1 1 Boundary last
+trainer snapshot-copied last 2 moe bfloat16 4 2 1 1 Boundary middle
+trainer vote first Auto moe float32 2 1 2 1 Boundary last
 """
 """Losses with every pair of two values that is possible, found by a greedy search; in the order of
 :data:`VALUES`."""
+
+
+@cache
+def num_units(model: str, stages: int) -> tuple[int, ...]:
+    """Return the units of each stage: embedding, two layers and head lie in one, two or four
+    stages, and the second layer of the mixture has experts, a router and the rest of it.
+    """
+    units = [1, 1, EXPERTS["experts"] + 2 if model == "moe" else 1, 1]
+    size = len(units) // stages
+    return tuple(sum(units[n : n + size]) for n in range(0, len(units), size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +155,7 @@ class Loss:
     slots: int = 1
     inner: int = 1
     replay: str = "Gradients"
+    which: str = "last"
 
     def __str__(self) -> str:
         return "-".join(str(getattr(self, field.name)) for field in fields(self))
@@ -166,6 +197,11 @@ class Loss:
         return FIRST_LOSS + min(number, length - 1)
 
     @property
+    def stage(self) -> int:
+        """The stage of which one is lost."""
+        return {"first": 0, "middle": self.stages // 2, "last": self.stages - 1}[self.which]
+
+    @property
     def is_possible(self) -> bool:
         """Whether there is such a loss, and snapshots can do something about it."""
         length = self.window if isinstance(self.window, int) else 1
@@ -176,6 +212,10 @@ class Loss:
                 self.lost != "stage" or self.replicas == 2,
                 self.inner == 1 or self.model == "llama",
                 self.slots <= self.num_ranks,
+                length <= max(num_units(self.model, self.stages)),
+                self.which == "last" or self.lost in ("trainer", "pod", "stage"),
+                self.which != "first" or self.stages > 1,
+                self.which != "middle" or self.stages > 2,
                 # Of a pod's loss its peers are left.
                 self.lost != "pod" or self.num_pods > 1,
                 self.place != "middle" or length > 2,
@@ -194,23 +234,20 @@ class Loss:
 
     @property
     def _has_many_units(self) -> bool:
-        """Whether some author of a lost stage copies several units: with four stages only that of
-        the second layer has experts, and else no stage has two blocks.
-        """
-        if self.model == "moe":
-            return self.stages < 4 or self.lost in ("all", "adjacent", "apart")
-        return self.stages * self.replicas < 4
+        """Whether some author of a lost stage copies several units."""
+        units = num_units(self.model, self.stages)
+        return any(units[n] > self.replicas for n in self._stages if n < self.stages)
+
+    @property
+    def _stages(self) -> tuple[int, ...]:
+        """The stages that lose something."""
+        return {"all": tuple(range(self.stages)), "adjacent": (1, 2), "apart": (0, 2)}.get(
+            self.lost, (self.stage,)
+        )
 
     def faults(self, step: int, first_id: str = "loss") -> list[dict[str, Any]]:
         """Return the faults file of this loss at a step."""
-        stages = {
-            "trainer": (self.stages - 1,),
-            "pod": (self.stages - 1,),
-            "all": tuple(range(self.stages)),
-            "stage": (self.stages - 1,),
-            "adjacent": (1, 2),
-            "apart": (0, 2),
-        }[self.lost]
+        stages = self._stages
         cells = (0,) if self.lost in ("trainer", "pod") else range(self.replicas)
         inner = (0,) if self.lost in ("trainer", "pod") else range(self.inner)
         targets = [
@@ -231,7 +268,8 @@ class Loss:
             faults.append({"at": at, "target": last["target"], "action": "kill-trainer"})
         if self.at == "holder":
             at = {"during": "mask", "of": last["id"]}
-            target = {"replica": 0, "stage": 0, "inner": 0}
+            stage = 0 if self.stage else self.stages - 1
+            target = {"replica": 0, "stage": stage, "inner": 0}
             faults.append({"at": at, "target": target, "action": "kill-pod"})
         return faults
 
@@ -303,6 +341,42 @@ def bits(loss: Loss) -> tuple[str, str, int]:
 def num_steps(losses: Sequence[Loss]) -> int:
     """Return the steps of a run with losses one after the other."""
     return losses[0].step + STEPS_BETWEEN * (len(losses) - 1) + STEPS_AFTER
+
+
+def killed_again(loss: Loss, number: int, phase: str) -> dict[str, Any]:
+    """Return the fault that ends the trainer which makes a lost state anew, at an action of that.
+
+    Args:
+        loss: of which the last state is made anew.
+        number: of the loss in its run.
+        phase: the action.
+    """
+    lost = loss.faults(0, f"loss-{number}")[-1]
+    at = {"during": "mask", "of": lost["id"], "phase": phase}
+    name = f"loss-{number}-at-{phase}"
+    return {"id": name, "at": at, "target": lost["target"], "action": "kill-trainer"}
+
+
+def lost_meanwhile(number: int, stage: int) -> dict[str, Any]:
+    """Return the fault that takes a stage as soon as it goes on beside a replay.
+
+    Args:
+        number: of the loss that is replayed in its run.
+        stage: another one, with one cell.
+    """
+    at = {"during": "mask", "of": f"loss-{number}-0"}
+    target = {"replica": 0, "stage": stage, "inner": 0}
+    name = f"loss-{number}-meanwhile-{stage}"
+    return {"id": name, "at": at, "target": target, "action": "kill-trainer"}
+
+
+def replayed_stages(report: dict[str, Any]) -> list[set[int]]:
+    """Return the stages that each recovery by replay has made anew, in order."""
+    return [
+        {replay["stage"] for replay in recovery.get("replays", ())}
+        for recovery in report["recoveries"]
+        if recovery["method"] == "replay"
+    ]
 
 
 def check_losses(

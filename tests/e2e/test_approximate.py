@@ -77,7 +77,7 @@ def twin(directory: Path, *losses: tuple[int, int]) -> list[str]:
     return digests
 
 
-def test_a_lost_inner_stage_is_made_anew_as_the_papers_formula_says(
+def test_a_lost_inner_stage_is_made_anew_with_the_bits_of_the_experiments_process(
     tmp_path: Path, corpus: Path
 ) -> None:
     report = run(tmp_path, corpus, [kill(1)], **ALLOWED)

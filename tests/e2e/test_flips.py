@@ -55,7 +55,12 @@ WHAT_FOLLOWS = {
 
 def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
-    check_flips(tmp_path, layout)
+    report = check_flips(tmp_path, layout, missing=("aten.mmm",))
+
+    (missed,) = [fault for fault in report["faults"] if fault["id"] == "missing-0"]
+    assert missed["state"] == "missed"
+    assert "has no operator aten.mmm; the nearest names there are aten.mm" in missed["problem"]
+    assert "FaultMissed" in [event["reason"] for event in report["events"]]
 
 
 @pytest.mark.chaos
@@ -77,8 +82,12 @@ def check_flips(
     tmp_path: Path,
     layout: Layout,
     places: list[tuple[str, dict[str, Any], dict[str, Any]]] = PLACES,
-) -> None:
-    """Run a job with a wrong bit in each phase, and compare it with an undisturbed one."""
+    missing: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """Run a job with a wrong bit in each phase, and compare it with an undisturbed one.
+
+    In its last step flips name operators that are missing.
+    """
     (tmp_path / "corpus").mkdir()
     corpus = matrix.write_corpus(tmp_path / "corpus")
     for name in ("undisturbed", "disturbed"):
@@ -93,6 +102,16 @@ def check_flips(
             "flip": {"element": 7, "bit": 30} | flip,
         }
         for step, (phase, target, flip) in enumerate(places, 1)
+    ]
+    faults += [
+        {
+            "id": f"missing-{number}",
+            "at": {"step": num_steps - 1, "phase": "forward"},
+            "target": {"replica": 0, "stage": 1},
+            "action": "flip",
+            "flip": {"element": 7, "bit": 30, "operator": operator},
+        }
+        for number, operator in enumerate(missing)
     ]
     job = make_job(layout, num_steps, corpus, **FULL)
 
@@ -111,7 +130,8 @@ def check_flips(
     ]
     ranks = [{"inner": 0, **target} for _, target, _ in places]
     assert [finding["rank"] for finding in told] == ranks
-    assert "was not put in" not in logs
+    assert logs.count("was not put in") == len(missing)
+    return report
 
 
 def _told_name(phase: str, flip: dict[str, Any]) -> str:

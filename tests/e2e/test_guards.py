@@ -108,7 +108,7 @@ def test_what_pods_keep_comes_before_what_guards_have_and_counts_again_after_a_f
     gone = kill(0) | {"action": "kill-pod"}
     snapshots = {"enabled": True, "peers": 0, "window": 2, "memory": "64Mi"}
     faults = [gone, kill(0, step=11), kill(1, step=12)]
-    how: dict[str, Any] = {"spares": 2, "snapshots": snapshots, "num_steps": 14, "guards": 2}
+    how: dict[str, Any] = {"spares": 2, "snapshots": snapshots, "num_steps": 14, "guards": 1}
     report = run(tmp_path, corpus, faults, **how)
 
     check_made(report, 0, 1, "embedding")

@@ -10,6 +10,9 @@ import pytest
 import yaml
 from tests.e2e.harness import MAINSTAY, Layout, local_job, make_job, processes_of
 
+OWN_LOOP = f"{Path(__file__).parents[2] / 'examples' / 'own_loop.py'}:train"
+OWN_BLOCKS = f"{Path(__file__).parent / 'gated_llama.py'}:workload"
+
 
 def refusal(tmp_path: Path, job: object, *options: str, **environment: str) -> tuple[int, str]:
     """Return exit code and standard error of a run that must not start."""
@@ -51,6 +54,78 @@ def test_an_impossible_topology(tmp_path: Path, job: dict[str, Any]) -> None:
     code, message = refusal(tmp_path, job)
     assert (code, message.count("\n")) == (2, 1)
     assert "spec.parallelism.replicas: is 9, but there are only 3 lanes" in message
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"snapshots": {"peers": 5}}, "snapshots.peers: is 5, but the job has 4 pods"),
+        ({"protection": {"domains": 5}}, "protection.domains: is 5, but the job has 4 pods"),
+        ({"snapshots": {"memory": "1Mi"}}, "snapshots.memory: is 1Mi, but a pod keeps"),
+        (
+            {"snapshots": {"window": 5}},
+            "snapshots.window: is 5, but no stage has more than 4 units",
+        ),
+        ({"snapshots": {"ordering": "CapacityAware"}}, "snapshots.ordering: is CapacityAware, but"),
+        (
+            {"snapshots": {"ordering": "SoftCount"}},
+            "snapshots.ordering: is SoftCount, but the built",
+        ),
+        (
+            {"pipeline": {"order": "Swapped"}, "snapshots": {"replay": "Boundary"}},
+            "pipeline.order: is Swapped, with which this version can only have snapshots.replay",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_snapshots_that_cannot_be(
+    tmp_path: Path, sections: dict[str, dict[str, Any]], problem: str
+) -> None:
+    experts = "ordering" in sections.get("snapshots", {})
+    job = make_job(Layout(experts=experts), 2, tmp_path, **sections)
+    job["spec"]["snapshots"] = {"enabled": True} | sections.get("snapshots", {})
+    code, message = refusal(tmp_path, job)
+    assert (code, message.count("\n")) == (2, 1)
+    assert problem in message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("entrypoint", "fields", "problem"),
+    [
+        pytest.param(
+            OWN_LOOP,
+            {"replay": "Boundary"},
+            "spec.snapshots.replay: is Boundary, but an own loop",
+            id="an own loop with boundary logs",
+        ),
+        pytest.param(
+            OWN_BLOCKS,
+            {"window": 5},
+            "spec.snapshots.window: is 5, but no stage has more than 4 units",
+            id="a window above the units of one's own blocks",
+            marks=pytest.mark.chaos,
+        ),
+    ],
+)
+def test_what_trainers_refuse_of_snapshots_ends_the_job_with_one_sentence(
+    tmp_path: Path, entrypoint: str, fields: dict[str, Any], problem: str
+) -> None:
+    job = make_job(Layout(lanes=1, spares=0), 2, tmp_path)
+    (tmp_path / "text.txt").write_text(__doc__ * 9)
+    job["spec"]["workload"]["entrypoint"] = entrypoint
+    if entrypoint == OWN_LOOP:
+        job["spec"]["workload"]["config"] = {"width": 32, "sequence": 16, "path": str(tmp_path)}
+    else:
+        job["spec"]["workload"]["args"] = [str(tmp_path)]
+    kept = {"enabled": True, "peers": 0, "memory": "64Mi", **fields}
+    job["spec"] |= {"snapshots": kept, "protection": {"domains": 1}}
+    with local_job(tmp_path, job) as running:
+        assert running.wait() == 1
+        told = (tmp_path / "output.log").read_text().strip().splitlines()
+    assert problem in told[-1]
+    assert not any("Traceback" in line for line in told)
+    assert processes_of(running.state_dir) == []
 
 
 def test_a_missing_entrypoint(tmp_path: Path, job: dict[str, Any]) -> None:

@@ -32,8 +32,10 @@ RUNS = {
     "every-copy": [
         "stage logged first Auto llama float32 1 2",
         "all forward first Auto llama float32 1 2",
+        "stage snapshot first Auto llama float32 1 2",
+        "all snapshot-copied first Auto llama float32 1 2",
     ],
-    "a-holder-too": ["trainer holder first 3 llama float32 4"],
+    "a-holder-too": ["trainer holder first 3 moe bfloat16 4"],
     "before-a-window": ["trainer snapshot early 2 moe bfloat16"],
     "by-boundary-logs": [
         "adjacent vote middle 3 moe bfloat16 4 1 2 1 Boundary",
@@ -51,6 +53,17 @@ RUNS = {
 }
 """Losses of a run, one after the other; what is left out has its default."""
 LOSSES = {name: [stage_losses.parse(line) for line in lines] for name, lines in RUNS.items()}
+FURTHER = {
+    "by-boundary-logs": [
+        stage_losses.killed_again(LOSSES["by-boundary-logs"][0], 0, "replay"),
+        stage_losses.killed_again(LOSSES["by-boundary-logs"][1], 1, "replay-read"),
+        stage_losses.killed_again(LOSSES["by-boundary-logs"][1], 1, "replayed"),
+        stage_losses.killed_again(LOSSES["by-boundary-logs"][2], 2, "replay-write"),
+        stage_losses.lost_meanwhile(2, 1),
+    ],
+}
+"""What is lost while a lost stage is made anew. Of the runs of `make test` together each action of
+snapshots, logs and replays has a kill, and a stage between two that are replayed is lost, too."""
 SLOW = (
     "a-stage-of-two",
     "a-holder-too",
@@ -98,18 +111,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
 def test_lost_stages_leave_no_trace_in_the_bits(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], name: str
 ) -> None:
-    losses = LOSSES[name]
-    stage_losses.check_losses(tmp_path, losses, corpus, undisturbed[stage_losses.bits(losses[0])])
+    losses, further = LOSSES[name], FURTHER.get(name, [])
+    expected = undisturbed[stage_losses.bits(losses[0])]
+    report = stage_losses.check_losses(tmp_path, losses, corpus, expected, further)
+    told = [event["message"] for event in report["events"] if event["reason"] == "FaultInjected"]
+    for fault in further:
+        assert any(fault["id"] in message for message in told), (fault["id"], told)
+    if name == "by-boundary-logs":
+        assert {0, 1, 2} in stage_losses.replayed_stages(report)
 
 
 @pytest.mark.chaos
+@pytest.mark.parametrize("phase", ["replay", "replay-read", "replay-write", "replayed"])
 def test_a_rank_that_ends_in_the_midst_of_a_replay_of_its_cell_ends_it_for_the_others(
-    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], phase: str
 ) -> None:
-    loss = stage_losses.parse("trainer vote middle 3 llama bfloat16 2 1 1 2 Boundary")
+    loss = stage_losses.parse("trainer vote last 2 llama bfloat16 2 1 1 2 Boundary")
     survivor = {
         "id": "survivor",
-        "at": {"step": loss.step, "phase": "replay-read"},
+        "at": {"during": "mask", "of": "loss-0-0", "phase": phase},
         "target": {"replica": 0, "stage": 1, "inner": 1},
         "action": "kill-trainer",
     }
@@ -117,6 +137,39 @@ def test_a_rank_that_ends_in_the_midst_of_a_replay_of_its_cell_ends_it_for_the_o
         tmp_path, [loss], corpus, undisturbed[stage_losses.bits(loss)], [survivor]
     )
     assert [recovery["method"] for recovery in report["recoveries"]] == ["replay", "replay"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("phase", ["replay", "replay-read", "replay-write", "replayed"])
+def test_a_trainer_that_ends_at_an_action_of_its_replay_is_replayed_again(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], phase: str
+) -> None:
+    loss = stage_losses.parse("adjacent apply middle 3 moe bfloat16 4 1 2 1 Boundary")
+    again = stage_losses.killed_again(loss, 0, phase)
+    expected = undisturbed[stage_losses.bits(loss)]
+    report = stage_losses.check_losses(tmp_path, [loss], corpus, expected, [again])
+    assert [recovery["method"] for recovery in report["recoveries"]] == ["replay", "replay"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("replay", ["Gradients", "Boundary"])
+@pytest.mark.parametrize("further", [1, 0], ids=["beside it", "apart"])
+def test_a_stage_that_is_lost_beside_a_replay_joins_it_and_one_apart_does_not(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], further: int, replay: str
+) -> None:
+    """Then the trainer ends that makes the first of them anew, and both are made once more."""
+    loss = stage_losses.parse(f"trainer vote middle 3 moe bfloat16 4 1 1 1 {replay} middle")
+    meanwhile = stage_losses.lost_meanwhile(0, further)
+    again = {
+        "id": "again",
+        "at": {"during": "replay", "of": meanwhile["id"]},
+        "target": {"replica": 0, "stage": loss.stage, "inner": 0},
+        "action": "kill-trainer",
+    }
+    expected = undisturbed[stage_losses.bits(loss)]
+    report = stage_losses.check_losses(tmp_path, [loss], corpus, expected, [meanwhile, again])
+    assert len(report["recoveries"]) == 3, report["recoveries"]
+    assert stage_losses.replayed_stages(report)[-1] == {loss.stage, further}
 
 
 @pytest.mark.chaos

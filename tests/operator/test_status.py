@@ -344,6 +344,25 @@ def test_a_refused_specification_is_no_end_that_lasts() -> None:
     assert (status["state"], status.get("completionTime")) == ("Pending", None)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"recovery": {"allowApproximate": False, "approximateAfterLostSteps": 3}},
+        {
+            "pipeline": {"order": "Swapped", "microBatches": 2},
+            "parallelism": {"stages": 2, "replicas": 1},
+            "recovery": {"approximate": {"guards": 2}},
+        },
+    ],
+    ids=["the permission is switched off", "it has fewer replicas than guards"],
+)
+def test_what_an_api_server_lets_change_in_a_running_job_can_be_used(
+    change: dict[str, Any],
+) -> None:
+    """An operator that starts then still knows the job, and repairs its pods."""
+    assert view(**change).job is not None
+
+
 def test_a_change_that_cannot_be_used_changes_nothing() -> None:
     good = view()
     bad = replace(good, generation=2, manifest={"spec": {}}, job=None, invalid="no")

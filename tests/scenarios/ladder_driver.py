@@ -54,7 +54,6 @@ class LadderDriver(Driver):
             leaving=call.count("leaving"),
             lost=call.count("lost"),
             disagreement=call.get("disagreement"),
-            peer_snapshot_step=call.count("snapshot") if call.has("snapshot") else None,
             durable_step=None if call.flag("seed-gone") else call.count("durable"),
             allow_approximate=call.flag("approximate-allowed"),
             approximate_after_lost_steps=(

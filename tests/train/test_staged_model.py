@@ -177,3 +177,12 @@ def test_programs_in_order_take_as_long_as_a_pipeline_that_fills_and_drains(num_
     assert played_s(Order.IN_ORDER, num_flows, STAGES, 1.0) == pytest.approx(lasts)
     swapped = played_s(Order.SWAPPED, num_flows, STAGES, 1.0)
     assert lasts - 1 <= swapped < 1.4 * lasts
+
+
+@pytest.mark.parametrize(("num_flows", "over"), [(16, 1.037), (64, 1.010)])
+def test_a_swapped_step_takes_by_its_programs_what_the_pages_say(num_flows, over):
+    """docs/design.md section 6 and docs/benchmarks.md have these figures."""
+    swapped, in_order = (
+        played_s(order, num_flows, 4, 1.0) for order in (Order.SWAPPED, Order.IN_ORDER)
+    )
+    assert swapped / in_order == pytest.approx(over, abs=5e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +47,14 @@ class Call:
             return self.overwritten.copy()  # whatever it holds is overwritten
         return kept
 
-    def again(self, twins: Twins | None) -> tuple[Any, list[torch.Tensor]]:
+    def again(
+        self, twins: Twins | None, see: Callable[[Any], None] = lambda _: None
+    ) -> tuple[Any, list[torch.Tensor]]:
         """Execute it again; return its result, and what it has made and written.
 
         Args:
             twins: of what it overwrites, used up; None if it overwrites nothing.
+            see: called with the result before anything is read of it.
         """
         args, kwargs = self.args, self.kwargs
         if self.generator is not None and self.drawn_from is not None:
@@ -63,6 +66,7 @@ class Call:
             args = [twins.put(value) for value in args]
             kwargs = {name: twins.put(value) for name, value in kwargs.items()}
         result = self.func(*args, **kwargs)
+        see(result)
         if self.places is None:
             new = Effects.of(self.kernel, self.kernel.operands(args, kwargs), result).new
         else:

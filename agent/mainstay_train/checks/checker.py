@@ -20,16 +20,16 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.schedule import Later, is_pointwise_cheaper
+from mainstay_core.dmr.schedule import COMPILED_IMPRINT, Later, is_pointwise_cheaper
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Extent, Way
-from mainstay_train.checks import bits, late
+from mainstay_train.checks import bits, imprints, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
-from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.flips import FlipOrders, Missed
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import (
@@ -66,6 +66,7 @@ class Checks:
         mode: which kernels are executed twice.
         slot: of the trainer.
         tell: called with each finding as soon as it is judged, by the thread that computes.
+        miss: called with each flip of which nothing came that it names, once its step is over.
         can_flip: whether flips can be put in: compiled code shows no kernels.
         waiting_bytes: what checks that wait may retain; 0: none waits.
         plan: which checks wait, where some may.
@@ -77,12 +78,13 @@ class Checks:
         slot: Slot = NOWHERE,
         tell: Callable[[Finding], None] = lambda _: None,
         *,
+        miss: Callable[[Missed], None] = lambda _: None,
         can_flip: bool = True,
         waiting_bytes: int = 0,
         plan: PlanName = PlanName.DYNAMIC,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
-        self._can_flip = can_flip
+        self._can_flip, self._miss = can_flip, miss
         self._told_in, self._num_told = -1, 0
         self._orders = FlipOrders()
         self._broken: UnreliableDeviceError | None = None
@@ -110,13 +112,20 @@ class Checks:
         """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
 
     @classmethod
-    def of(cls, config: JobConfig, slot: Slot, tell: Callable[[Finding], None]) -> Self:
+    def of(
+        cls,
+        config: JobConfig,
+        slot: Slot,
+        tell: Callable[[Finding], None],
+        miss: Callable[[Missed], None],
+    ) -> Self:
         """Return the checks of a job's trainer."""
         can_flip, memory = config.compile == compilation.OFF, config.dmr_memory_bytes
         return cls(
             config.dmr,
             slot,
             tell,
+            miss=miss,
             can_flip=can_flip,
             waiting_bytes=memory,
             plan=config.dmr_plan,
@@ -163,7 +172,9 @@ class Checks:
         """Return whether a call is executed twice at once, though recomputes check its block."""
         if self.piggybacks:
             sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
-            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes)
+            # What both cost on a device was not measured: there only what many small tensors save.
+            price = COMPILED_IMPRINT if call.is_far else imprints.price()
+            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes, price)
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 
@@ -300,11 +311,17 @@ class Checks:
         self.given = frozenset(map(key_of, parameters if self.waiting.is_used else ()))
 
     def begin_step(self, step: int) -> None:
-        """Say which step is at hand; flips that found no kernel in earlier ones are told of."""
+        """Say which step is at hand; flips that found no kernel in earlier ones are told."""
         if step != self.step:
             self.step, self.hears = step, None
             if not self._orders.is_empty:
-                self._orders.drop_before(step)
+                for missed in self._orders.drop_before(step):
+                    self.miss(missed)
+
+    def miss(self, missed: Missed) -> None:
+        """Tell that a flip was not put in."""
+        logger.warning("flip %s was not put in: %s", missed.fault, missed.why)
+        self._miss(missed)
 
     def over(
         self,
@@ -362,6 +379,10 @@ class Checks:
         """
         for flip in self.take(Where.WIRE, Place(self.step, Phase.REDUCE), EXCHANGE):
             bits.flip_bit(received, flip.element, flip.bit)
+
+    def awaits(self, where: Where) -> bool:
+        """Return whether a flip waits that makes such a thing wrong."""
+        return self._orders.awaits(where)
 
     def take(self, where: Where, place: Place, what: str) -> list[Flip]:
         """Return the flips of what no kernel has made; they wait no longer.

@@ -231,7 +231,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         is_plain = compares and generator is None and not is_far
         if is_plain and self._checks.spares_memory and one_by_one.is_large(kernel, operands):
             whole = Call(func, args, kwargs, kernel, 0, overwritten, None, None, None, False)
-            known = self._checks, self._place, whole, operands
+            known = self._checks, self._place, whole, operands, partial(self._see_result, kernel)
             return one_by_one.execute(*known, self._enter_call, self._call)
         # What the call overwrites is kept: once for the checker, once for a third execution.
         twins = overwritten.copy() if overwritten is not None and compares else None
@@ -240,7 +240,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             kept = overwritten.copy()
         result = self._call(func, args, kwargs)
         if kernels.has_sparse(result):
-            return self._pass(lambda: result, (), {}, f"{kernel.name}{SPARSE}")
+            return self._see_result(kernel, result)
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
         if not outputs:
@@ -267,10 +267,13 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             self._checks.replays.add(part, self._place, call, effects, flips)
         return result
 
-    def _enter_call(self, call: Call, result: Any) -> list[Flip]:
+    def _see_result(self, kernel: Kernel, result: Any) -> Any:
+        """Return what a kernel has made; what cannot be checked is refused (:meth:`_pass`)."""
+        why = f"{kernel.name}{SPARSE}"
+        return self._pass(lambda: result, (), {}, why) if kernels.has_sparse(result) else result
+
+    def _enter_call(self, call: Call) -> list[Flip]:
         """Number a call of which one result is kept at a time; return its flips."""
-        if kernels.has_sparse(result):
-            self._pass(lambda: result, (), {}, f"{call.kernel.name}{SPARSE}")
         call.ordinal = self._count()
         if self._seen is not None:
             self._spot = Spot.of(self._place, call.ordinal, call.kernel.name)

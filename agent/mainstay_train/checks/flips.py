@@ -7,17 +7,26 @@ A sticky one stays, and is put in after each execution, in whichever step.
 from __future__ import annotations
 
 import difflib
-import logging
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from mainstay_core.dmr.flips import Flip, Where
+from mainstay_core.dmr.flips import Flip, StatePart, Where
+from mainstay_core.dmr.operators import Pass
 from mainstay_train.checks.places import Phase, Place
-
-logger = logging.getLogger(__name__)
 
 MAX_NEAREST = 3
 """Names of kernels in the warning about a flip that named none."""
+
+
+class Missed(NamedTuple):
+    """A flip that was not put in, as nothing that it names came."""
+
+    fault: str
+    """Its id."""
+    why: str
+    """What came in its place: one sentence, for people."""
 
 
 @dataclass(slots=True)
@@ -28,11 +37,27 @@ class _Order:
     step: int
     phase: Phase
     flip: Flip
+    passes: set[Pass] = field(default_factory=set)
+    """That came in its phase."""
+    places: set[tuple[int | None, int | None, int | None]] = field(default_factory=set)
+    """Type, micro-batch and block of what came in its pass."""
     passed: dict[str, int] = field(default_factory=dict)
     """Kernels that came where the flip may be meant, and how often: an ordered set."""
     is_put: bool = False
     is_told: bool = False
     """Whether it was said that its kernel has not come."""
+
+    def fits(self, place: Place, where: Where) -> bool:
+        """Return whether it may mean what comes at a place, and note what did come."""
+        flip = self.flip
+        if flip.where is not where or self.phase is not place.phase:
+            return False
+        if not (flip.sticky or self.step == place.step):
+            return False
+        self.passes.add(place.in_pass)
+        if flip.in_pass is place.in_pass:
+            self.places.add((place.shard_type, place.micro_batch, place.block))
+        return place.fits(flip)
 
 
 class FlipOrders:
@@ -46,6 +71,10 @@ class FlipOrders:
     def is_empty(self) -> bool:
         """Whether no flip waits."""
         return not self._orders
+
+    def awaits(self, where: Where) -> bool:
+        """Return whether a flip waits that makes such a thing wrong."""
+        return any(order.flip.where is where for order in self._orders)
 
     def add(self, fault: str, step: int, phase: Phase, flip: Flip) -> None:
         """Take an order.
@@ -67,7 +96,7 @@ class FlipOrders:
         Args:
             place: of the kernel.
             ordinal: its number in its block and pass; None: it is no kernel.
-            kernel: its name, e.g. ``aten.mm``.
+            kernel: its name, e.g. ``aten.mm``; of the state, the part of it.
             where: what the flips make wrong.
         """
         if not self._orders:
@@ -75,22 +104,22 @@ class FlipOrders:
         found = []
         with self._lock:
             for order in [*self._orders]:
-                flip = order.flip
-                if flip.where is not where or order.phase is not place.phase:
+                if not order.fits(place, where):
                     continue
-                if not (flip.sticky or order.step == place.step) or not place.fits(flip):
-                    continue
-                if not _is_meant(flip, ordinal, kernel):
+                if not _is_meant(order.flip, ordinal, kernel):
                     order.passed[kernel] = order.passed.get(kernel, 0) + 1
                     continue
                 order.is_put = True
-                if not flip.sticky:
+                if not order.flip.sticky:
                     self._orders.remove(order)
-                found.append(flip)
+                found.append(order.flip)
         return found
 
-    def drop_before(self, step: int) -> None:
-        """Warn of flips of earlier steps, whose kernel has not come; only sticky ones stay."""
+    def drop_before(self, step: int) -> list[Missed]:
+        """Return flips of earlier steps, whose kernel has not come; only sticky ones stay.
+
+        Each is told once.
+        """
         with self._lock:
             late = [
                 order
@@ -100,12 +129,13 @@ class FlipOrders:
             for order in late:
                 order.is_told = True
             self._orders = [o for o in self._orders if o.flip.sticky or o.step >= step]
-        for order in late:
-            logger.warning("%s", _describe(order))
+        return [Missed(order.fault, _describe(order)) for order in late]
 
 
 def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:
     """Return whether a flip that fits a place means a kernel there."""
+    if flip.where is Where.STATE:
+        return (flip.part or StatePart.COMPUTE).value == kernel
     if flip.where is not Where.COMPUTE or flip.operator == kernel:
         return True
     if flip.operator is None and ordinal is not None:
@@ -114,21 +144,69 @@ def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:
 
 
 def _describe(order: _Order) -> str:
-    """Return a sentence about a flip whose kernel has not come."""
-    flip = order.flip
-    parts = {
-        "type": flip.shard_type,
-        "microBatch": flip.micro_batch,
-        "block": flip.block,
-        "operator": flip.operator,
-    }
-    said = ", ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
-    where = f"the {flip.in_pass.value} pass in phase {order.phase.value} of step {order.step}"
-    text = f"flip {order.fault} was not put in: {where} has no operator with {said or 'a kernel'}"
+    """Return what came in place of what a flip means."""
+    flip, step = order.flip, f"step {order.step}"
+    if flip.where is Where.WIRE:
+        return f"in {step} nothing came to this rank from other cells"
+    if flip.where is Where.STATE:
+        return _describe_state(order)
+    if flip.where is Where.BATCH:
+        return _lacking(order, f"this rank fetched no batch in {step}", f"fetched in {step}")
+    phase = f"phase {order.phase.value} of {step}"
+    at = f"the {flip.in_pass.value} pass in {phase}"
+    if order.passes and flip.in_pass not in order.passes:
+        came = ", ".join(sorted(in_pass.value for in_pass in order.passes))
+        return f"{phase} has no {flip.in_pass.value} pass on this rank; it has {came}"
     if not order.passed:
-        return f"{text}; this rank executed nothing there"
+        return _lacking(order, f"this rank executed nothing in {at}", f"executed in {at}")
+    parts = {"type": flip.shard_type, "microBatch": flip.micro_batch, "block": flip.block}
+    said = "".join(f" of {name} {value}" for name, value in parts.items() if value is not None)
+    if flip.operator is None:
+        return f"{at}{said} has no numbered operator; there are {', '.join(order.passed)}"
+    text = f"{at}{said} has no operator {flip.operator}"
     if isinstance(flip.operator, int):
         most = sum(order.passed.values())
         return f"{text}; {most} operators were executed there, numbered from 0 in each block"
     near = difflib.get_close_matches(str(flip.operator), order.passed, MAX_NEAREST, cutoff=0)
     return f"{text}; the nearest names there are {', '.join(near)}"
+
+
+def _lacking(order: _Order, nothing: str, where: str) -> str:
+    """Return which type, micro-batch or block that a flip names this rank does not have.
+
+    Args:
+        order: the flip's.
+        nothing: said if nothing at all came.
+        where: where something came.
+    """
+    if not order.places:
+        return nothing
+    flip, places = order.flip, order.places
+    for at, (name, wanted) in enumerate(
+        (("type", flip.shard_type), ("microBatch", flip.micro_batch), ("block", flip.block))
+    ):
+        there = {place[at] for place in places}
+        if wanted is not None and wanted not in there:
+            listed = _listed({number for number in there if number is not None})
+            return f"no {name} {wanted} was {where}, only {name} {listed}"
+        if wanted is not None:
+            places = {place for place in places if place[at] == wanted}
+    return nothing
+
+
+def _describe_state(order: _Order) -> str:
+    """Return which blocks and parts of the state there are."""
+    flip = order.flip
+    part, number = (flip.part or StatePart.COMPUTE).value, flip.block or 0
+    if order.passed:
+        return f"block {number} has no {part}; it has {', '.join(order.passed)}"
+    blocks = {block for _, _, block in order.places if block is not None}
+    return f"the stage has no block {number}; it has block {_listed(blocks)}"
+
+
+def _listed(numbers: Collection[int]) -> str:
+    """Return numbers in few characters: a run as its ends, e.g. ``0 to 3``; else all of them."""
+    found = sorted(numbers)
+    if len(found) > 1 and found[-1] - found[0] == len(found) - 1:
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found)) or "none"

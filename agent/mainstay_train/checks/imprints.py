@@ -20,8 +20,9 @@ from functools import cache
 import torch
 
 from mainstay_core.base import digest
+from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, ImprintPrice
 from mainstay_train.checks.bits import words_of
-from mainstay_train.exact import digests
+from mainstay_train.exact import compiled, digests
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
@@ -49,17 +50,22 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     size = tensor.numel() * tensor.element_size()
     if size <= FEW_BYTES_COMPILED:
         return dtype, shape, ctypes.string_at(tensor.data_ptr(), size)
-    compiled = digests.memory_sums(tensor.data_ptr(), size)
-    if compiled is None:
+    sums_of_runs = digests.memory_sums(tensor.data_ptr(), size)
+    if sums_of_runs is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
-    if len(compiled) <= KEPT_BYTES:
-        return dtype, shape, compiled
-    return dtype, shape, hashlib.blake2b(compiled, digest_size=16).digest()
+    if len(sums_of_runs) <= KEPT_BYTES:
+        return dtype, shape, sums_of_runs
+    return dtype, shape, hashlib.blake2b(sums_of_runs, digest_size=16).digest()
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:
     """Return the imprints of several tensors."""
     return tuple(imprint(tensor) for tensor in tensors)
+
+
+def price() -> ImprintPrice:
+    """Return what an imprint costs in this process, of a tensor in the host's memory."""
+    return BATCHED_IMPRINT if compiled.load() is None else COMPILED_IMPRINT
 
 
 def joined(several: Sequence[Imprint]) -> str:

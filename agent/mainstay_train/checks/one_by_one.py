@@ -27,8 +27,8 @@ LARGE_BYTES = 1 << 20
 """Of a kernel's operands: smaller ones are compared bit by bit, which takes less time."""
 
 Operands = Sequence[tuple[torch.Tensor, bool]]
-Enter = Callable[[Call, Any], list[Flip]]
-"""Has a call counted that has computed something, given its first result; returns its flips."""
+Enter = Callable[[Call], list[Flip]]
+"""Has a call counted that has computed something; returns its flips."""
 
 
 def is_large(kernel: Kernel, operands: Operands) -> bool:
@@ -43,6 +43,7 @@ def execute(
     place: Place,
     call: Call,
     operands: Operands,
+    see: Callable[[Any], None],
     enter: Enter,
     run: Callable[..., Any],
 ) -> Any:
@@ -53,13 +54,14 @@ def execute(
         place: of the call.
         call: draws nothing; it is numbered here.
         operands: of it, all in the host's memory.
+        see: called with the first result, to refuse one that cannot be checked.
         enter: see :data:`Enter`.
         run: calls a kernel whose result goes on.
 
     Raises:
         UnreliableDeviceError: all three executions differ.
     """
-    first = _execute_first(call, enter)
+    first = _execute_first(call, see, enter)
     if first is None:
         return run(call.func, call.args, call.kwargs)
     checker, flips = first
@@ -91,18 +93,20 @@ def execute(
     return repaired(call, (result, outputs), (again, third)) if is_repaired else result
 
 
-def _execute_first(call: Call, enter: Enter) -> tuple[tuple[Imprint, ...], list[Flip]] | None:
+def _execute_first(
+    call: Call, see: Callable[[Any], None], enter: Enter
+) -> tuple[tuple[Imprint, ...], list[Flip]] | None:
     """Execute a call for the checker; return what is left of it, and the call's flips.
 
     None: it has made and written nothing.
     """
     twins = _copied(call)
-    result, found = call.again(twins)
+    _, found = call.again(twins, see)
     if twins is None and call.overwritten is not None:  # what it only replaces is replaced twice
         found = [*found, *call.overwritten.written]
     if not found:
         return None
-    flips = enter(call, result)
+    flips = enter(call)
     put(flips, (Execution.CHECKER, Execution.BOTH), found)
     return imprints.imprints(found), flips
 

@@ -53,9 +53,10 @@ class Place:
 
     def fits(self, flip: Flip) -> bool:
         """Return whether a flip may mean this place."""
+        block = flip.block or 0 if flip.where is Where.STATE else flip.block
         return (
             flip.in_pass is self.in_pass
             and flip.shard_type in (None, self.shard_type)
             and flip.micro_batch in (None, self.micro_batch)
-            and (flip.where is Where.STATE or flip.block in (None, self.block))
+            and block in (None, self.block)
         )

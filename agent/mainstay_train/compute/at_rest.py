@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_core.dmr.flips import Flip, StatePart, Where
+from mainstay_core.dmr.flips import StatePart, Where
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Op
 from mainstay_train.checks import bits
@@ -16,12 +14,8 @@ from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import StageState
 
-logger = logging.getLogger(__name__)
-
 BEGINS = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
 """Actions with which a step of a rank may begin. Nothing computes with its state then."""
-STATE = "state"
-"""Stands for a kernel: the state in memory."""
 
 
 def phase_of(fault: FaultPoint) -> Phase | None:
@@ -41,33 +35,22 @@ def put_flips(checks: Checks, state: StageState) -> None:
         checks: have the orders.
         state: is changed. No thread may compute with it.
     """
-    place = Place(checks.step, Phase.FORWARD)
-    for flip in checks.take(Where.STATE, place, STATE):
-        tensors = _meant(state, flip)
-        if not tensors:
-            part = flip.part.value if flip.part else STATE
-            logger.warning(
-                "a flip of the state was not put in: the stage has %d blocks, and number %d has "
-                "no %s",
-                len(state.blocks),
-                flip.block or 0,
-                part,
-            )
-            continue
-        bits.flip_bit(tensors[flip.output % len(tensors)], flip.element, flip.bit)
+    if not checks.awaits(Where.STATE):
+        return
+    for number in range(len(state.blocks)):
+        place = Place(checks.step, Phase.FORWARD, block=number)
+        for part in StatePart:
+            if tensors := _tensors_of(state, number, part):
+                for flip in checks.take(Where.STATE, place, part.value):
+                    bits.flip_bit(tensors[flip.output % len(tensors)], flip.element, flip.bit)
 
 
-def _meant(state: StageState, flip: Flip) -> list[torch.Tensor]:
-    """Return the flat tensors of a block that a flip may mean."""
-    number = flip.block or 0
-    if number >= len(state.blocks):
-        return []
+def _tensors_of(state: StageState, number: int, part: StatePart) -> list[torch.Tensor]:
+    """Return the flat tensors of a part of a block's state."""
     block = state.blocks[number]
-    if flip.part is StatePart.MASTERS:
-        return [block.masters]
-    if flip.part is not StatePart.MOMENTS:
-        return [block.compute]
-    return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]
+    if part is StatePart.MOMENTS:
+        return [f.tensor for f in state.flats() if f.name == block.name and f.kind != "master"]
+    return [block.masters if part is StatePart.MASTERS else block.compute]
 
 
 def digest(engine: Engine, version: int, masters: str) -> str:

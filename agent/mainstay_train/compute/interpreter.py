@@ -392,10 +392,11 @@ class Interpreter:
             again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
+            # No part of the recompute: that is compared with its forward, kernel by kernel.
+            self._scope.enter(Pass.BACKWARD, number, block.name)
             with self._twice():
                 if (counts := tape.statistics) is not None:
                     self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
-            self._scope.enter(Pass.BACKWARD, number, block.name)
             gradient = block.backward_input(tape, gradient)
             gradient = None if gradient is None else as_received(gradient)
             if at_once and number > numbers.start:

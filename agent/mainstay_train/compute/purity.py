@@ -7,10 +7,15 @@ at one place again and again, on a device that computes all else the same, is th
 Checks that wait run once the block has returned. Where a plan lets them, each kind runs with all of
 them late, too: a kernel may compute otherwise when what the block has set for it (flags of a
 backend, the number of threads) is as before.
+
+With a witness and no checks nothing is executed twice in a step, but replicas are compared. A block
+that gives other bits each time would have devices accused. So each kind runs several times here,
+without checks: what a witness can do with, as compiled code, they may refuse.
 """
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +26,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr import schedule
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_train.base.device import memory_of
 from mainstay_train.checks.budget import check_budget
 from mainstay_train.checks.calls import UnreliableDeviceError
@@ -34,7 +39,8 @@ from mainstay_train.model.blocks import Block
 from mainstay_train.model.workload import Workload
 
 ROUNDS = 5
-"""Runs of a block of which some kernel differed; two of one of which none did."""
+"""Runs of a block of which some kernel differed; :data:`QUIET` of one of which none did."""
+QUIET = 2
 NEEDED = 3
 """Rounds in which one kernel has to differ. A device is hit once, and at any place."""
 TURNS = 20
@@ -42,8 +48,51 @@ TURNS = 20
 SIZE = 64
 UNBOUNDED = 1 << 62
 """Bytes that checks of one run of a block may retain."""
+WITNESS_FIELD = "spec.detection.witness.everySteps"
 
 _Outcome = tuple[dict[str, torch.Tensor], list[Finding]]
+
+
+class Trial(enum.Enum):
+    """A way in which each kind of block is tried."""
+
+    REPEATED = "repeated"
+    """Run several times; without checks, unless it is tried at once as well."""
+    AT_ONCE = "at once"
+    """Run with each kernel executed twice at once."""
+    LATE = "late"
+    """Run with all checks late."""
+
+
+def trials_of(rules: CheckRules) -> frozenset[Trial]:
+    """Return how blocks are tried in a job that checks by some rules."""
+    if rules.mode is Mode.OFF:
+        return frozenset({Trial.REPEATED} if rules.witness_every_steps else ())
+    waits = rules.mode is Mode.FULL and rules.plan is not PlanName.NAIVE
+    at_once = frozenset({Trial.REPEATED, Trial.AT_ONCE})
+    return at_once | {Trial.LATE} if waits else at_once
+
+
+def try_blocks(
+    model: Workload, device: torch.device, rules: CheckRules, *, compiles: bool = False
+) -> None:
+    """Try each kind of block as the rules of checks ask for it.
+
+    Args:
+        model: what is trained.
+        device: where it is.
+        rules: of the job.
+        compiles: whether blocks are compiled; then nothing is executed twice.
+
+    Raises:
+        InvalidSpecError: a block is no pure function, or the device has too little memory.
+        UnreliableDeviceError: it is the device that computes other bits each time.
+    """
+    trials = trials_of(rules)
+    if Trial.AT_ONCE in trials:
+        check(model, device, rules.mode, rules.plan, memory_bytes=rules.memory_bytes)
+    elif trials:
+        check_repeats(model, device, rules.witness_every_steps, compiles=compiles)
 
 
 def check(
@@ -76,7 +125,7 @@ def check(
         (block,) = model.build([number], device)
         block.initialize(0)
         run = partial(_run, block, given, targets)
-        rounds = [run(), run()]
+        rounds = [run() for _ in range(QUIET)]
         if any(found for _, found in rounds):
             rounds += [run() for _ in range(ROUNDS - len(rounds))]
             _judge([found for _, found in rounds], spec.name, device, mode)
@@ -86,6 +135,55 @@ def check(
             )
         if mode is Mode.FULL and plan is not PlanName.NAIVE:
             _try_late(run, spec.name, device, plan)
+
+
+def check_repeats(
+    model: Workload, device: torch.device, every_steps: int, *, compiles: bool = False
+) -> None:
+    """Run each kind of block some times without checks, and compare what it gives.
+
+    Args:
+        model: what is trained.
+        device: where it is.
+        every_steps: between steps with a witness, for people.
+        compiles: whether blocks are compiled.
+
+    Raises:
+        InvalidSpecError: a block is no pure function.
+        UnreliableDeviceError: it is the device that computes other bits each time.
+    """
+    batch = model.dataset.batch(trial.ADDRESS)
+    x = trial.activation(model, device)
+    for number, spec, _ in trial.kinds(model):
+        given = batch.tokens.to(device) if number == 0 else x
+        targets = batch.targets.to(device) if spec.is_last else None
+        (block,) = model.build([number], device, compiles=compiles)
+        block.initialize(0)
+        changed = _changes(partial(trial.run_once, block, given, targets))
+        if len(changed) < NEEDED:
+            continue
+        _require_repeating(device)
+        what, _ = Counter(changed).most_common(1)[0]
+        raise InvalidSpecError(
+            WITNESS_FIELD,
+            f"is {every_steps}, but block {spec.name!r} gave other bits of {what} when it was run "
+            f"again, {len(changed)} of {ROUNDS} times, so it is no pure function and would differ "
+            f"on every device; {_ADVICE}, or use 0",
+        )
+
+
+def _changes(run: Callable[[], dict[str, torch.Tensor]]) -> list[str]:
+    """Return what differed in runs from the run before: one that is hit differs from two others."""
+    changed: list[str] = []
+    last = run()
+    for number in range(ROUNDS):
+        if number == QUIET and not changed:
+            break
+        now = run()
+        if what := _differing(last, now):
+            changed.append(what)
+        last = now
+    return changed
 
 
 def _try_late(
@@ -157,20 +255,26 @@ def _found_often(rounds: list[list[Finding]], device: torch.device) -> tuple[str
     place, times = places.most_common(1)[0]
     if times < NEEDED:
         return None
+    _require_repeating(device)
+    return place, times
+
+
+def _require_repeating(device: torch.device) -> None:
     if not computes_the_same(device):
         raise UnreliableDeviceError(
             "this device gave other bits for the same inputs again and again, also where no code "
             "of the workload ran"
         )
-    return place, times
 
 
 def _refusal(mode: Mode, what: str) -> InvalidSpecError:
-    return InvalidSpecError(
-        FIELD,
-        f"is {mode.value}, but {what}; make it a function of its inputs and parameters "
-        "(draws by address.uniform(shape, site), kernels that are deterministic), or use Off",
-    )
+    return InvalidSpecError(FIELD, f"is {mode.value}, but {what}; {_ADVICE}, or use Off")
+
+
+_ADVICE = (
+    "make it a function of its inputs and parameters (draws by address.uniform(shape, site), "
+    "kernels that are deterministic)"
+)
 
 
 def computes_the_same(device: torch.device) -> bool:

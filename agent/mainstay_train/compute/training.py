@@ -21,6 +21,7 @@ from mainstay_train.compute.interpreter import Hook
 from mainstay_train.compute.loader import Loader
 from mainstay_train.exact import optimizer
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.model import compilation
 from mainstay_train.model.blocks import Block
 from mainstay_train.model.job_units import units_of_workload
 from mainstay_train.model.outline import outline_of
@@ -138,11 +139,11 @@ class BlockTraining:
             return outline_of(self.workload, self.config.shape.stages, inner, self.config.shape.cut)
 
     def try_blocks(self, rules: CheckRules) -> None:
-        """Run each kind of block some times under checks."""
+        """Run each kind of block some times, under checks if the rules have any."""
         self.loader.rest()  # a data set is called by one thread
         with user_code("trying the blocks"):
-            device, memory = torch.device(self.device), rules.memory_bytes
-            purity.check(self.workload, device, rules.mode, rules.plan, memory_bytes=memory)
+            compiles = self.config.compile == compilation.BLOCKS
+            purity.try_blocks(self.workload, torch.device(self.device), rules, compiles=compiles)
 
     def build_beside(
         self, stage: int, num_stages: int, inner: int, *, masters_only: bool

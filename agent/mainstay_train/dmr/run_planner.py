@@ -27,6 +27,7 @@ from mainstay_core.dmr.coverage import UncoveredError
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import (
+    COMPILED_IMPRINT,
     FIELD,
     RefusedPlanError,
     Schedule,
@@ -36,6 +37,7 @@ from mainstay_core.dmr.schedule import (
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Way, name_of, ways_of
+from mainstay_train.checks import imprints
 from mainstay_train.checks.planned import (
     NO_STANDING,
     WHOLE,
@@ -357,10 +359,11 @@ class RunPlanner:
             UncoveredError: the plan that the job names breaks the rule of coverage.
             RefusedPlanError: a trainer cannot carry it out.
         """
+        imprint = COMPILED_IMPRINT if self._device.type != "cpu" else imprints.price()
         if self._ordered is not None:
-            return follow(profile, self._ordered[way])
+            return follow(profile, self._ordered[way], imprint)
         with refused_if_it_fails("to plan"):
-            return plan_here(profile)
+            return plan_here(profile, imprint)
 
     def _agree(self, way: Way) -> Profile:
         """Return the profile of passages; with several ranks to a stage that of all of them.

@@ -124,14 +124,8 @@ def _load_blocks(
         extra |= pipeline.identify(loaded, config.shape, inner)
         if config.compile == compilation.BLOCKS:
             extra |= trial.check(loaded, torch.device(device))
-        if config.dmr is not Mode.OFF:
-            purity.check(
-                loaded,
-                torch.device(device),
-                config.dmr,
-                config.dmr_plan,
-                memory_bytes=config.dmr_memory_bytes,
-            )
+        compiles = config.compile == compilation.BLOCKS
+        purity.try_blocks(loaded, torch.device(device), config.checks, compiles=compiles)
         unskippable = _find_unskippable(config, loaded, torch.device(device))
     hello: dict[str, object] = {
         "slot": settings.slot,

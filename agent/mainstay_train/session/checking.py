@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.config import JobConfig
 from mainstay_train.compute.engine import Engine
+from mainstay_train.compute.purity import trials_of
 from mainstay_train.compute.training import Training
 from mainstay_train.dmr.run_planner import Told, plan_stage
 
@@ -28,7 +29,7 @@ class RulesOfChecks:
     ) -> None:
         self._config, self._training, self._tell = config, training, tell
         self._rules = config.checks
-        self._tried = _trials_of(config.checks)
+        self._tried = trials_of(config.checks)
         self.fingerprint = ""
         """Digest of what this trainer's bits depend on, once it has said hello."""
 
@@ -54,22 +55,15 @@ class RulesOfChecks:
             step: the step at hand, for people.
 
         Raises:
-            InvalidSpecError: a block is no pure function, as is tried when checks are switched on.
+            InvalidSpecError: a block is no pure function, as is tried when checks or a witness are
+                switched on.
         """
         if rules is None or rules == self._rules:
             return
-        if not _trials_of(rules) <= self._tried:
+        if not trials_of(rules) <= self._tried:
             self._training.try_blocks(rules)
-            self._tried |= _trials_of(rules)
+            self._tried |= trials_of(rules)
         logger.info("from step %d on: %s", step, rules.describe())
         self._rules = rules
         engine.follow(rules)
         self.plan(engine, starts=False)
-
-
-def _trials_of(rules: CheckRules) -> frozenset[PlanName]:
-    """Return what blocks are tried for: checks at once, and those that wait."""
-    if rules.mode is Mode.OFF:
-        return frozenset()
-    waits = rules.mode is Mode.FULL and rules.plan is not PlanName.NAIVE
-    return frozenset({PlanName.NAIVE, PlanName.DYNAMIC} if waits else {PlanName.NAIVE})

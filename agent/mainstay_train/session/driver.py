@@ -78,7 +78,9 @@ class LoopTraining:
         return ()
 
     def try_blocks(self, rules: CheckRules) -> None:
-        """There are none: a loop's works are compared as they come."""
+        """There are none. With checks a loop's works are compared as they come; with a witness
+        alone nothing is tried.
+        """
 
     def build_beside(
         self, stage: int, num_stages: int, inner: int, *, masters_only: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
-from mainstay_core.job.config import JobConfig, SnapshotConfig
+from mainstay_core.job.config import JobConfig, SnapshotConfig, check_window
 from mainstay_core.rank import machine
 from mainstay_core.rank.adoption import follow
 from mainstay_core.rank.forks import ForkRules
@@ -51,11 +51,13 @@ def snapshot_rules(
     """Return by which rules this trainer copies its state.
 
     Raises:
-        InvalidSpecError: the model does not tell enough for the ordering.
+        InvalidSpecError: the model does not tell enough for the ordering, or has fewer units than
+            a window has steps.
     """
     if config is None:
         return None
     units, ordering = training.job_units(), Ordering(config.ordering)
+    check_window(config.num_instalments, max(map(len, units.positions)))
     check_ordering(units, ordering)
     return machine.SnapshotRules(
         num_instalments=config.num_instalments,

@@ -35,6 +35,7 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import Checks as ChecksFact
 from mainstay_core.wire.facts import Failed, RankFact
+from mainstay_core.wire.facts import Missed as MissedFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Partial
 from mainstay_core.wire.reinitialisation import MadePosition
@@ -43,6 +44,7 @@ from mainstay_core.wire.votes import Commit, SaveStatus
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.flips import Missed
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
@@ -98,7 +100,7 @@ class Session(GuardingSession):
             lambda fault: self._faults.note_fired(fault),
         )
         connections.on_plan = self._uplink.pass_plan
-        self._checks = Checks.of(config, state.slot, self.tell_finding)
+        self._checks = Checks.of(config, state.slot, self.tell_finding, self._tell_missed)
         self._rules = RulesOfChecks(config, training, self._tell_checks)
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
@@ -341,13 +343,14 @@ class Session(GuardingSession):
         """Have the wrong bit of a fault put in (also other threads)."""
         phase = at_rest.phase_of(fault)
         if fault.flip is None or phase is None:
-            logger.warning("flip %s names no phase of a step that computes", fault.id)
+            self._checks.miss(Missed(fault.id, "it names no phase of a step that computes"))
         elif not self._checks.order(fault.id, step, phase, fault.flip):
-            logger.warning(
-                "flip %s is not put in: calls of compiled code are no operators; use "
-                "runtime.compile: Off",
-                fault.id,
-            )
+            why = "calls of compiled code are no operators; use runtime.compile: Off"
+            self._checks.miss(Missed(fault.id, why))
+
+    def _tell_missed(self, missed: Missed) -> None:
+        """Tell that a flip was not put in (also other threads)."""
+        self.tell(fact_of(self.state, MissedFact, fault=missed.fault, evidence=missed.why))
 
     def tell_finding(self, finding: Finding) -> None:
         """Tell what a check has found (also other threads)."""

@@ -25,6 +25,8 @@ from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replays.authors import authorship
 from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.replays.replaying import Replay, UnfinishedReplay
+from mainstay_core.segments.evictions import COPIES
+from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
@@ -79,7 +81,8 @@ class SegmentKeeper:
         client: of the store of this trainer's pod.
         engine: returns that of the adopted plan's stage.
         learning_rate: of a step.
-        hook: returns what the copying thread calls before it says that an instalment is copied.
+        hook: returns what the copying thread calls once an instalment is copied, and once it is at
+            all its holders.
     """
 
     def __init__(
@@ -109,6 +112,11 @@ class SegmentKeeper:
         self._states: dict[SegmentKey, bool] = {}
         """States of the window in flight that are not known to be at their holders; whether they
         were given to the store."""
+        self._sending: dict[SegmentKey, tuple[set[SegmentKey], Callable[[Op], None]]] = {}
+        """With each state of the window in flight those of its instalment that are not known to be
+        at their holders, and what is called once none is left. The copying thread's."""
+        self._window_sent: Window | None = None
+        """To which these belong."""
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
@@ -122,6 +130,7 @@ class SegmentKeeper:
     def start(self, fingerprint: Mapping[str, str]) -> None:
         """Note the numerics fingerprint that all segments of this trainer name."""
         self._writer.fingerprint = digest_of(fingerprint)
+        self._client.note_held = self._note_held
         logger.info(
             "lost states are made anew from logs of %s, as %s",
             self._config.log,
@@ -229,6 +238,8 @@ class SegmentKeeper:
         place = self._place(plan, index, lineage)
         keys = [place.key(unit.name, unit.kind, action.version) for unit in action.units]
         places = {key: unit.place for key, unit in zip(keys, action.units, strict=True)}
+        hook = self._hook()
+        self._worker.submit(lambda: self._begin_instalment(action.window, keys, hook))
         with self._changed:
             if self._writer.window != action.window:
                 # What is left of another window is worth nothing: this one copies everything anew.
@@ -237,8 +248,28 @@ class SegmentKeeper:
             self._to_copy += len(keys)
         for key in keys:
             self._worker.submit(lambda key=key: self._copy_state(place, key, places[key]))  # type: ignore[misc]
-        hook = self._hook()
         self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
+
+    def _begin_instalment(
+        self, window: Window, keys: Sequence[SegmentKey], hook: Callable[[Op], None]
+    ) -> None:
+        if window != self._window_sent:
+            self._window_sent, self._sending = window, {}
+        self._sending |= dict.fromkeys(keys, (set(keys), hook))
+
+    def _note_held(self, key: SegmentKey) -> None:
+        """Note that all holders have a segment. The thread that reads calls this, with its lock."""
+        if key.kind in COPIES:
+            self._worker.submit(lambda: self._end_sending(key))
+
+    def _end_sending(self, key: SegmentKey) -> None:
+        found = self._sending.pop(key, None)
+        if found is None:
+            return  # it is a log, or of another window
+        left, hook = found
+        left.discard(key)
+        if not left:
+            hook(Op.SNAPSHOT_HELD)
 
     def _copy_state(self, place: Place, key: SegmentKey, place_in_order: int) -> None:
         try:

@@ -68,6 +68,8 @@ class Fetched(NamedTuple):
 class _Written:
     """A segment that this trainer wrote."""
 
+    key: SegmentKey | None = None
+    """None: it is a vote that rests on logs."""
     why_not: str | None = None
     """Why it is not at all its holders; empty if it is, None while that is open."""
     sent_bytes: int = 0
@@ -105,6 +107,9 @@ class SegmentClient:
         """Those whose holders have not all answered, by the request to send them."""
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
         """Called when all holders have a segment: with the bytes sent, and what that took."""
+        self.note_held: Callable[[SegmentKey], None] = lambda _key: None
+        """Called likewise with the key, also where no other pod keeps it. By the thread that reads,
+        which must not wait."""
         self._store = StoreConnection(path, slot, incarnation, self._note_held)
         self._changed = self._store.changed
         """Guards what is written; notified with everything that may end a wait."""
@@ -210,7 +215,9 @@ class SegmentClient:
                 self._lineage = header.key.lineage
                 self._drop_older(self._lineage, 0)
             sent = _Written(
-                sent_bytes=header.size_bytes * len(holders), began_ns=time.monotonic_ns()
+                key=header.key,
+                sent_bytes=header.size_bytes * len(holders),
+                began_ns=time.monotonic_ns(),
             )
             self._written[header.key] = self._unheld[room.number] = sent
         try:
@@ -281,6 +288,8 @@ class SegmentClient:
         written.why_not = answer.why_not
         if written.sent_bytes and not answer.why_not:
             self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
+        if written.key is not None and not answer.why_not:
+            self.note_held(written.key)
 
     def _any_open(self, keys: Collection[SegmentKey]) -> bool:
         found = (self._written.get(key) for key in keys)

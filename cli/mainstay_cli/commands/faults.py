@@ -13,7 +13,7 @@ import typer
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
 from mainstay_cli.local import manifests, runs
-from mainstay_cli.views.faults import at_text, fired_text, target_text
+from mainstay_cli.views.faults import at_text, state_text, target_text
 
 app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
 
@@ -97,8 +97,11 @@ def inject(
             "flip": None if flip is None else parse_flip(flip),
         }
         entries = [_given(entry)]
-    listed = asyncio.run(_inject(runs.find_running(job), entries))
+    run = runs.find_running(job)
+    listed = asyncio.run(_inject(run, entries))
     print(json.dumps(listed, indent=1) if as_json else render(listed))
+    if not as_json and any(fault["action"] == "flip" for fault in listed):
+        print(f"after its step `faults ls {run.name}` says whether a flip was put in")
 
 
 @app.command(
@@ -154,7 +157,7 @@ def render(listed: list[dict[str, Any]]) -> str:
         return "the job has no faults"
     rows = [("fault", "action", "target", "at", "state")]
     rows += [
-        (fault["id"], fault["action"], target_text(fault), at_text(fault), _state_text(fault))
+        (fault["id"], fault["action"], target_text(fault), at_text(fault), state_text(fault))
         for fault in listed
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
@@ -162,11 +165,6 @@ def render(listed: list[dict[str, Any]]) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     )
-
-
-def _state_text(fault: dict[str, Any]) -> str:
-    fired = fault.get("fired")
-    return f"fired on {fired_text(fired)}" if fired else str(fault["state"])
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def describe_checks(job: dict[str, Any], told: Any) -> list[str]:
     if not job.get("dmr_coverage"):
         return []
     page = read_page(told)
-    lines = [f"checks: {job['dmr_coverage']}, {describe_counts(page)}"]
+    lines = [f"checks: {describe_counts(page)}; {job['dmr_coverage']}"]
     return lines + [f"  {one_line(k.told.describe())}" for k in page.findings[-MAX_SHOWN:]]
 
 

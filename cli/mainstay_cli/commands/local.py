@@ -19,6 +19,7 @@ from mainstay_cli.commands.findings import describe_checks
 from mainstay_cli.local import checkpoint_files, manifests
 from mainstay_cli.local import run as local_run
 from mainstay_cli.local.repeated import load_lineage
+from mainstay_cli.views.faults import describe_missed
 from mainstay_cli.views.lineage import describe_report
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
@@ -255,6 +256,8 @@ def summarize(result: local_run.RunResult, directory: Path, progress: PlainProgr
         progress.say(f"  {describe_recovery(recovery)}")
     for line in describe_checks(result.report, result.report.get("findings")):
         progress.say(f"  {line}")
+    for line in describe_missed(result.report.get("faults", [])):
+        progress.warn(line)
     for key, value in (result.report.get("digests", {}).get("final") or {}).items():
         progress.say(f"  {key:<9} {value}")
     crash = describe_crash(result.report.get("crash"))

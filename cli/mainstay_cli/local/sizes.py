@@ -13,11 +13,12 @@ from mainstay_cli.local import manifests, preflight, torch_process
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job import model_sizes
 from mainstay_core.job.approximation import made_anew
+from mainstay_core.job.config import check_window
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.sizes.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.rank_sizes import RankSizes, rank_sizes
-from mainstay_core.job.sizes.snapshot_sizes import check_memory, store_bytes
+from mainstay_core.job.sizes.snapshot_sizes import check_memory, most_units, store_bytes
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
 
@@ -86,10 +87,14 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
 
 
 def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
-    """Return the memory of a pod's store of segments; refuse one that is too small."""
+    """Return the memory of a pod's store of segments; refuse one that is too small.
+
+    A window of more steps than a stage has units is refused as well.
+    """
     kept = job.plan_snapshots()
     if kept is None:
         return None
+    check_window(kept.num_instalments, most_units(models[0], job.shape))
     least = store_bytes(
         models, job.shape, window=kept.num_instalments, peers=kept.peers, log=kept.log
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -19,6 +19,19 @@ def fired_text(fired: Mapping[str, Any]) -> str:
     """Return where a fault has fired: a pod, or a slot of it."""
     slot = "" if fired["slot"] is None else f"/{fired['slot']}"
     return f"{fired['pod']}{slot}"
+
+
+def state_text(fault: Mapping[str, Any]) -> str:
+    """Return what became of a fault."""
+    if fault.get("problem"):
+        return f"{fault['state']}: {fault['problem']}"
+    fired = fault.get("fired")
+    return f"fired on {fired_text(fired)}" if fired else str(fault["state"])
+
+
+def describe_missed(faults: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each fault of a run that changed nothing, with the reason."""
+    return [f"fault {f['id']} changed nothing: {f['problem']}" for f in faults if f.get("problem")]
 
 
 def at_text(fault: dict[str, Any]) -> str:

@@ -31,15 +31,23 @@ class FaultStatus:
 
     fault: FaultPoint
     state: str
-    """``waiting``, ``fired``, ``missed`` (its step is over) or ``over`` (the job is)."""
+    """``waiting``, ``fired``, ``missed`` (its step is over, and nothing was broken) or ``over``
+    (the job is)."""
     fired: FiredFault | None = None
+    problem: str = ""
+    """Why a flip that fired changed nothing; empty: it did, or that is not known."""
 
 
 def list_faults(state: CoordinatorState) -> tuple[FaultStatus, ...]:
     """Return all faults of a job, in the order in which the job was given them."""
-    fired = {f.fault: f for f in state.fired}
+    fired, missed = {f.fault: f for f in state.fired}, dict(state.missed)
     return tuple(
-        FaultStatus(fault=fault, state=_state_of(fault, state, fired), fired=fired.get(fault.id))
+        FaultStatus(
+            fault=fault,
+            state="missed" if fault.id in missed else _state_of(fault, state, fired),
+            fired=fired.get(fault.id),
+            problem=missed.get(fault.id, ""),
+        )
         for fault in state.config.faults
     )
 

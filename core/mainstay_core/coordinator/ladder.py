@@ -76,8 +76,6 @@ class Situation:
     """Cells that are gone."""
     disagreement: str = ""
     """What a check found, if copies disagree."""
-    peer_snapshot_step: int | None = None
-    """Newest step of which peers hold snapshots of every stage."""
     durable_step: int | None = 0
     """Newest durable version. 0 is the seed's initial state; None: even that is gone."""
     allow_approximate: bool = False
@@ -106,6 +104,8 @@ class Lack:
     """Trainers that are up and could take a place, if they are too few."""
     outline: bool = False
     """Whether a member is still to tell of what blocks the stages consist."""
+    silent: bool = False
+    """Whether a holder that was only cut off is waited for, alone or beside that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,15 +139,13 @@ def decide(situation: Situation) -> Decision:
             passed.append(f"row {row.value} ({row.name.lower()}): cannot be executed yet")
             reason = f"{sentence}; the answer ({row.name.lower()}) cannot be executed yet"
             return _decision(Row.WAIT, reason, passed, lack_of(situation, row))
-        source = _exact_source(situation) if row is Row.RESTART else None
+        source = situation.durable_step if row is Row.RESTART else None
         return _decision(row, sentence, passed, lack_of(situation, row), source)
     if _is_too_old(situation) and _places(situation) <= situation.free_slots:
         # Permission for an approximate recovery must not leave a job worse off than without it.
-        source, sentence = (
-            _exact_source(situation),
-            f"{_go_back(situation)}, for want of anything newer",
-        )
-        return _decision(Row.RESTART, sentence, passed, lack_of(situation, Row.RESTART), source)
+        sentence, lack = _go_back(situation), lack_of(situation, Row.RESTART)
+        reason = f"{sentence}, for want of anything newer"
+        return _decision(Row.RESTART, reason, passed, lack, situation.durable_step)
     return _decision(Row.WAIT, _condition(situation), passed, lack_of(situation, Row.WAIT))
 
 
@@ -193,11 +191,6 @@ def _places(situation: Situation) -> int:
     return len(_empty(situation))
 
 
-def _exact_source(situation: Situation) -> int | None:
-    steps = [s for s in (situation.peer_snapshot_step, situation.durable_step) if s is not None]
-    return max(steps, default=None)
-
-
 def _hand_over(situation: Situation) -> tuple[bool, str]:
     if situation.lost:
         return False, f"{count(situation.lost, 'cell')} already lost"
@@ -232,7 +225,7 @@ def _replay(situation: Situation) -> tuple[bool, str]:
     if _places(situation) > situation.free_slots:
         return False, _condition(situation)
     whose, what = ("its", "it") if len(without) == 1 else ("their", "them")
-    source = _exact_source(situation)
+    source = situation.durable_step
     other = "" if source is None else f", or all go on from {_origin(source)}"
     if situation.allow_approximate:
         other = ", or, if these are not complete, go on as the next rows say"
@@ -246,7 +239,7 @@ def _restart(situation: Situation) -> tuple[bool, str]:
     without = _without_state(situation)
     if not without:
         return False, "every stage has a living cell"
-    source = _exact_source(situation)
+    source = situation.durable_step
     if source is None:
         return False, "no exact source is left"
     if _is_too_old(situation):
@@ -259,14 +252,14 @@ def _restart(situation: Situation) -> tuple[bool, str]:
 
 
 def _go_back(situation: Situation) -> str:
-    without, source = _without_state(situation), _exact_source(situation)
+    without, source = _without_state(situation), situation.durable_step
     assert source is not None
     return f"{_stages(without)} no living cell with a state; all go on from {_origin(source)}"
 
 
 def _is_too_old(situation: Situation) -> bool:
     """Return whether a job goes on approximately rather than from the newest exact source."""
-    source, limit = _exact_source(situation), situation.approximate_after_lost_steps
+    source, limit = situation.durable_step, situation.approximate_after_lost_steps
     if source is None or not situation.allow_approximate or not _without_state(situation):
         return False
     if limit is None:
@@ -285,7 +278,7 @@ def judge_approximate(situation: Situation) -> tuple[bool, str]:
         return False, "every stage has a living cell"
     if not situation.allow_approximate:
         return False, "recovery.allowApproximate is off"
-    source = _exact_source(situation)
+    source = situation.durable_step
     if source is not None and not _is_too_old(situation):
         return False, f"an exact source (step {source}) is left"
     if len(without) == len(situation.stages):

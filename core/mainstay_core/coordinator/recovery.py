@@ -166,9 +166,10 @@ def _recover(
         # A trainer that is held back disturbs nobody in a job that stands still.
         answer = ladder.decide(find_situation(state, len(lost), math.inf, rules))
         takers = usable_slots(state, math.inf)
-    if answer.row in (ladder.Row.RESTART, ladder.Row.WAIT) and awaits_outline(state):
-        return _wait(state, wait_for_outline(state, answer), now_s)
     until_s = waits_until(state, rules)
+    if answer.row in (ladder.Row.RESTART, ladder.Row.WAIT) and awaits_outline(state):
+        both = wait_for_outline(state, answer, silent=now_s < until_s)
+        return _wait(state, both, now_s, least_until_s=until_s)
     if answer.row is ladder.Row.APPROXIMATE and now_s < until_s:
         return _wait(state, wait_for_silent(state, answer), now_s, least_until_s=until_s)
     if answer.row is ladder.Row.MASK:

@@ -22,18 +22,30 @@ from mainstay_core.wire.plan import Member, Method, Plan
 
 def wait_for_silent(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
     """Return the answer to wait for holders that were cut off, before a stage is made anew."""
-    silent = cut_off(state)
-    names = ", ".join(dict.fromkeys(pod_name(state, m.slot.pod) for m in silent))
     inner = state.shape.ranks_per_stage > 1
-    places = sorted({m.rank.position for m in silent})
+    places = sorted({m.rank.position for m in cut_off(state)})
     stages = tuple((stage, number if inner else None) for stage, number in places)
-    reason = f"{answer.reason}, unless {names} is heard in time, which was only cut off"
-    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages)
+    reason = f"{answer.reason}{_unless_heard(state)}"
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages, silent=True)
     return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
 
 
-def wait_for_outline(state: CoordinatorState, answer: ladder.Decision) -> ladder.Decision:
-    """Return the answer to wait until a member has told the store that lost the job of blocks."""
+def _unless_heard(state: CoordinatorState) -> str:
+    """Return who has the lost state and was only cut off, as the end of a sentence."""
+    names = ", ".join(dict.fromkeys(pod_name(state, m.slot.pod) for m in cut_off(state)))
+    return f", unless {names} is heard in time, which was only cut off"
+
+
+def wait_for_outline(
+    state: CoordinatorState, answer: ladder.Decision, *, silent: bool
+) -> ladder.Decision:
+    """Return the answer to wait until a member has told the store that lost the job of blocks.
+
+    Args:
+        state: of the job.
+        answer: without the wait.
+        silent: whether holders that were only cut off are waited for at the same time.
+    """
     places = sorted(
         {
             members[0].rank.position
@@ -45,9 +57,9 @@ def wait_for_outline(state: CoordinatorState, answer: ladder.Decision) -> ladder
     stages = tuple((stage, number if inner else None) for stage, number in places)
     reason = (
         "the store was lost, and no trainer has told again yet of what blocks the stages consist: "
-        "a lost one may be made anew"
+        f"a lost one may be made anew{_unless_heard(state) if silent else ''}"
     )
-    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages, outline=True)
+    lack = ladder.Lack(row=ladder.Row.APPROXIMATE, stages=stages, outline=True, silent=silent)
     return replace(answer, row=ladder.Row.WAIT, exact=True, reason=reason, lack=lack)
 
 

@@ -97,6 +97,8 @@ class SlotState:
     """Why it can never be used; empty if it can."""
     clean_from: int | None = field(default=None, metadata=OMITTED)
     """First step in which no witness has agreed with its device yet, as its trainers told last."""
+    witnessed_at: int | None = field(default=None, metadata=OMITTED)
+    """Newest step in which a witness has agreed with its device; None: none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +313,8 @@ class CoordinatorState:
     """Final digests of each position, from the first member that finished."""
     finished: tuple[Incarnation, ...] = ()
     fired: tuple[FiredFault, ...] = ()
+    missed: tuple[tuple[str, str], ...] = field(default=(), metadata=OMITTED)
+    """Injected flips of which nothing came that they name, each with what came in its place."""
     injected: tuple[str, ...] = ()
     """Faults on spares that were handed to their pod."""
     crashes: tuple[RepeatedCrash, ...] = ()

@@ -7,7 +7,8 @@ way in between stands until the definition itself changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.dmr.settings import Mode, PlanName
-from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
+from mainstay_core.job.config import DECAY_ONE, ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.protections import LOOP, entry_of
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
@@ -60,6 +61,8 @@ _PATHS = {
     "shape.ranks_per_pod": "spec.parallelism.ranksPerPod",
     "shape.micro_batches": "spec.pipeline.microBatches",
     "shape.checkpoint_every_steps": "spec.checkpoint.everySteps",
+    "shape.order": "spec.pipeline.order",
+    "shape.cut": "spec.pipeline.cut",
     "entrypoint": "spec.workload.entrypoint",
     "args": "spec.workload.args",
     "workload": "spec.workload.config",
@@ -99,8 +102,18 @@ _PATHS = {
     "snapshots.domains": "spec.protection.domains",
     "snapshots.ordering": "spec.snapshots.ordering",
     "snapshots.decay": "spec.snapshots.decayPercent",
+    "snapshots.boundary": "spec.snapshots.replay",
 }
 """Where a user finds a field that the processes name otherwise."""
+_MEBIBYTE = 1 << 20
+_UNITS: Mapping[str, Callable[[Any], object]] = {
+    "bucket_bytes": lambda size: size // _MEBIBYTE,
+    "checkpoint_copy_bytes": lambda size: size // _MEBIBYTE,
+    "snapshots.num_instalments": lambda length: length or "Auto",
+    "snapshots.boundary": lambda boundary: "Boundary" if boundary else "Gradients",
+    "snapshots.decay": lambda decay: round(100 * decay / DECAY_ONE),
+}
+"""In what a definition says fields that the processes have in other units."""
 
 
 def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) -> Transition:
@@ -119,7 +132,8 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
     for name, before, after in _differences(old, new):
         raise InvalidSpecError(
             _PATHS.get(name, name),
-            f"is {after!r}, was {before!r}: it cannot change in a job that exists; "
+            f"is {_show(name, after)}, was {_show(name, before)}: it cannot change in a job that "
+            "exists; "
             "delete the job and create it anew",
         )
     _check_checks(state, new)
@@ -154,6 +168,12 @@ def note_submission(state: CoordinatorState, event: JobSubmitted, now_s: float) 
     message = f"the job's definition has changed: {', '.join(changed) or 'times'}"
     announce = Announce(code="Submitted", message=message)
     return result.then(Transition(state=result.state, actions=(announce,), reason=message))
+
+
+def _show(name: str, value: Any) -> str:
+    """Return the value of a field as a definition says it."""
+    said = _UNITS[name](value) if name in _UNITS else value
+    return repr(said.value if isinstance(said, enum.Enum) else said)
 
 
 def _check_checks(state: CoordinatorState, new: JobConfig) -> None:
@@ -211,16 +231,19 @@ def note_topology(state: CoordinatorState, event: TopologyReported, now_s: float
 
 
 def _differences(old: JobConfig, new: JobConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (name, old value, new value) of each field that differs and must not."""
+    """Yield (name, old value, new value) of each field that differs and must not.
+
+    What others follow from comes first: a swapped pipeline has guards, for example.
+    """
     pairs = [
-        (f.name, getattr(old, f.name), getattr(new, f.name))
-        for f in fields(JobConfig)
-        if f.name not in (*MUTABLE, *_NOT_SUBMITTED, "shape", "snapshots")
-    ]
-    pairs += [
         (f"shape.{f.name}", getattr(old.shape, f.name), getattr(new.shape, f.name))
         for f in fields(old.shape)
         if f.name not in MUTABLE_SHAPE
+    ]
+    pairs += [
+        (f.name, getattr(old, f.name), getattr(new, f.name))
+        for f in fields(JobConfig)
+        if f.name not in (*MUTABLE, *_NOT_SUBMITTED, "shape", "snapshots")
     ]
     pairs += _snapshot_pairs(old, new)
     yield from ((name, before, after) for name, before, after in pairs if before != after)

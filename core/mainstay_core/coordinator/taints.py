@@ -23,11 +23,13 @@ from mainstay_core.coordinator.siting import usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
+    SlotState,
     has_members,
     uid_of,
     with_pod,
     with_slots,
 )
+from mainstay_core.dmr.settings import Witnessed
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Named
 from mainstay_core.wire.ledger import CleanDevice
@@ -150,14 +152,40 @@ def _named_again(
 def note_clean(state: CoordinatorState, devices: Iterable[CleanDevice]) -> CoordinatorState:
     """Return the state that knows since when no witness has agreed with devices."""
     known = {s.slot: s for s in state.slots}
-    changed = [replace(known[d.slot], clean_from=d.clean_from) for d in devices if d.slot in known]
+    changed = [_told(known[d.slot], d.clean_from) for d in devices if d.slot in known]
     return with_slots(state, changed)
+
+
+def _told(known: SlotState, clean_from: int) -> SlotState:
+    """Return a slot of whose device its trainer tells since when no witness has agreed with it.
+
+    That grows by nothing but a witness. What is told first may be where the trainer began.
+    """
+    before = known.clean_from
+    if clean_from == before:
+        return known
+    agreed = before is not None and clean_from > before
+    return replace(known, clean_from=clean_from, witnessed_at=clean_from - 1 if agreed else None)
+
+
+def count_witnessed(state: CoordinatorState) -> Witnessed | None:
+    """Return with how many members a witness has agreed in the last round; None without one.
+
+    Of the newest step that is not known yet: trainers tell of a step in the vote of the next.
+    """
+    plan, every_steps = state.in_force, state.checks_in_force.witness_every_steps
+    if plan is None or not every_steps:
+        return None
+    since = state.step - 1 - every_steps * len(plan.chains)
+    members = {m.slot for m in plan.members}
+    clean = {s.slot for s in state.slots if s.witnessed_at is not None and s.witnessed_at >= since}
+    return Witnessed(num_clean=len(clean & members), num_devices=len(members))
 
 
 def forget_clean(state: CoordinatorState, step: int) -> CoordinatorState:
     """Return the state of a job that goes on at a step: what comes again nobody has compared."""
     late = [s for s in state.slots if s.clean_from is not None and s.clean_from > step]
-    return with_slots(state, [replace(s, clean_from=step) for s in late])
+    return with_slots(state, [replace(s, clean_from=step, witnessed_at=None) for s in late])
 
 
 def note_gone(state: CoordinatorState, step: int) -> CoordinatorState:

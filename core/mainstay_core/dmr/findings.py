@@ -20,7 +20,6 @@ _REMEDIES = {
     Remedy.NOTHING: "nothing had to be done",
     Remedy.REPAIR: "it was repaired before anybody read it",
     Remedy.VOID_TYPE: "the shard type is computed again",
-    Remedy.VOID_TYPE_ELSEWHERE: "another chain computes the shard type",
     Remedy.REDUCE_AGAIN: "all cells reduce the gradient again",
     Remedy.OTHER_COPY: "the copy counts on which most replicas agree",
     Remedy.HAND_OVER: "the trainer ends, and all it holds of the step is void",

@@ -30,14 +30,33 @@ NEXT_RECV = "NEXT_RECV"
 WAIT_S = 4e-5
 """What it costs to let a check wait, beside its execution: what is shorter is executed at once. Of
 a CPU, as all times here; chosen by measurement (docs/benchmarks.md)."""
-IMPRINT_S, IMPRINT_S_PER_BYTE = 3e-6, 6e-11
-"""What an imprint of a tensor costs, compiled as they are on a CPU. Where to execute a kernel again
-costs less, a recompute is not compared with its forward, but both are executed twice."""
 AGAIN_S, COMPARE_S_PER_BYTE = 4.6e-6, 3e-11
 """What a second execution at once costs beside the kernel, and to compare what it has made."""
 POINTWISE_S_PER_BYTE = 8e-11
 """What a kernel that computes element by element takes for each byte that it makes, at least."""
 _WAITING = (*DEFERRED, Method.DYNAMIC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImprintPrice:
+    """What an imprint of a tensor costs on a CPU.
+
+    Where to execute a kernel again costs less, a recompute is not compared with its forward, but
+    both are executed twice.
+    """
+
+    start_s: float
+    s_per_byte: float
+
+    def of(self, sizes: Sequence[int]) -> float:
+        """Return the seconds for tensors of so many bytes each."""
+        return len(sizes) * self.start_s + sum(sizes) * self.s_per_byte
+
+
+COMPILED_IMPRINT = ImprintPrice(start_s=3e-6, s_per_byte=6e-11)
+"""Of one pass over the bytes, in compiled code."""
+BATCHED_IMPRINT = ImprintPrice(start_s=8e-6, s_per_byte=1.5e-10)
+"""Of products of torch, where no code is compiled."""
 
 
 class RefusedPlanError(MainstayError):
@@ -89,12 +108,13 @@ class Schedule:
     """How operator time is checked, by method, for people."""
 
 
-def schedule_of(profile: Profile, plan: Plan) -> Schedule:
+def schedule_of(profile: Profile, plan: Plan, imprint: ImprintPrice = COMPILED_IMPRINT) -> Schedule:
     """Return what a trainer does of a plan.
 
     Args:
         profile: of the stage in this run.
         plan: keeps the rule of coverage for it.
+        imprint: what an imprint costs the trainer.
 
     Raises:
         RefusedPlanError: a trainer cannot carry it out; the piece is named.
@@ -105,7 +125,7 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
     for piece in plan.pieces:
         if piece.method is Method.PIGGYBACK:
             piggyback.add(graph.operators[graph.places[piece.operators[0]]].block)
-            cheap.update(name for name in piece.operators if _is_cheap(profile, name))
+            cheap.update(name for name in piece.operators if _is_cheap(profile, name, imprint))
             continue
         if piece.method not in (Method.INTER, Method.INTRA, Method.DYNAMIC):
             continue
@@ -129,28 +149,33 @@ def schedule_of(profile: Profile, plan: Plan) -> Schedule:
     )
 
 
-def is_twice_cheaper(execution_s: float, sizes: Sequence[int]) -> bool:
+def is_twice_cheaper(execution_s: float, sizes: Sequence[int], imprint: ImprintPrice) -> bool:
     """Return whether a kernel is executed twice for less than its imprints cost.
 
     Args:
         execution_s: of one execution.
         sizes: bytes of each tensor that it makes.
+        imprint: what an imprint costs here.
     """
     again_s = execution_s + AGAIN_S + sum(sizes) * COMPARE_S_PER_BYTE
-    return again_s < len(sizes) * IMPRINT_S + sum(sizes) * IMPRINT_S_PER_BYTE
+    return again_s < imprint.of(sizes)
 
 
-def is_pointwise_cheaper(sizes: Sequence[int]) -> bool:
-    """Return the same of a kernel that computes element by element, and was not measured."""
-    return is_twice_cheaper(sum(sizes) * POINTWISE_S_PER_BYTE, sizes)
+def is_pointwise_cheaper(sizes: Sequence[int], imprint: ImprintPrice) -> bool:
+    """Return the same of a kernel that computes element by element, and was not measured.
+
+    Without compiled code this is so of every such kernel; with it, of those that make several small
+    tensors.
+    """
+    return is_twice_cheaper(sum(sizes) * POINTWISE_S_PER_BYTE, sizes, imprint)
 
 
-def _is_cheap(profile: Profile, name: str) -> bool:
+def _is_cheap(profile: Profile, name: str, imprint: ImprintPrice) -> bool:
     """Return whether an operator is executed twice for less than its imprints cost."""
     graph = profile.graph
     operator = graph.operators[graph.places[name]]
     sizes = [graph.tensors[output].size_bytes for output in operator.outputs]
-    return is_twice_cheaper(operator.median_s, sizes)
+    return is_twice_cheaper(operator.median_s, sizes, imprint)
 
 
 def _parts_of(profile: Profile, piece: Piece, known: Mapping[str, Part]) -> dict[str, Part]:
@@ -202,13 +227,15 @@ def describe_shares(plan: Plan) -> str:
     )
 
 
-def plan_here(profile: Profile) -> tuple[Plan, Schedule]:
+def plan_here(profile: Profile, imprint: ImprintPrice = COMPILED_IMPRINT) -> tuple[Plan, Schedule]:
     """Plan a stage from the profile of its run, and say what a trainer does of that."""
     plan = _timed(profile, demote(profile, plan_checks(profile)))
-    return plan, schedule_of(profile, plan)
+    return plan, schedule_of(profile, plan, imprint)
 
 
-def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
+def follow(
+    profile: Profile, plan: Plan, imprint: ImprintPrice = COMPILED_IMPRINT
+) -> tuple[Plan, Schedule]:
     """Take up a plan that was made from another profile of the same stage.
 
     What waits there for a window that this run has not, or has before, is checked at once.
@@ -216,6 +243,7 @@ def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
     Args:
         profile: of the stage in this run.
         plan: from a file.
+        imprint: what an imprint costs the trainer.
 
     Returns:
         The plan with the times of this run, and what a trainer does of it.
@@ -233,7 +261,7 @@ def follow(profile: Profile, plan: Plan) -> tuple[Plan, Schedule]:
     ordered = reorder(profile, plan)
     verify_rule(profile, ordered)
     timed = _timed(profile, demote(profile, ordered))
-    return timed, schedule_of(profile, timed)
+    return timed, schedule_of(profile, timed, imprint)
 
 
 def _timed(profile: Profile, plan: Plan) -> Plan:

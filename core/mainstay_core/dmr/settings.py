@@ -105,32 +105,114 @@ class StageChecks:
         return f"stage {self.stage}: {self.shares}{why}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witnessed:
+    """The devices with which a witness has agreed in the last round.
+
+    A round is as many steps as it takes until each replica was witnessed once.
+    """
+
+    num_clean: int
+    num_devices: int
+    """All that have a rank."""
+
+
 def describe_coverage(
     mode: Mode,
     plan: PlanName = PlanName.NAIVE,
     planned: Sequence[StageChecks] = (),
     witness_every_steps: int = 0,
+    witnessed: Witnessed | None = None,
+    *,
+    is_loop: bool = False,
 ) -> str:
-    """Return what is checked: the share of operator time, by method; empty: nothing is.
+    """Return what is checked, by method, and what is not, by name; empty: nothing is.
 
     Args:
         mode: of the job.
         plan: of the job.
         planned: what trainers have told of their stages, in order.
         witness_every_steps: between steps with a witness; 0: there is none.
+        witnessed: what the last round of witnesses came to; None: it is not known.
+        is_loop: whether the job is a training loop of the user's own.
     """
-    by_method = _describe_executions(mode, plan, planned)
-    return "; ".join(filter(None, (by_method, _describe_witness(witness_every_steps))))
+    every = witness_every_steps
+    parts = (
+        describe_executions(mode, plan, planned),
+        _describe_basis(mode, plan, planned, is_loop=is_loop),
+        _describe_witness(every, witnessed),
+    )
+    told = "; ".join(filter(None, parts))
+    missing = uncovered(mode, witness_every_steps=every, is_loop=is_loop)
+    return f"{told}; not covered: {', '.join(missing)}" if told else ""
 
 
-def _describe_witness(every_steps: int) -> str:
+def _describe_witness(every_steps: int, witnessed: Witnessed | None) -> str:
     if not every_steps:
         return ""
     when = "each step" if every_steps == 1 else f"one of {every_steps} steps"
-    return f"a witness computes a shard type again in {when}"
+    told = f"a witness computes a shard type again in {when}"
+    if witnessed is None:
+        return told
+    devices = count(witnessed.num_devices, "device")
+    return f"{told}, {witnessed.num_clean} of {devices} witnessed in the last round"
 
 
-def _describe_executions(mode: Mode, plan: PlanName, planned: Sequence[StageChecks]) -> str:
+def _describe_basis(
+    mode: Mode, plan: PlanName, planned: Sequence[StageChecks], *, is_loop: bool
+) -> str:
+    """Return what the shares are shares of."""
+    if mode is not Mode.FULL:
+        return ""  # that of Piggyback says it
+    if is_loop:
+        return "works are compared by gradient and loss, all else by kernels"
+    if plan in PLANNED and planned:
+        return (
+            "shares are of the operator time of a micro-batch's passes; sums, norms, apply, the "
+            "cast and the batch are executed twice at once besides"
+        )
+    return "shares are of all that torch computes in a step"
+
+
+REPEATED = "faults that repeat themselves on a device"
+BUT_WITNESSED = "but for the shard types that a witness compares"
+UNWITNESSED = "all shard types that no witness compares"
+SUMS = "sums of types and of cells"
+BETWEEN_STAGES = "what travels between stages"
+AT_REST = "the state at rest until a vote compares it"
+HOST = "what the host computes"
+IN_PLACE = "collectives in place"
+
+
+def uncovered(
+    mode: Mode, *, witness_every_steps: int = 0, is_loop: bool = False
+) -> tuple[str, ...]:
+    """Return what neither checks nor a witness would find, by name.
+
+    Piggyback's own words say which operators it leaves out.
+
+    Args:
+        mode: of the job.
+        witness_every_steps: between steps with a witness; 0: there is none.
+        is_loop: whether the job is a training loop of the user's own: it has one stage of one rank.
+    """
+    if mode is Mode.OFF:
+        return (UNWITNESSED, SUMS, AT_REST)
+    but = f", {BUT_WITNESSED}" if witness_every_steps else ""
+    within = () if is_loop else (BETWEEN_STAGES, IN_PLACE)
+    return (REPEATED + but, *within, AT_REST, HOST)
+
+
+def describe_executions(
+    mode: Mode, plan: PlanName = PlanName.NAIVE, planned: Sequence[StageChecks] = ()
+) -> str:
+    """Return the share of operator time that is executed twice, by method; empty: nothing is.
+
+    Args:
+        mode: of the job.
+        plan: of the job.
+        planned: what trainers have told of their stages, in order.
+    """
     if mode is Mode.FULL and plan in PLANNED and planned:
         return "; ".join(checks.describe() for checks in planned)
     if mode is Mode.FULL and plan is PlanName.DYNAMIC:

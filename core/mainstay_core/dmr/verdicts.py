@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from mainstay_core.base.errors import LocalProtocolError
 
 MAX_REPEATS = 1
-"""Voids of a type on one device in a step before another chain computes it."""
+"""Votes of one chain, in a step, that call types bad before another chain computes them: the ranks
+decide that (:mod:`mainstay_core.rank.recheck`)."""
 
 
 class Verdict(enum.StrEnum):
@@ -43,8 +44,6 @@ class Remedy(enum.StrEnum):
     VOID_TYPE = "void-type"
     """The shard type is void in its whole chain, with all it was summed into; only that is computed
     again."""
-    VOID_TYPE_ELSEWHERE = "void-type-elsewhere"
-    """The same, and another chain computes it."""
     REDUCE_AGAIN = "reduce-again"
     """The gradient is reduced once more, by all cells."""
     OTHER_COPY = "other-copy"
@@ -68,7 +67,6 @@ def judge(
     third: str,
     *,
     used: bool,
-    num_voided: int = 0,
     goes_on: bool = False,
 ) -> Judgement:
     """Return which of three executions was wrong, and what is done about it.
@@ -78,7 +76,6 @@ def judge(
         checker: digest of the second one.
         third: digest of the third one, from the same inputs.
         used: whether something was computed from the primary value already.
-        num_voided: types of this step that were voided on this device before.
         goes_on: whether the checker's value goes on as well, as that of a recompute does. Nobody
             has used it.
 
@@ -103,10 +100,8 @@ def judge(
     reason = "the third execution equals the checker: the primary one was hit, and "
     if not used:
         remedy, what = Remedy.REPAIR, "nobody has used its value"
-    elif num_voided < MAX_REPEATS:
-        remedy, what = Remedy.VOID_TYPE, "its value was used"
     else:
-        remedy, what = Remedy.VOID_TYPE_ELSEWHERE, "not for the first time on this device"
+        remedy, what = Remedy.VOID_TYPE, "its value was used"
     return Judgement(verdict=Verdict.PRIMARY_HIT, remedy=remedy, reason=reason + what)
 
 

@@ -65,6 +65,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint-renamed": ("CHECKPOINT_RENAMED",),
     "snapshot": ("SNAPSHOT",),
     "snapshot-copied": ("SNAPSHOT_COPIED",),
+    "snapshot-held": ("SNAPSHOT_HELD",),
     "log": ("LOG",),
     "logged": ("LOGGED",),
     "replay": ("REPLAY",),
@@ -81,11 +82,12 @@ SENDS_ON = ("SEND_F", "RECV_B")
 """Transfers with the next stage. The last stage has none."""
 SENDS_BACK = ("RECV_F", "SEND_B")
 """Transfers with the stage before. The first stage has none."""
-OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED")
+OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED", "SNAPSHOT_HELD")
 """Actions of a rank between and beside steps. A fault without a phase does not mean these."""
 OF_SNAPSHOTS = (
     "SNAPSHOT",
     "SNAPSHOT_COPIED",
+    "SNAPSHOT_HELD",
     "LOG",
     "LOGGED",
     "REPLAY",

@@ -9,6 +9,7 @@
 - ``status``: the status that the operator writes
 - ``crd``: the CustomResourceDefinition, made from the model
 - ``crd_rules``: rules that the API server checks, in CEL
+- ``sentences``: what the model and these rules say alike of pipelines and permission
 - ``config``: what trainers and supervisors need to know of a job, in plain values
 - ``approximation``: what it says of approximate recovery, checked, and the rules that follow
 - ``phase``: the phases of a job, and which of them are its end

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.words import count
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
+from mainstay_core.job.sentences import (
+    STALE_WITHOUT_CHECKPOINTS,
+    no_neighbours,
+)
 from mainstay_core.job.sizes.rank_sizes import Made
 
 
@@ -54,6 +57,8 @@ def check_approximate(
 ) -> None:
     """Refuse rules that could never be used.
 
+    A limit on lost steps stays where the permission is switched off for a while.
+
     Args:
         recovery: what is said of it.
         checkpoint: of the job.
@@ -67,23 +72,10 @@ def check_approximate(
     if stale_steps is not None and not checkpoint.every_steps:
         raise InvalidSpecError(
             "spec.recovery.approximate.staleSteps",
-            f"is {stale_steps}, but the job keeps no checkpoint from which a stage could be "
-            "loaded; set spec.checkpoint.everySteps, or remove it",
+            f"is {stale_steps}, but {STALE_WITHOUT_CHECKPOINTS}",
         )
     if not recovery.allow_approximate:
-        if recovery.approximate_after_lost_steps is not None:
-            raise InvalidSpecError(
-                "spec.recovery.approximateAfterLostSteps",
-                "is for jobs with allowApproximate true; remove it",
-            )
         return
     if stages == 1 or (stages == 2 and in_order and stale_steps is None):
-        own = "approximate.staleSteps, so that a stage loads a checkpoint of its own"
-        if not checkpoint.every_steps:
-            own = f"checkpoints (checkpoint.everySteps) and {own}"
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            f"is true, but with {count(stages, 'stage')} no stage has two neighbours to make it "
-            "anew from; use false, or more stages"
-            + (f", or pipeline.order Swapped, or {own}" if stages == 2 else ""),
-        )
+        why = no_neighbours(stages, keeps_checkpoints=checkpoint.every_steps > 0)
+        raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

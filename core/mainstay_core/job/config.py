@@ -26,8 +26,10 @@ from mainstay_core.base.bounds import (
     Text,
 )
 from mainstay_core.base.codec import OMITTED
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count
 from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_core.faults.points import FaultPoint
 
@@ -102,6 +104,24 @@ class SnapshotConfig:
     def log(self) -> LogKind:
         """The kind of log from which a lost state is made anew."""
         return LogKind.BOUNDARY if self.boundary else LogKind.GRADIENTS
+
+
+def check_window(window: int, num_units: int) -> None:
+    """Refuse a window of which some step would copy nothing in any stage.
+
+    Args:
+        window: steps of it; 0: as many as the trainers choose.
+        num_units: units of the stage that has the most. Each is copied in one step.
+
+    Raises:
+        InvalidSpecError: the window is longer.
+    """
+    if window > num_units:
+        raise InvalidSpecError(
+            "spec.snapshots.window",
+            f"is {window}, but no stage has more than {count(num_units, 'unit')} of which a step "
+            f"could copy one; use at most {num_units}, or Auto",
+        )
 
 
 WEIGHTINGS = ("GradientNorm", "Uniform", "Copy")

@@ -1,7 +1,8 @@
 """Defines the rules in CEL by which an API server checks a TrainingJob beyond single fields.
 
 Each rule stands at the section that it is about. :mod:`mainstay_core.job.spec` checks the rules
-about one moment as well, for local mode and the api. Rules about a change (``oldSelf``) are checked
+about one moment as well, for local mode and the api; of pipelines and permission both have the same
+sentences (:mod:`mainstay_core.job.sentences`). Rules about a change (``oldSelf``) are checked
 here alone. What identifies a job, and what its agents were told when it began, never changes. To
 change it, make another job.
 """
@@ -13,6 +14,22 @@ from dataclasses import dataclass
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
 from mainstay_core.dmr.settings import WAY
 from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
+from mainstay_core.job.sentences import (
+    COMPILE_OFF,
+    EVEN_MICRO_BATCHES,
+    GUARDS_IN_ORDER,
+    GUARDS_OF_SEVERAL_RANKS,
+    ONE_MICRO_BATCH_SWAPPED,
+    ONE_STAGE_SWAPPED,
+    REPLAY_GRADIENTS,
+    STALE_WITHOUT_CHECKPOINTS,
+    TOO_MANY_GUARDS,
+    TWO_ENDS_BESIDE_SNAPSHOTS,
+    TWO_ENDS_OF_SEVERAL_RANKS,
+    WAY_IN_PATH,
+    no_neighbours,
+    swapped_only_with,
+)
 
 SPEC = "spec"
 
@@ -64,6 +81,107 @@ def _constant(section: str, field: str, *, optional: bool = False) -> Rule:
 
 _REPLICAS = "(has(self.parallelism.replicas) ? self.parallelism.replicas : self.training.lanes)"
 _NUM_RANKS = f"{_REPLICAS} * self.parallelism.stages * self.parallelism.ranksPerStage"
+
+_ORDER, _PERMISSION = ".pipeline.order", ".recovery.allowApproximate"
+_GUARDS = ".recovery.approximate.guards"
+_IN_ORDER = "self.pipeline.order == 'InOrder'"
+_HAS_STALE = "has(self.recovery.approximate.staleSteps)"
+_HAS_GUARDS = f"has(self{_GUARDS})"
+_NO_GUARDS = f"!{_HAS_GUARDS} || self{_GUARDS} == 0"
+_PLAN = "self.detection.dmr.plan"
+_EVEN = "self.pipeline.microBatches == 1 || self.pipeline.microBatches % 2 == 0"
+_TWO_ENDS = (
+    f"!self{_PERMISSION} || {_HAS_GUARDS} || {_HAS_STALE} || {_IN_ORDER} || "
+    "self.parallelism.stages != 2"
+)
+"""True where neither of two swapped stages lacks what guards or a checkpoint of its own give."""
+
+PIPELINE: tuple[Rule, ...] = (
+    Rule(
+        section=SPEC,
+        field=".recovery.approximate.staleSteps",
+        rule=f"!{_HAS_STALE} || self.checkpoint.everySteps > 0",
+        message=f"is set, but {STALE_WITHOUT_CHECKPOINTS}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_PERMISSION,
+        rule=f"!self{_PERMISSION} || self.parallelism.stages > 1",
+        message=f"is true, but {no_neighbours(1, keeps_checkpoints=True)}",
+    ),
+    *(
+        Rule(
+            section=SPEC,
+            field=_PERMISSION,
+            rule=f"!self{_PERMISSION} || self.parallelism.stages != 2 || !({_IN_ORDER}) || "
+            f"{_HAS_STALE} || self.checkpoint.everySteps {other}",
+            message=f"is true, but {no_neighbours(2, keeps_checkpoints=keeps)}",
+        )
+        for keeps, other in ((False, "> 0"), (True, "== 0"))
+    ),
+    Rule(
+        section=SPEC,
+        field=_PERMISSION,
+        rule=f"{_TWO_ENDS} || self.parallelism.ranksPerStage > 1 || !self.snapshots.enabled",
+        message=f"is true, but {TWO_ENDS_BESIDE_SNAPSHOTS}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_PERMISSION,
+        rule=f"{_TWO_ENDS} || self.parallelism.ranksPerStage == 1",
+        message=f"is true, but {TWO_ENDS_OF_SEVERAL_RANKS}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_ORDER,
+        rule=f"{_IN_ORDER} || self.parallelism.stages > 1",
+        message=f"is Swapped, but {ONE_STAGE_SWAPPED}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_ORDER,
+        rule=f"{_IN_ORDER} || self.training.lanes > 1 || self.pipeline.microBatches > 1 || "
+        "type(self.training.shardsPerLane) == int && self.training.shardsPerLane > 1",
+        message=f"is Swapped, but {ONE_MICRO_BATCH_SWAPPED}",
+    ),
+    *(
+        Rule(
+            section=SPEC,
+            field=_ORDER,
+            rule=f"{_IN_ORDER} || {fits}",
+            message=f"is Swapped, {swapped_only_with(wanted)}",
+        )
+        for wanted, fits in (
+            (COMPILE_OFF, "self.runtime.compile == 'Off'"),
+            (WAY_IN_PATH, f"!{_PLAN}.startsWith('/') || {_PLAN}.contains('{WAY}')"),
+            (EVEN_MICRO_BATCHES, f"!{_PLAN}.startsWith('/') || {_EVEN}"),
+            (
+                REPLAY_GRADIENTS,
+                "!self.snapshots.enabled || self.snapshots.replay != 'Boundary'",
+            ),
+        )
+    ),
+    Rule(
+        section=SPEC,
+        field=_GUARDS,
+        rule=f"{_NO_GUARDS} || !({_IN_ORDER})",
+        message=f"is above 0, but {GUARDS_IN_ORDER}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_GUARDS,
+        rule=f"{_NO_GUARDS} || {_IN_ORDER} || self.parallelism.ranksPerStage == 1",
+        message=f"is above 0, but {GUARDS_OF_SEVERAL_RANKS}",
+    ),
+    Rule(
+        section=SPEC,
+        field=_GUARDS,
+        rule=f"{_NO_GUARDS} || self{_GUARDS} <= self.training.lanes",
+        message=f"is above the lanes, but {TOO_MANY_GUARDS}",
+    ),
+)
+"""Rules about the order of a pipeline, permission to make its stages anew, and guards of its ends:
+each in the model's words. The model alone knows what layers the stages have."""
 
 CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
@@ -141,38 +259,7 @@ CROSS_FIELD: tuple[Rule, ...] = (
         message="is Piggyback, but without runtime.recompute no forward is executed again; set "
         "runtime.recompute, or use Full",
     ),
-    Rule(
-        section=SPEC,
-        field=".recovery.approximate.staleSteps",
-        rule="!has(self.recovery.approximate.staleSteps) || self.checkpoint.everySteps > 0",
-        message="is set, but the job keeps no checkpoint from which a stage could be loaded; set "
-        "spec.checkpoint.everySteps, or remove it",
-    ),
-    Rule(
-        section=SPEC,
-        field=".pipeline.order",
-        rule="self.pipeline.order == 'InOrder' || self.parallelism.stages > 1",
-        message="is Swapped, but a single stage has nothing to swap; use InOrder, or more stages",
-    ),
-    Rule(
-        section=SPEC,
-        field=".pipeline.order",
-        rule="self.pipeline.order == 'InOrder' || (!self.detection.dmr.plan.startsWith('/') || "
-        f"self.detection.dmr.plan.contains('{WAY}') && (self.pipeline.microBatches == 1 || "
-        "self.pipeline.microBatches % 2 == 0)) && self.runtime.compile == 'Off' && "
-        "!(self.snapshots.enabled && self.snapshots.replay == 'Boundary')",
-        message=f"is Swapped, with which this version can only have {WAY} in the path of "
-        "detection.dmr.plan, and then one micro-batch or an even number, runtime.compile Off and "
-        "snapshots.replay Gradients; use these, or InOrder",
-    ),
-    Rule(
-        section=SPEC,
-        field=".recovery.approximate.guards",
-        rule="!has(self.recovery.approximate.guards) || self.recovery.approximate.guards == 0 || "
-        "self.pipeline.order == 'Swapped' && self.parallelism.ranksPerStage == 1",
-        message="is above 0, which takes pipeline.order Swapped and parallelism.ranksPerStage 1; "
-        "use these, or 0",
-    ),
+    *PIPELINE,
     Rule(
         section="spec.detection.dmr",
         field=".plan",

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.base.words import count
 from mainstay_core.job.config import SWAPPED_GUARDS
 from mainstay_core.job.sections import RecoveryPolicy
+from mainstay_core.job.sentences import (
+    GUARDS_IN_ORDER,
+    GUARDS_OF_SEVERAL_RANKS,
+    TOO_MANY_GUARDS,
+    TWO_ENDS_BESIDE_SNAPSHOTS,
+    TWO_ENDS_OF_SEVERAL_RANKS,
+)
 
 
 def resolve_guards(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool) -> int:
-    """Return the guards of each end; fewer serve where the stage beside it has fewer cells.
+    """Return the guards of each end; fewer serve while the stage beside it has fewer cells.
 
     Args:
         recovery: of the job.
@@ -31,19 +37,17 @@ def check_guards(recovery: RecoveryPolicy, shape: JobShape) -> None:
     Raises:
         InvalidSpecError: names the field and what would be right.
     """
-    guards, cells = recovery.approximate.guards, shape.replicas
+    # The number of guards cannot change, and that of replicas can.
+    guards, cells = recovery.approximate.guards, shape.lanes
     if not guards:
         return
     wrong = ""
     if shape.order is Order.IN_ORDER:
-        wrong = "in order no stage is an end's twin, from which its layers could be made anew; use "
-        wrong += "0, or pipeline.order Swapped"
+        wrong = GUARDS_IN_ORDER
     elif shape.ranks_per_stage > 1:
-        wrong = "nobody guards what several ranks of a stage share in this version; use 0, or "
-        wrong += "parallelism.ranksPerStage 1"
+        wrong = GUARDS_OF_SEVERAL_RANKS
     elif guards > cells:
-        have = count(cells, "cell")
-        wrong = f"the stage beside an end has {have}, one for each replica; use at most {cells}"
+        wrong = f"{TOO_MANY_GUARDS}: {cells}"
     if wrong:
         raise InvalidSpecError("spec.recovery.approximate.guards", f"is {guards}, but {wrong}")
 
@@ -62,18 +66,6 @@ def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool
         return
     if resolve_guards(recovery, shape, snapshots=snapshots):
         return
-    if shape.ranks_per_stage == 1:
-        raise InvalidSpecError(
-            "spec.recovery.allowApproximate",
-            "is true, but with snapshots there are no guards unless they are asked for, so neither "
-            "of the 2 stages could be made anew; set approximate.guards (2, or 0 if no stage has a "
-            "kind of block that the other lacks), or use false",
-        )
-    raise InvalidSpecError(
-        "spec.recovery.allowApproximate",
-        "is true, but with several ranks to a stage nobody guards what each of the 2 stages alone "
-        "has (embedding, head), so neither could be made anew; use false, or more stages, or "
-        "checkpoints (checkpoint.everySteps) and approximate.staleSteps, or "
-        "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that "
-        "the other lacks",
-    )
+    several = shape.ranks_per_stage > 1
+    why = TWO_ENDS_OF_SEVERAL_RANKS if several else TWO_ENDS_BESIDE_SNAPSHOTS
+    raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

@@ -129,8 +129,9 @@ class Pipeline(Section):
     the first two stages, and the last two, the other way round, so that these learn to do each
     other's work (CheckFree+). It decides the bits, and with it cut and stages do. Needs two stages
     or more, whose ends have layers like those of the stages beside them, two micro-batches or more
-    in a step, and a model that comes as blocks. Not with runtime.compile, detection.dmr,
-    detection.witness, or snapshots.replay Boundary."""
+    in a step, and a model that comes as blocks. Not with runtime.compile Blocks or snapshots.replay
+    Boundary. A path as detection.dmr.plan must have {way} in it then, and takes one micro-batch or
+    an even number."""
     cut: Literal["Balanced", "Equal"] | None = None
     """How the model is cut into stages. Balanced: the dearest stage is as cheap as possible.
     Equal: stages get equal numbers of layers, or numbers that differ by one. Balanced when left
@@ -291,9 +292,10 @@ class Snapshots(Section):
     enabled: bool = False
     """Whether the state is kept in the memory of pods."""
     window: IntOrAuto = "Auto"
-    """Steps over which a copy of the whole state is spread, at most 1024. A longer one takes less
-    of each step, more memory, and more time to make a state anew. Auto: as few as can be copied
-    beside the training, at most 16."""
+    """Steps over which a copy of the whole state is spread, at most 1024, and at most as many as
+    the stage with the most parts that are copied by themselves has of them: layers, and each expert
+    of a mixture. A longer one takes less of each step, more memory, and more time to make a state
+    anew. Auto: as few as can be copied beside the training, at most 16."""
     peers: Annotated[int, pydantic.Field(ge=0, le=MAX_SNAPSHOT_PEERS)] = SNAPSHOT_PEERS
     """Other pods that keep each part as well, spares among them. With 0 a part is lost with the pod
     that wrote it."""
@@ -384,11 +386,12 @@ class ApproximateRecovery(Section):
     """Cells of the stage beside each end of a swapped pipeline that keep what the end alone has
     (its embedding, its head), with the optimizer's state, so that it comes back exactly: in
     different failure domains, where there are such. Each step sends each of them the gradient of
-    these blocks, with allowApproximate off as well, since a person may allow one recovery. Left
-    out: 2 with pipeline.order Swapped, or as many as there are, else 0. Not with several ranks to a
-    stage: an end that has what the stage beside it lacks is made anew only of its own checkpoint
-    (staleSteps) there. With snapshots in memory there are 0 unless more are asked for, and pods
-    keep no copy of what guards have."""
+    these blocks, with allowApproximate off as well, since a person may allow one recovery. At most
+    spec.training.lanes, as there is one cell for each replica; where replicas are fewer, as after a
+    scale-down, as many serve as there are. Left out: 2 with pipeline.order Swapped, else 0. Not
+    with several ranks to a stage: an end that has what the stage beside it lacks is made anew only
+    of its own checkpoint (staleSteps) there. With snapshots in memory there are 0 unless more are
+    asked for, and pods keep no copy of what guards have."""
     stale_steps: Positive | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
@@ -426,7 +429,8 @@ class RecoveryPolicy(Section):
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a
-    checkpoint."""
+    checkpoint. It has no effect while allowApproximate is off: a recovery that a person allows goes
+    by what that person wants."""
     approximate: ApproximateRecovery = ApproximateRecovery()
     on_taint: Literal["Report", "Restart"] = "Report"
     """What happens with the steps that a device has computed since a witness agreed with it last,

@@ -51,6 +51,15 @@ from mainstay_core.job.sections import (
     Training,
     Workload,
 )
+from mainstay_core.job.sentences import (
+    COMPILE_OFF,
+    EVEN_MICRO_BATCHES,
+    ONE_MICRO_BATCH_SWAPPED,
+    ONE_STAGE_SWAPPED,
+    REPLAY_GRADIENTS,
+    WAY_IN_PATH,
+    swapped_only_with,
+)
 from mainstay_core.job.sizes.snapshot_logs import LogChoice
 from mainstay_core.job.sizes.snapshot_sizes import choose_log_of, known_models, plan_snapshots
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
@@ -355,31 +364,21 @@ def _check_swapped(spec: TrainingJobSpec) -> None:
         return
     path, stages = "spec.pipeline.order", spec.parallelism.stages
     if stages < 2:
-        raise InvalidSpecError(
-            path, "is Swapped, but a single stage has nothing to swap; use InOrder, or more stages"
-        )
+        raise InvalidSpecError(path, f"is Swapped, but {ONE_STAGE_SWAPPED}")
     lanes, types = spec.training.lanes, spec.training.resolved_shards_per_lane
     if lanes * types * spec.pipeline.micro_batches == 1:
-        raise InvalidSpecError(
-            path,
-            "is Swapped, but a step has a single micro-batch, which takes one of the two ways; use "
-            "InOrder, or more of training.lanes, training.shardsPerLane or pipeline.microBatches",
-        )
+        raise InvalidSpecError(path, f"is Swapped, but {ONE_MICRO_BATCH_SWAPPED}")
     has_file = spec.detection.dmr.plan_name is PlanName.FILE
     num_micro_batches = spec.pipeline.micro_batches
     others = {
-        "runtime.compile Off": spec.runtime.compile != "Off",
-        f"{WAY} in the path of detection.dmr.plan": has_file and WAY not in spec.detection.dmr.plan,
-        "one micro-batch or an even number (microBatches) with a file as detection.dmr.plan": (
-            has_file and num_micro_batches > 1 and num_micro_batches % 2 == 1
-        ),
-        "snapshots.replay Gradients": spec.snapshots.enabled
-        and spec.snapshots.replay == "Boundary",
+        COMPILE_OFF: spec.runtime.compile != "Off",
+        WAY_IN_PATH: has_file and WAY not in spec.detection.dmr.plan,
+        EVEN_MICRO_BATCHES: has_file and num_micro_batches > 1 and num_micro_batches % 2 == 1,
+        REPLAY_GRADIENTS: spec.snapshots.enabled and spec.snapshots.replay == "Boundary",
     }
     wanted = [right for right, is_other in others.items() if is_other]
     if wanted:
-        found = f"is Swapped, with which this version can only have {', '.join(wanted)}"
-        raise InvalidSpecError(path, f"{found}; use that, or InOrder")
+        raise InvalidSpecError(path, f"is Swapped, {swapped_only_with(*wanted)}")
     workload = spec.workload
     if workload.entrypoint in model_sizes.BUILT_IN:
         blocks = model_sizes.blocks_of(workload.entrypoint, workload.config)

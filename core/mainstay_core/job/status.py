@@ -253,7 +253,9 @@ class ProtectionStatus(Section):
     snapshots: SnapshotsStatus | None = None
     dmr_coverage: Sentence | None = None
     """Share of operator time that is executed twice, by method, e.g. naive 100 %; of each stage
-    where its trainers plan; and how often a witness computes again. Absent: nothing is checked."""
+    where its trainers plan; what the shares are of; how often a witness computes again, and with
+    how many devices it has agreed in the last round; and what is not covered, by name. Absent:
+    nothing is checked."""
     items: Annotated[
         tuple[ProtectionItem, ...], pydantic.Field(max_length=32, json_schema_extra=_map_by("name"))
     ] = ()

@@ -55,6 +55,8 @@ class Op(enum.StrEnum):
     """Begin to copy a part of the state into the memory of pods."""
     SNAPSHOT_COPIED = "SNAPSHOT_COPIED"
     """The part is in the memory of this pod; done in the background."""
+    SNAPSHOT_HELD = "SNAPSHOT_HELD"
+    """The part is in the memory of all pods that are to keep it; noted in the background."""
     LOG = "LOG"
     """Copy the reduced gradient into the memory of pods, before the vote."""
     LOGGED = "LOGGED"

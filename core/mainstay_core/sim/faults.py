@@ -95,6 +95,7 @@ class Faults:
         self._world.engine.say("FAULT", f"{fault.kind}{where}")
         if self._world.pods:
             self.struck.append(fault.kind)
+            self._world.checks.seen[f"fault at {fault.point}"] += at is not None
             self._at, self._lasts_s = at, fault.lasts_s
             getattr(self, "_" + fault.kind.replace("-", "_"))()
         self._arm()

@@ -208,6 +208,8 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
             actions.append(Signal(slot.index, slot.incarnation, SIGKILL))
             state = put(state, replace(slot, killed_for=why, lost_at_s=lost_at_s))
             reasons.append(f"slot {slot.index}: {why}")
+        elif slot.phase is SlotPhase.UP and _is_first_look(state, slot, now_s):
+            state = put(state, replace(slot, missed_at_s=now_s))
     return Transition(state, tuple(actions), "; ".join(reasons))
 
 
@@ -223,7 +225,10 @@ def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str
         late = now_s - state.ending_at_s > state.settings.stop_grace_s
         return "killed: it did not stop in time" if late else "", 0.0
     hang_s, silence_s = state.settings.hang_s, state.settings.silence_s
-    if slot.phase is not SlotPhase.UP:
+    missed_at_s = _missed_at_s(state, slot)
+    if slot.phase is not SlotPhase.UP or missed_at_s is None:
+        return "", 0.0
+    if now_s < missed_at_s + state.settings.second_look_s:
         return "", 0.0
     if now_s - slot.alive_at_s > silence_s:
         return f"killed: no sign of life for {silence_s:g} s", slot.alive_at_s
@@ -232,6 +237,39 @@ def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str
         where = f" in step {status.step}, {status.phase}" if status is not None else ""
         return f"killed: no progress for {hang_s:g} s{where}", slot.progress_at_s
     return "", 0.0
+
+
+def _missed_at_s(state: SupervisorState, slot: SlotState) -> float | None:
+    """Return when a look has found that a trainer's sign is missed; None: no look has.
+
+    A trainer is killed only a while after that. The supervisor may have stood still together with
+    it, as when all of a pod is stopped and goes on later: then nobody has read what the trainer
+    said. It may hold a state that nobody else has.
+    """
+    seen_s = slot.missed_at_s
+    return seen_s if seen_s is not None and seen_s >= _first_look_s(state, slot) else None
+
+
+def _is_first_look(state: SupervisorState, slot: SlotState, now_s: float) -> bool:
+    return _missed_at_s(state, slot) is None and now_s >= _first_look_s(state, slot)
+
+
+def _first_look_s(state: SupervisorState, slot: SlotState) -> float:
+    return _limit_s(state, slot) - state.settings.second_look_s
+
+
+def _limit_s(state: SupervisorState, slot: SlotState) -> float:
+    """Return when a trainer that is up has been silent, or without progress, for too long."""
+    settings = state.settings
+    return min(slot.alive_at_s + settings.silence_s, slot.progress_at_s + settings.hang_s)
+
+
+def _look_due_s(state: SupervisorState, slot: SlotState) -> float:
+    """Return when a trainer that is up has to be looked at next."""
+    missed_at_s = _missed_at_s(state, slot)
+    if missed_at_s is None:
+        return _first_look_s(state, slot)
+    return max(_limit_s(state, slot), missed_at_s + state.settings.second_look_s)
 
 
 def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition:
@@ -297,8 +335,7 @@ def next_due_s(state: SupervisorState) -> float | None:
         if slot.later is not None:
             times.append(slot.later_due_s)
         if not slot.killed_for:
-            times.append(slot.alive_at_s + state.settings.silence_s)
-            times.append(slot.progress_at_s + state.settings.hang_s)
+            times.append(_look_due_s(state, slot))
     return min(times, default=None)
 
 

@@ -75,6 +75,14 @@ class SupervisorLimits:
     """How long a pod that is told to end serves until its work is handed over; 0: it ends at
     once."""
 
+    @property
+    def second_look_s(self) -> float:
+        """How long before a trainer is killed its supervisor must have seen that a sign is missed.
+
+        A trainer reports its status with each heartbeat: a third of the silence has at least one.
+        """
+        return min(self.silence_s, self.hang_s) / 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotState:
@@ -96,6 +104,8 @@ class SlotState:
     """When it last said anything."""
     progress_at_s: float = 0.0
     """When it last made progress or was blocked on others."""
+    missed_at_s: float | None = None
+    """When a look found that a sign of life, or progress, is missed. A later sign makes it void."""
     killed_for: str = ""
     """Why the supervisor killed it, for the evidence."""
     lost_at_s: float = 0.0

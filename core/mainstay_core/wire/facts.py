@@ -92,6 +92,7 @@ class FactKind(enum.StrEnum):
     PAUSED = "paused"
     NAMED = "named"
     CHECKS = "checks"
+    MISSED = "missed"
 
 
 MAX_SOURCES = 64
@@ -313,7 +314,17 @@ class Checks(_RankFact):
         cut_fields(self, "evidence", "shares")
 
 
-RankFact = Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed(_RankFact):
+    """An injected flip was not put in: nothing came that it names; ``evidence`` says what did."""
+
+    kind: Literal[FactKind.MISSED] = FactKind.MISSED
+    fault: Name
+
+
+RankFact = (
+    Finished | Failed | Checkpoint | Parked | Adopted | Settled | Paused | Named | Checks | Missed
+)
 TrainerFact = TrainerUp | TrainerDown | RankFact
 PodFact = PodGone | Leaving
 Fact = PodFact | TrainerFact

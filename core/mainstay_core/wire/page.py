@@ -155,7 +155,8 @@ class JobPage:
     stores: SnapshotSummary | None = field(default=None, metadata=OMITTED)
     """What the pods' stores hold and which losses are survived; None in a job without snapshots."""
     dmr_coverage: Sentence = field(default="", metadata=OMITTED)
-    """Which share of the work is checked, by method, and how often by a witness; empty: none is."""
+    """Which share of the work is checked, by method, how often and how widely by a witness, and
+    what is not covered, by name; empty: nothing is checked."""
     taints: Annotated[tuple[Taint, ...], Longest(MAX_TAINTS)] = field(default=(), metadata=OMITTED)
     """Steps that devices may have computed wrongly which were named as wrong each time."""
     findings: FindingsPage | None = field(default=None, metadata=OMITTED)

@@ -61,7 +61,7 @@ class SourceKind(enum.StrEnum):
     INNER_RANK = "inner rank"
     """Another inner rank of the stage, which holds some of the parameters too: exact."""
     STALE_COPY = "stale copy"
-    """An older durable version, or peer snapshot, of the lost stage."""
+    """An older durable version of the lost stage."""
     TWIN = "twin"
     """The stage with which a pipeline's end takes turns, where flows pass in both orders."""
     NEIGHBOUR = "neighbour"

@@ -59,10 +59,10 @@ def test_a_job_with_checks_says_how_much_is_checked_and_what_was_found() -> None
     job = {"name": "j", "state": "running", "dmr_coverage": "naive 100 %"}
     page = codec.encode(PAGE)
     assert render({"job": job, "findings": page}).splitlines()[1:] == [
-        "  checks: naive 100 %, 1 finding (primary 1)",
+        "  checks: 1 finding (primary 1); naive 100 %",
         f"    {SENTENCE}",
     ]
-    assert render({"job": job}).splitlines()[1:] == ["  checks: naive 100 %, 0 findings"]
+    assert render({"job": job}).splitlines()[1:] == ["  checks: 0 findings; naive 100 %"]
     assert "checks" not in render({"job": {"name": "j", "state": "running"}})
 
 

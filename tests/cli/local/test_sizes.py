@@ -61,7 +61,7 @@ def test_the_memory_for_snapshots_is_told(tmp_path):
     assert computed(tmp_path, "training.steps", 3).store is None
 
 
-def test_a_measured_model_is_compared_with_the_memory_for_snapshots(tmp_path, monkeypatch):
+def test_a_measured_model_is_compared_with_what_is_asked_for_snapshots(tmp_path, monkeypatch):
     config = QUICKSTART["spec"]["workload"]["config"]
     model = llama_sizes.sizes_of(config, 1, 0, accumulates=False)
     monkeypatch.setattr(sizes, "_measure", lambda _: (model,))
@@ -69,7 +69,11 @@ def test_a_measured_model_is_compared_with_the_memory_for_snapshots(tmp_path, mo
     file = tmp_path / "job.yaml"
     job = yaml.safe_load(yaml.safe_dump(QUICKSTART))
     job["spec"]["workload"]["entrypoint"] = "mine:model"
-    job["spec"]["snapshots"] = {"enabled": True, "memory": "1Ki", "peers": 1}
-    file.write_text(yaml.safe_dump(job))
-    with pytest.raises(UsageError, match=r"spec.snapshots.memory: is 1Ki, but a pod keeps .* MiB"):
-        sizes.compute_sizes(manifests.load_job(file))
+    for fields, problem in (
+        ({"memory": "1Ki"}, r"spec.snapshots.memory: is 1Ki, but a pod keeps .* MiB"),
+        ({"memory": "1Gi", "window": 7}, r"snapshots.window: is 7, but no stage has more than . u"),
+    ):
+        job["spec"]["snapshots"] = {"enabled": True, "peers": 1, **fields}
+        file.write_text(yaml.safe_dump(job))
+        with pytest.raises(UsageError, match=problem):
+            sizes.compute_sizes(manifests.load_job(file))

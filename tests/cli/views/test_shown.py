@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mainstay_cli.commands import demo, lineage, local, status, timeline
+import pytest
+
+from mainstay_cli.commands import demo, faults, lineage, local, status, timeline
 from mainstay_cli.local.run import RunResult
 from mainstay_cli.views.progress import PlainProgress, StepLine
 from mainstay_core.base import codec
@@ -95,6 +97,26 @@ def test_a_quiet_run_prints_nothing() -> None:
     stream = io.StringIO()
     PlainProgress(quiet=True, stream=stream).say("x")
     assert stream.getvalue() == ""
+
+
+def test_a_flip_that_changed_nothing_is_told_to_who_injected_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip = {"operator": "aten.mmm", "element": 5, "bit": 30, "execution": "primary"}
+    fired = {"pod": "demo-0", "slot": 0, "rank": "r0.s0.i0", "at_s": 1.0}
+    put = {"id": "a", "action": "flip", "step": 3, "replica": 0, "stage": 0, "phase": "forward"}
+    put |= {"flip": flip, "state": "fired", "fired": fired}
+    missed = put | {"id": "b", "state": "missed", "problem": "the nearest names there are aten.mm"}
+
+    shown = faults.render([put, missed]).splitlines()
+    ended = result()
+    ended.report["faults"] = [put, missed]
+    local.summarize(ended, tmp_path, PlainProgress(quiet=True))
+
+    assert shown[1].endswith("primary  fired on demo-0/0")
+    assert shown[2].endswith("primary  missed: the nearest names there are aten.mm")
+    said = "warning: fault b changed nothing: the nearest names there are aten.mm\n"
+    assert capsys.readouterr().err == said
 
 
 def test_the_demo_passes_only_if_it_shows_what_it_claims() -> None:

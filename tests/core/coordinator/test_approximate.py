@@ -16,6 +16,7 @@ from mainstay_core.coordinator.events import (
     ApproximationAllowed,
     JobSubmitted,
     PlanReported,
+    ScaleRequested,
     StepsCommitted,
     StopRequested,
     StoreReopened,
@@ -844,6 +845,23 @@ def test_an_end_without_twin_or_guard_is_not_made_anew(
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
 
 
+def test_a_job_with_guards_is_scaled_down_and_fewer_serve(start: Start) -> None:
+    world = swapped(start, guards=2, replicas=2)
+    world.commit()
+    assert sorted(cell.end for cell in world.state.guards) == [0, 0, 3, 3]
+
+    world.send(ScaleRequested(replicas=1))
+    world.stored()
+    world.settle()
+    for _ in range(3):
+        world.commit()
+
+    assert len(world.plan.positions[1]) == 1
+    assert sorted(cell.end for cell in world.state.guards) == [0, 3]
+    lose(world, 0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (0,))
+
+
 def test_the_number_of_guards_cannot_change_in_a_running_job(start: Start) -> None:
     world = swapped(start)
     with pytest.raises(
@@ -1123,9 +1141,52 @@ def test_the_wait_for_who_was_cut_off_is_another_than_that_for_an_outline(start:
     world.tick(**{world.member(0, 1).slot.pod: 99.0})
     answer = ladder.decide(find_situation(world.state, 1, world.now_s, PATIENT))
 
-    lacks = {wait(world.state, answer).lack for wait in (wait_for_outline, wait_for_silent)}
-    assert len(lacks) == 2
+    answers = [wait_for_outline(world.state, answer, silent=both) for both in (False, True)]
+    lacks = {a.lack for a in (*answers, wait_for_silent(world.state, answer))}
+    assert len(lacks) == 3
     assert len({lack.stages for lack in lacks}) == 1
+
+
+def test_who_waits_for_an_outline_and_for_who_was_cut_off_says_both(start: Start) -> None:
+    """The store was lost, too: until it has been told of the blocks, it knows of no fork."""
+    world = patient(start)
+    plan, silent = world.plan, world.member(0, 1)
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+    world.send(Tick(heard=world.state.unheard))
+    world.register("spare")
+    world.up("spare")
+    world.tick(**{silent.slot.pod: 99.0})
+    outline, exact = "no trainer has told again yet", f"unless {silent.slot.pod} is heard in time"
+
+    def reasons() -> list[bool]:
+        assert world.state.phase is JobPhase.WAITING
+        return [words in world.state.waiting.reason for words in (outline, exact)]
+
+    assert reasons() == [True, True]
+    world.tick(21.0)
+    assert reasons() == [True, False], "the other wait is over"
+    first = plan.members[0]
+    world.up(first.slot.pod, life=first.incarnation, outline=OUTLINE)
+    assert world.plan.method is Method.APPROXIMATE
+
+
+def test_who_was_cut_off_is_waited_for_after_the_word_on_the_blocks(start: Start) -> None:
+    world = patient(start)
+    plan, silent = world.plan, world.member(0, 1)
+    world.state = machine.initial(world.state.config, world.now_s)
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+    world.send(Tick(heard=world.state.unheard))
+    world.register("spare")
+    world.up("spare")
+    world.tick(**{silent.slot.pod: 99.0})
+    first = plan.members[0]
+    world.up(first.slot.pod, life=first.incarnation, outline=OUTLINE)
+
+    reason = world.state.waiting.reason
+    assert "stage 1 has no exact source" in reason
+    assert f"unless {silent.slot.pod} is heard in time" in reason
+    assert "no trainer has told" not in reason
 
 
 def test_who_surely_ended_is_not_waited_for(start: Start) -> None:

@@ -215,11 +215,9 @@ def test_a_row_that_cannot_be_executed_yet_waits_with_that_reason(
 
 
 def test_a_restart_names_the_newest_exact_source() -> None:
-    decision = decide(
-        situation(*EMPTY, lost=2, free_slots=1, durable_step=80, peer_snapshot_step=95)
-    )
-    assert decision.from_step == 95
-    assert "step 95" in decision.reason
+    decision = decide(situation(*EMPTY, lost=2, free_slots=1, durable_step=80))
+    assert decision.from_step == 80
+    assert "step 80" in decision.reason
 
 
 def test_a_wait_says_what_would_have_to_change() -> None:

@@ -1,7 +1,8 @@
 """A job's definition that comes again, from another version of what submits it."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.shape import Cut, Order
+from mainstay_core.coordinator import submission
 from mainstay_core.coordinator.events import JobSubmitted, PlanReported
 from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
-from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
+from mainstay_core.job import crd
+from mainstay_core.job.config import ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.protections import ENTRY_KEY, LOOP
 from mainstay_core.wire.plan import Method
 
@@ -133,6 +137,94 @@ def test_who_asks_for_another_kind_of_log_is_refused(start: Start) -> None:
     asked = replace(world.state.config, snapshots=replace(stored, boundary=True))
     with pytest.raises(InvalidSpecError, match="cannot change in a job that exists"):
         world.send(JobSubmitted(config=asked))
+
+
+NOT_IN_A_DEFINITION = {"unblock_s", "connect_s", "probe_s", "snapshots.ask_s"}
+"""Fields that have their defaults in every job."""
+
+
+def changes_of(config: JobConfig) -> Iterator[tuple[str, JobConfig]]:
+    """Each field of a job that cannot change, by name, and the job with another value of it."""
+    assert config.snapshots is not None
+    free = (*submission.MUTABLE, *submission._NOT_SUBMITTED, "shape", "snapshots")
+    for f in fields(JobConfig):
+        if f.name not in free:
+            yield f.name, replace(config, **{f.name: another(getattr(config, f.name))})
+    for f in fields(config.shape):
+        if f.name not in submission.MUTABLE_SHAPE:
+            value = another(getattr(config.shape, f.name))
+            yield f"shape.{f.name}", replace(config, shape=replace(config.shape, **{f.name: value}))
+    for f in fields(SnapshotConfig):
+        if f.name not in ("auto_log", "log_reason"):
+            value = another(getattr(config.snapshots, f.name))
+            kept = replace(config.snapshots, **{f.name: value})
+            yield f"snapshots.{f.name}", replace(config, snapshots=kept)
+
+
+def another(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return next(each for each in type(value) if each is not value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return f"{value}x"
+    if isinstance(value, tuple):
+        return (*value, "x")
+    return {**value, "x": 1} if isinstance(value, dict) else 1 + (value or 0)
+
+
+def paths_of(node: dict[str, Any], path: str = "") -> Iterator[str]:
+    """The path of each field of a TrainingJob."""
+    for name, child in node.get("properties", {}).items():
+        here = f"{path}.{name}".lstrip(".")
+        yield here
+        yield from paths_of(child, here)
+
+
+def test_whatever_cannot_change_is_refused_by_its_path_in_the_definition(start: Start) -> None:
+    world = start()
+    stored = replace(world.state.config, snapshots=SnapshotConfig(memory_bytes=1 << 20))
+    world.state = replace(world.state, config=stored)
+    known = {*paths_of(crd.build_schema()), "metadata.name", "metadata.namespace"}
+    refused = {}
+    for name, changed in changes_of(stored):
+        with pytest.raises(InvalidSpecError, match="cannot change in a job that exists") as caught:
+            world.send(JobSubmitted(config=changed))
+        refused[name] = caught.value.field
+
+    assert len(refused) > 40
+    assert {n for n, path in refused.items() if path not in known} == NOT_IN_A_DEFINITION
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"bucket_bytes": 8 << 20}, "spec.runtime.bucketMebibytes: is 8, was 4:"),
+        (
+            {"snapshots": {"boundary": True}},
+            "spec.snapshots.replay: is 'Boundary', was 'Gradients'",
+        ),
+        ({"snapshots": {"num_instalments": 3}}, "spec.snapshots.window: is 3, was 'Auto'"),
+        ({"shape": {"order": Order.SWAPPED}}, "spec.pipeline.order: is 'Swapped', was 'InOrder'"),
+        (
+            {"guards": 2, "shape": {"order": Order.SWAPPED, "cut": Cut.EQUAL}},
+            "spec.pipeline.order: is 'Swapped', was 'InOrder'",
+        ),
+    ],
+)
+def test_what_cannot_change_is_told_as_a_definition_says_it(
+    start: Start, change: dict[str, Any], said: str
+) -> None:
+    world = start()
+    stored = replace(world.state.config, snapshots=SnapshotConfig(memory_bytes=1 << 20))
+    world.state = replace(world.state, config=stored)
+    parts = {
+        name: replace(getattr(stored, name), **value) if isinstance(value, dict) else value
+        for name, value in change.items()
+    }
+    with pytest.raises(InvalidSpecError) as caught:
+        world.send(JobSubmitted(config=replace(stored, **parts)))
+    assert str(caught.value).startswith(said)
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])

@@ -20,6 +20,7 @@ from mainstay_core.coordinator.events import (
     StoreReopened,
     Tick,
 )
+from mainstay_core.coordinator.taints import count_witnessed
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.ledger import CleanDevice, LedgerEntry
@@ -322,6 +323,37 @@ def test_the_last_clean_witness_of_a_device_outlives_its_trainer(start: Start) -
     assert (joiner.joining, joiner.clean_from) == (True, 2)
     world.settle(1)
     assert world.state.slot(victim.slot).clean_from == 1, "what comes again nobody has compared"
+
+
+def test_it_is_known_how_many_devices_were_witnessed_in_the_last_round(start: Start) -> None:
+    """A witness every 2 steps: in six steps each of three replicas was witnessed once."""
+    world = start(replicas=3, stages=1)
+    config = replace(world.state.config, witness_every_steps=2)
+    plan = replace(world.plan, checks=config.checks)
+    world.state = replace(world.state, phase=JobPhase.RUNNING, config=config, plan=plan)
+    slots = [world.member(replica, 0).slot for replica in range(3)]
+
+    def commit(step: int, clean: dict[int, int]) -> int:
+        told = tuple(CleanDevice(slot=slots[r], clean_from=since) for r, since in clean.items())
+        quorum = world.plan.quorum
+        world.send(StepsCommitted(step=step, quorum=quorum, committed_at_s=1.0, clean=told))
+        found = count_witnessed(world.state)
+        assert found is not None
+        assert found.num_devices == 3
+        return found.num_clean
+
+    assert commit(0, {0: 0, 1: 0, 2: 0}) == 0, "that is where their trainers began"
+    assert commit(1, {0: 1, 1: 1}) == 2, "in step 0 two agreed"
+    assert commit(2, {}) == 2
+    assert commit(3, {2: 3, 0: 3}) == 3
+    assert [commit(step, {}) for step in (4, 5, 6, 7)] == [3, 3, 3, 2], "step 0 is six steps back"
+    assert commit(8, {1: 8}) == 3
+    assert commit(9, {0: 9, 1: 8}) == 2
+    assert commit(10, {1: 5}) == 1, "it has gone back: what comes again nobody has compared"
+
+
+def test_without_a_witness_no_devices_are_counted(start: Start) -> None:
+    assert count_witnessed(start(replicas=2, stages=1).state) is None
 
 
 def lose_store(world: PlayedPods) -> None:

@@ -14,9 +14,13 @@ from mainstay_core.dmr.coverage import UncoveredError, verify_plan
 from mainstay_core.dmr.plan import DEFERRED, Method, Plan, sum_totals
 from mainstay_core.dmr.profiles import Profile, WindowKind
 from mainstay_core.dmr.schedule import (
+    BATCHED_IMPRINT,
+    COMPILED_IMPRINT,
+    ImprintPrice,
     RefusedPlanError,
     demote,
     follow,
+    is_pointwise_cheaper,
     plan_here,
     read_ordered_plan,
     schedule_of,
@@ -150,7 +154,7 @@ def test_what_waits_for_a_window_that_never_comes_is_checked_at_once() -> None:
 
 def test_what_is_over_at_once_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_rules, "AGAIN_S", 0.0)
-    monkeypatch.setattr(schedule_rules, "IMPRINT_S", 1e-5)
+    imprint = ImprintPrice(start_s=1e-5, s_per_byte=6e-11)
     num_quick = num_cheap = 0
     for seed in range(40):
         slow = drawn(seed)
@@ -158,7 +162,7 @@ def test_what_is_over_at_once_waits_for_nothing(monkeypatch: pytest.MonkeyPatch)
         quick = replace(
             slow, operators=tuple(replace(o, median_s=o.median_s * 1e-6) for o in slow.operators)
         )
-        plan, schedule = plan_here(quick)
+        plan, schedule = plan_here(quick, imprint)
         verify_plan(quick, plan)
         assert not any(piece.window for piece in plan.pieces)
         assert not schedule.later, "nor does it wait where the dynamic planner would have it"
@@ -170,10 +174,18 @@ def test_what_is_over_at_once_waits_for_nothing(monkeypatch: pytest.MonkeyPatch)
             for name in piece.operators
         }
         assert schedule.cheap == recomputed
-        assert not plan_here(slow)[1].cheap
+        assert not plan_here(slow, imprint)[1].cheap
         num_cheap += len(recomputed)
     assert num_quick > 5
     assert num_cheap > 20
+
+
+@pytest.mark.parametrize("sizes", [(1024,), (1 << 16,), (1 << 20,), (1 << 22,), (256, 256)])
+def test_what_computes_element_by_element_is_executed_twice_where_imprints_cost_more(
+    sizes: tuple[int, ...],
+) -> None:
+    assert is_pointwise_cheaper(sizes, BATCHED_IMPRINT)
+    assert is_pointwise_cheaper(sizes, COMPILED_IMPRINT) == (len(sizes) > 1)
 
 
 def test_a_file_of_a_plan_is_refused_with_one_message_each() -> None:

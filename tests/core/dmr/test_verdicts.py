@@ -11,22 +11,20 @@ from mainstay_core.dmr.verdicts import Remedy, Verdict, judge, judge_raised
 
 
 @pytest.mark.parametrize(
-    ("third", "used", "num_voided", "verdict", "remedy"),
+    ("third", "used", "verdict", "remedy"),
     [
-        ("primary", True, 0, Verdict.CHECKER_HIT, Remedy.NOTHING),
-        ("primary", False, 5, Verdict.CHECKER_HIT, Remedy.NOTHING),
-        ("checker", False, 0, Verdict.PRIMARY_HIT, Remedy.REPAIR),
-        ("checker", False, 1, Verdict.PRIMARY_HIT, Remedy.REPAIR),
-        ("checker", True, 0, Verdict.PRIMARY_HIT, Remedy.VOID_TYPE),
-        ("checker", True, 1, Verdict.PRIMARY_HIT, Remedy.VOID_TYPE_ELSEWHERE),
-        ("neither", False, 0, Verdict.UNRELIABLE, Remedy.HAND_OVER),
-        ("neither", True, 1, Verdict.UNRELIABLE, Remedy.HAND_OVER),
+        ("primary", True, Verdict.CHECKER_HIT, Remedy.NOTHING),
+        ("primary", False, Verdict.CHECKER_HIT, Remedy.NOTHING),
+        ("checker", False, Verdict.PRIMARY_HIT, Remedy.REPAIR),
+        ("checker", True, Verdict.PRIMARY_HIT, Remedy.VOID_TYPE),
+        ("neither", False, Verdict.UNRELIABLE, Remedy.HAND_OVER),
+        ("neither", True, Verdict.UNRELIABLE, Remedy.HAND_OVER),
     ],
 )
 def test_the_majority_of_three_executions_is_right(
-    third: str, used: bool, num_voided: int, verdict: Verdict, remedy: Remedy
+    third: str, used: bool, verdict: Verdict, remedy: Remedy
 ) -> None:
-    judged = judge("primary", "checker", third, used=used, num_voided=num_voided)
+    judged = judge("primary", "checker", third, used=used)
 
     assert (judged.verdict, judged.remedy) == (verdict, remedy)
     assert judged.reason

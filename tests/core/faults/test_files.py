@@ -346,7 +346,15 @@ def test_a_running_job_refuses_a_step_that_is_over_and_an_id_that_is_taken() -> 
     assert "faults[0].id: is 'a', which the job has already" in taken
 
 
-SNAPSHOT_PHASES = ("snapshot", "snapshot-copied", "log", "logged", "replay", "replayed")
+SNAPSHOT_PHASES = (
+    "snapshot",
+    "snapshot-copied",
+    "snapshot-held",
+    "log",
+    "logged",
+    "replay",
+    "replayed",
+)
 
 
 @pytest.mark.parametrize("phase", [*SNAPSHOT_PHASES, "LOG", "REPLAYED"])

@@ -55,6 +55,7 @@ def test_an_action_may_be_named_itself() -> None:
 def test_without_a_phase_no_action_in_the_background_is_meant() -> None:
     assert fault().matches(5, RANK, "SNAPSHOT")
     assert not fault().matches(5, RANK, "SNAPSHOT_COPIED")
+    assert not fault().matches(5, RANK, "SNAPSHOT_HELD")
 
 
 def test_a_fault_on_a_spare_matches_no_rank() -> None:

@@ -354,7 +354,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ),
         ("spec.checkpoint.keySecret", "My Key", "must be the name of an object of the cluster"),
         ("spec.recovery.allowApproximate", True, "with 1 stage no stage has two neighbours"),
-        ("spec.recovery.approximateAfterLostSteps", 3, "is for jobs with allowApproximate true"),
+        ("spec.recovery.approximateAfterLostSteps", -1, "must be greater than or equal to 0"),
         ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
         ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
@@ -459,6 +459,18 @@ def test_permission_for_an_approximate_recovery_reaches_the_processes() -> None:
     assert codec.loads(JobConfig, codec.dumps(off)) == off
     plain = codec.encode(spec.parse_training_job(SMALLEST).to_job_config(JobUid("u")))
     assert not {"approximate", "permitted"} & plain.keys()
+
+
+def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -> None:
+    """``kubectl patch`` may switch that off alone: the job must stay one that can be used."""
+    data = approximate_job()
+    data["spec"]["recovery"]["approximateAfterLostSteps"] = 3
+    allowed = spec.parse_training_job(data).to_job_config(JobUid("u"))
+    data["spec"]["recovery"]["allowApproximate"] = False
+    off = spec.parse_training_job(data).to_job_config(JobUid("u"))
+
+    assert off.approximate is None
+    assert off.approximate_rules == allowed.approximate
 
 
 def test_permission_that_could_never_be_used_is_refused() -> None:
@@ -704,7 +716,12 @@ def test_a_swapped_pipeline_may_be_checked_and_witnessed(plan: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "guards", "words"),
     [
-        ({}, 5, "is 5, but the stage beside an end has 4 cells, one for each replica; use at most"),
+        (
+            {},
+            5,
+            "is 5, but the stage beside an end has one cell for each lane at most; use at most as",
+        ),
+        ({"parallelism": {"stages": 4, "replicas": 2}}, 5, "use at most as many: 4"),
         ({"parallelism": {"stages": 4, "ranksPerStage": 2}}, 1, "use 0, or parallelism.ranksPer"),
     ],
 )
@@ -733,6 +750,16 @@ def test_a_swapped_pipeline_has_two_guards_for_each_end_unless_told_otherwise() 
     assert guards(swapped_with(kept | asked)) == 2
 
 
+@pytest.mark.parametrize("replicas", [4, 2, 1])
+def test_guards_stay_what_they_are_when_the_job_is_scaled(replicas: int) -> None:
+    """Their number cannot change in a running job, and that of replicas can."""
+    scaled = {"parallelism": {"stages": 4, "replicas": replicas}}
+    job = spec.parse_training_job(
+        swapped_with(scaled | {"recovery": {"approximate": {"guards": 3}}})
+    )
+    assert job.to_job_config(JobUid("uid")).guards == 3
+
+
 def test_two_stages_may_go_on_approximately_where_each_is_the_others_twin() -> None:
     two = {"parallelism": {"stages": 2}, "recovery": {"allowApproximate": True}}
     assert spec.parse_training_job(swapped_with(two))
@@ -759,6 +786,29 @@ def test_two_stages_that_nobody_may_guard_are_not_made_anew() -> None:
     )
     more = {"parallelism": changes["parallelism"] | {"stages": 4}}
     assert spec.parse_training_job(two() | {"spec": two()["spec"] | more})
+
+
+def test_two_swapped_stages_with_snapshots_are_made_anew_only_with_guards_that_are_asked_for() -> (
+    None
+):
+    """Beside snapshots there are none unless the job says so, and then neither end comes back."""
+
+    def two(approximate: dict[str, Any], **others: Any) -> dict[str, Any]:
+        recovery = {"allowApproximate": True, "approximate": approximate}
+        kept = {"snapshots": {"enabled": True, "peers": 1}}
+        return swapped_with({"parallelism": {"stages": 2}, "recovery": recovery, **kept, **others})
+
+    found = problem(two({}))
+    assert found.field == "spec.recovery.allowApproximate"
+    assert "with snapshots there are no guards unless they are asked for" in found.message
+    assert "set approximate.guards (2, or 0 if no stage has a kind of block" in found.message
+    stale = two({"staleSteps": 9}, checkpoint={"everySteps": 5})
+    for right in (two({"guards": 2}), two({"guards": 0}), stale):
+        assert spec.parse_training_job(right)
+    without = two({}, snapshots={"enabled": False})
+    assert spec.parse_training_job(without).to_job_config(JobUid("uid")).guards == 2
+    off = two({}, recovery={"allowApproximate": False})
+    assert spec.parse_training_job(off)
 
 
 def test_auto_logs_gradients_in_a_swapped_pipeline() -> None:

@@ -43,6 +43,7 @@ from mainstay_core.base.shape import Order
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.sim import World, draw, simulate
 from mainstay_core.sim.engine import Engine, Process
+from mainstay_core.sim.scenarios.points import COPY_POINTS
 from mainstay_core.sim.scenarios.scenario import (
     FORKING,
     GUARDED,
@@ -86,6 +87,12 @@ def test_every_invariant_holds_where_the_pipeline_is_swapped() -> None:
         shape = replace(scenario.config.shape, stages=stages)
         outcome = simulate(replace(scenario, config=replace(scenario.config, shape=shape)))
         assert not outcome.violation, f"seed {scenario.seed}: {outcome.violation}"
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_half_of_the_jobs_that_lose_whole_stages_are_swapped(approximate: bool) -> None:
+    drawn = [draw(seed, approximate=approximate).config.shape.order for seed in range(400)]
+    assert 0.45 < drawn.count(Order.SWAPPED) / len(drawn) < 0.55
 
 
 def test_a_check_copes_with_a_store_that_gives_a_number_twice() -> None:
@@ -196,6 +203,10 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         seen.update(outcome.seen)
     assert seen["plan replay"]
     assert seen["replayed"]
+    assert seen["replayed after another order"] <= seen["replayed"]
+    assert seen["replayed after another order"], "a loss meets units in an order that has changed"
+    for point in COPY_POINTS:
+        assert seen[f"fault at {point}"]
 
 
 def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_history() -> None:
@@ -217,6 +228,22 @@ def test_an_end_of_a_swapped_pipeline_is_made_anew_with_what_its_guards_have() -
         seen.update(outcome.seen)
     assert seen["fork with guards"]
     assert seen["ended approximate"]
+
+
+def test_fewer_guards_than_wanted_serve_where_a_job_has_fewer_replicas_and_the_bits_are_exact() -> (
+    None
+):
+    """As after a scale-down: there are two guards to each end, and one cell of its twin."""
+    seen: Counter[str] = Counter()
+    for seed in range(4):
+        scenario = draw_ends(seed, FORKING)
+        shape = replace(scenario.config.shape, lanes=2, replicas=1)
+        outcome = simulate(
+            replace(scenario, config=replace(scenario.config, shape=shape, guards=2))
+        )
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["fork with guards"]
 
 
 def test_a_wrong_copy_of_a_guard_is_void_with_the_next_vote_though_the_policy_is_off() -> None:

@@ -98,6 +98,12 @@ class Pod:
         status = SlotStatus(index=0, phase="computing", step=7, progress=progress, waiting=waiting)
         return self.feed(StatusSeen(0, self.life(), status), after_s)
 
+    def wait_until_due(self, until_s: float) -> None:
+        """Let time pass, with the ticks that are due before then, none of which does anything."""
+        while (due_s := next_due_s(self.state)) is not None and due_s < until_s:
+            assert self.feed(Tick(), due_s - self.now_s) == []
+        self.now_s = until_s
+
     def finish(self) -> Finished:
         """Have slot 0's trainer say that it has finished; return what it said."""
         fact = Finished(pod=POD, slot=0, incarnation=self.life())
@@ -428,9 +434,9 @@ def test_a_running_rank_without_progress_is_killed_and_the_reason_is_told() -> N
     pod.status(progress=5)
     moved_s = pod.now_s
     for _ in range(4):
-        pod.status(progress=5, after_s=25.0)
+        pod.status(progress=5, after_s=24.0)
         assert pod.feed(Tick()) == []
-    pod.status(progress=5, after_s=1.0)
+    pod.status(progress=5, after_s=14.0)
     assert pod.feed(Tick()) == [Signal(0, pod.life(), 9)]
     assert pod.feed(Tick(), 1.0) == [], "once"
     (tell, _) = pod.feed(SocketEnded(0, pod.life()))
@@ -461,10 +467,10 @@ def test_a_rank_that_waits_for_others_is_not_blamed() -> None:
     for _ in range(20):
         pod.status(progress=5, waiting=True, after_s=50.0)
         assert pod.feed(Tick()) == []
-    for _ in range(4):
-        pod.status(progress=5, after_s=25.0)
+    for _ in range(5):
+        pod.status(progress=5, after_s=24.0)
         assert pod.feed(Tick()) == [], "the end of the wait starts the count"
-    pod.status(progress=5, after_s=26.0)
+    pod.status(progress=5, after_s=30.0)
     assert len(pod.feed(Tick())) == 1
 
 
@@ -472,9 +478,33 @@ def test_a_process_that_says_nothing_at_all_is_killed_even_if_it_waited() -> Non
     pod = Pod().bring_up()
     pod.status(progress=5, waiting=True)
     heard_s = pod.now_s
-    assert next_due_s(pod.state) == pod.now_s + 40.0
-    assert pod.feed(Tick(), 41.0) == [Signal(0, pod.life(), 9)]
+    pod.wait_until_due(heard_s + 40.0)
+    assert pod.feed(Tick(), 0.001) == [Signal(0, pod.life(), 9)]
     assert "no sign of life" in pod.reason
+    (tell, *_) = pod.crash(None, 9)
+    assert tell.fact.observed_at_s == heard_s
+
+
+@pytest.mark.parametrize("stood_still_s", [30.0, 41.0, 1000.0])
+def test_a_pod_that_stood_still_as_a_whole_does_not_kill_who_goes_on_with_it(
+    stood_still_s: float,
+) -> None:
+    """Nobody has read meanwhile what the trainer said, and it said nothing."""
+    pod = Pod().bring_up()
+    pod.status(progress=5)
+    assert pod.feed(Tick(), stood_still_s) == []
+    pod.status(progress=6, after_s=1.0)
+    heard_s = pod.now_s
+    pod.wait_until_due(heard_s + 40.0)
+    assert pod.feed(Tick(), 0.001) == [Signal(0, pod.life(), 9)], "it counts from then on"
+
+
+def test_a_stopped_trainer_of_a_pod_that_stood_still_is_killed_a_while_later() -> None:
+    pod = Pod().bring_up()
+    heard_s = pod.now_s
+    assert pod.feed(Tick(), 1000.0) == []
+    assert pod.feed(Tick(), 13.0) == []
+    assert pod.feed(Tick(), 1.0) == [Signal(0, pod.life(), 9)]
     (tell, *_) = pod.crash(None, 9)
     assert tell.fact.observed_at_s == heard_s
 
@@ -750,8 +780,8 @@ def test_a_trainer_that_ends_in_a_leaving_pod_is_not_restarted() -> None:
 
 def test_after_the_deadline_the_pod_ends_as_it_is() -> None:
     pod = leaving_pod()
-    assert next_due_s(pod.state) == pod.now_s + 30.0
-    assert pod.feed(Tick(), 29.0) == []
+    pod.wait_until_due(pod.now_s + 29.0)
+    assert next_due_s(pod.state) == pod.now_s + 1.0
     assert pod.feed(Tick(), 1.0) == [StopTrainers((0,))]
     assert Leave(143) in pod.crash(0)
 

@@ -86,4 +86,5 @@ def test_a_block_that_the_stage_does_not_have_is_told_with_their_number(
     engine = engine_of("llama")
     with caplog.at_level(logging.WARNING):
         put(engine, StatePart.MASTERS, block=7)
-    assert "the stage has 4 blocks, and number 7 has no masters" in caplog.text
+        engine.checks.begin_step(engine.checks.step + 1)
+    assert "flip f was not put in: the stage has no block 7; it has block 0 to 3" in caplog.text

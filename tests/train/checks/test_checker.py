@@ -3,117 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from tests.train.checks.single import (
+    WRITING,
+    check_repair,
+    count_kernels,
+    flip_of,
+    halves,
+    run,
+)
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
 from mainstay_train.checks import bits, calls
 from mainstay_train.checks.checker import UNCHECKED, Checks, UnreliableDeviceError
+from mainstay_train.checks.flips import Missed
 from mainstay_train.checks.kernels import Effects, kernel_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.twins import Overwritten
 from mainstay_train.exact.draws import generator_of
 
 
-def run(
-    work: Callable[[], Any], flip: Flip | None = None, mode: Mode = Mode.FULL
-) -> tuple[Any, list[Finding]]:
-    """Do some work under checks, with a flip; return what it returns, and the findings."""
-    findings: list[Finding] = []
-    checks = Checks(mode, tell=findings.append)
-    if flip is not None:
-        checks.order("flip", 0, Phase.REDUCE, flip)
-    with checks.over(Phase.REDUCE), torch.no_grad():
-        result = work()
-    return result, findings
-
-
-def flip_of(operator: int | str | None = None, **fields: Any) -> Flip:
-    given = {"in_pass": Pass.STEP, "operator": operator, "element": 1, "bit": 4}
-    return Flip(**(given | fields))
-
-
-def halves() -> torch.Tensor:
-    """Columns of a larger tensor: strides, gaps, and no round address."""
-    return torch.arange(60, dtype=torch.float32).view(6, 10)[1:5, 3:7]
-
-
-LIBRARY = torch.library.Library("mainstay_test", "DEF")
-LIBRARY.define("halves(Tensor x) -> Tensor[]")
-# They share one memory, as what attention's backward returns may do.
-LIBRARY.impl("halves", lambda x: [*(x * 2.0).chunk(2)], "CPU")
-
-
-WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
-    "add in place": lambda x: x.add_(1.5),
-    "with itself": lambda x: x.add_(x.t().contiguous().t()),
-    "out": lambda x: torch.mul(x.clone(), 3.0, out=x),
-    "out is an operand": lambda x: torch.add(x, x.clone(), out=x),
-    "copy": lambda x: x.copy_(x.clone() * 2),
-    "zero": lambda x: x.zero_(),
-    "rows": lambda x: x.index_add_(0, torch.tensor([1, 1, 3]), torch.ones(3, 4)),
-    "several": lambda x: torch._foreach_add_([x[:2], x[2:]], 2.0),
-    "made": lambda x: torch.mm(x, x.t()),
-    "sorted": lambda x: torch.sort(x, dim=1, descending=True),
-    "halves": lambda x: torch.ops.mainstay_test.halves(x),
-    "number": lambda x: x.sum().item(),
-    "complex": lambda x: torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j,
-}
-
-
 @pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
 @pytest.mark.parametrize("name", WRITING)
 def test_each_kernel_is_repaired_wherever_it_writes(name: str, execution: Execution) -> None:
-    work = WRITING[name]
-    whole, right = halves(), halves()
-    expected = work(right)
-    last = len(count_kernels(work)) - 1
-
-    result, findings = run(lambda: work(whole), flip_of(last, execution=execution))
-
-    wrong = execution is Execution.PRIMARY
-    assert [finding.verdict for finding in findings] == [
-        Verdict.PRIMARY_HIT if wrong else Verdict.CHECKER_HIT
-    ]
-    assert findings[0].remedy is (Remedy.REPAIR if wrong else Remedy.NOTHING)
-    assert findings[0].num_elements == 1
-    assert bits.are_equal(whole._base, right._base)
-    for one, other in zip(tensors(result), tensors(expected), strict=True):
-        assert bits.are_equal(one, other)
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, float):
-        return [torch.tensor(value, dtype=torch.float64)]
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [] if value is None else list(value)
-
-
-def count_kernels(work: Callable[[torch.Tensor], Any]) -> list[str]:
-    """Names of the kernels that some work calls."""
-    checks = Checks(Mode.FULL)
-    seen: list[str] = []
-
-    def take(_: object, __: int, kernel: str) -> list[Flip]:
-        seen.append(kernel)
-        return []
-
-    checks._orders.take = take  # type: ignore[method-assign]
-    given = halves()
-    with checks.over(Phase.REDUCE):
-        work(given)
-    return seen
+    assert check_repair(name, execution).num_elements == 1
 
 
 def test_views_and_allocations_are_no_kernels() -> None:
@@ -325,6 +249,78 @@ def test_a_flip_that_finds_no_kernel_names_what_there_is(
     assert record.getMessage().startswith("flip f1 was not put in: the step pass in phase reduce")
     assert caplog.text.count("f1") == 1
     assert re.search(said, record.getMessage())
+
+
+def forward_of(checks: Checks, block: int) -> None:
+    """Execute two kernels of a block, in micro-batch 0 of type 2."""
+    with checks.over(Phase.FORWARD, 0, 2, 0) as scope:
+        scope.enter(Pass.FORWARD, block, f"layers.{block}")
+        torch.ones(2).mul(2.0)
+
+
+MISSED: dict[str, tuple[dict[str, Any], Phase, str]] = {
+    "type": (
+        {"in_pass": Pass.FORWARD, "shard_type": 1},
+        Phase.FORWARD,
+        "no type 1 was executed in the forward pass in phase forward of step 0, only type 2",
+    ),
+    "micro-batch": (
+        {"in_pass": Pass.FORWARD, "shard_type": 2, "micro_batch": 3},
+        Phase.FORWARD,
+        (
+            "no microBatch 3 was executed in the forward pass in phase forward of step 0, only "
+            "microBatch 0"
+        ),
+    ),
+    "block": (
+        {"in_pass": Pass.FORWARD, "block": 7},
+        Phase.FORWARD,
+        "no block 7 was executed in the forward pass in phase forward of step 0, only block 0 to 1",
+    ),
+    "operator": (
+        {"in_pass": Pass.FORWARD, "block": 1, "operator": "aten.mu"},
+        Phase.FORWARD,
+        (
+            "the forward pass in phase forward of step 0 of block 1 has no operator aten.mu; the "
+            "nearest names there are aten.mul, aten.ones"
+        ),
+    ),
+    "pass": (
+        {"in_pass": Pass.WEIGHT},
+        Phase.FORWARD,
+        "phase forward of step 0 has no weight pass on this rank; it has forward",
+    ),
+    "phase": (
+        {},
+        Phase.VOTE,
+        "this rank executed nothing in the step pass in phase vote of step 0",
+    ),
+    "wire": (
+        {"where": Where.WIRE},
+        Phase.REDUCE,
+        "in step 0 nothing came to this rank from other cells",
+    ),
+    "batch": (
+        {"where": Where.BATCH},
+        Phase.FORWARD,
+        "this rank fetched no batch in step 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSED)
+def test_a_flip_that_was_not_put_in_is_told_with_what_there_is(name: str) -> None:
+    fields, phase, why = MISSED[name]
+    missed: list[Missed] = []
+    checks = Checks(miss=missed.append)
+    checks.order("f1", 0, phase, flip_of(**{"operator": None, **fields}))
+    for block in range(2):
+        forward_of(checks, block)
+
+    checks.begin_step(1)
+    checks.begin_step(2)
+
+    assert missed == [Missed("f1", why)]
 
 
 def test_flips_are_put_in_once_and_only_in_their_step() -> None:

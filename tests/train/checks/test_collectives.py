@@ -127,7 +127,7 @@ def test_what_this_inner_rank_computes_wrongly_before_a_sum_is_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What is executed twice at once is repaired at once.
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda _: False)
+    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: False)
     void, (finding,) = recomputed(flip(operator="aten.add"))
 
     assert void == {2}

@@ -56,7 +56,7 @@ def test_with_piggyback_the_type_is_computed_again_and_somebody_tells_of_it(
     stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is executed twice at once is repaired at once.
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda _: False)
+    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: False)
     step = Step("bounded", recompute=True, stages=stages)
     clean = step.run(Mode.OFF)
     # In the first micro-batch all is executed twice at once; so it is one of the second.

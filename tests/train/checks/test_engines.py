@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.train.checks.test_checker import Worn, flip_of
+from tests.train.checks.single import flip_of
+from tests.train.checks.test_checker import Worn
 from tests.train.compute.test_early import Cells, build, early_for, run, same
 from tests.train.compute.test_engine import TYPES
 

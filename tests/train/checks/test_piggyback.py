@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,10 +15,11 @@ from tests.train.checks.test_flips import draw, has_effect
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
+from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, is_pointwise_cheaper
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
-from mainstay_train.checks import checker
+from mainstay_train.checks import checker, imprints
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
@@ -37,7 +37,7 @@ ALL: list[Setting] = [(model, stages) for model in MODELS for stages in (1, 2)]
 def cheap(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether kernels that compute element by element are executed twice at once: they are not."""
     is_cheap = [False]
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda _: is_cheap[0])
+    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: is_cheap[0])
     return is_cheap
 
 
@@ -47,16 +47,9 @@ def is_last(step: Step, spot: Spot) -> bool:
     return blocks[spot.place.block or 0].spec.is_last
 
 
-def is_beyond(step: Step, spot: Spot) -> bool:
-    """Whether a kernel comes behind a recompute, in its pass: it joins what the block counted."""
-    of_forward = replace(spot.place, phase=Phase.FORWARD)
-    return spot.ordinal >= sum(s.place == of_forward for s in step.list(Mode.PIGGYBACK))
-
-
 def what_follows(step: Step, spot: Spot) -> tuple[Verdict, Remedy]:
     if spot.place.phase is Phase.BACKWARD:
-        beyond = is_beyond(step, spot)
-        return Verdict.PRIMARY_HIT if beyond else Verdict.CHECKER_HIT, Remedy.REPAIR
+        return Verdict.CHECKER_HIT, Remedy.REPAIR
     if is_last(step, spot):
         return Verdict.PRIMARY_HIT, Remedy.REPAIR
     return Verdict.PRIMARY_HIT, Remedy.VOID_TYPE
@@ -120,6 +113,24 @@ def test_what_is_executed_twice_for_less_than_its_imprint_is_repaired_at_once(
     assert num_changed == 8
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_without_compiled_code_what_computes_element_by_element_has_no_imprints(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    price = COMPILED_IMPRINT if is_compiled else BATCHED_IMPRINT
+    monkeypatch.setattr(imprints, "price", lambda: price)
+    monkeypatch.setattr(checker, "is_pointwise_cheaper", is_pointwise_cheaper)
+    step = Step("llama", recompute=True, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    spot = first(step, Phase.FORWARD, "aten.mul")
+
+    ended = step.run(Mode.PIGGYBACK, spot.flip(element=3, bit=30), spot)
+
+    assert ended.digests == clean.digests
+    (finding,) = ended.findings
+    assert finding.remedy is (Remedy.VOID_TYPE if is_compiled else Remedy.REPAIR)
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("setting", ALL, ids=str)
 def test_of_many_flips_in_forwards_and_recomputes_each_effective_one_is_found(
@@ -162,9 +173,8 @@ def test_a_forward_that_a_wrong_index_ends_is_executed_again() -> None:
 def test_what_blocks_count_is_checked_where_their_counts_are_joined() -> None:
     step = Step("moe", recompute=True, micro_batches=1)
     clean = step.run(Mode.OFF)
-    recomputes = Phase.BACKWARD, Pass.FORWARD
-    spots = [s for s in step.list(Mode.PIGGYBACK) if (s.place.phase, s.place.in_pass) == recomputes]
-    (join, *_) = [s for s in spots if s.kernel == "aten.cat" and is_beyond(step, s)]
+    spots = [s for s in step.list(Mode.PIGGYBACK) if s.place.in_pass is Pass.BACKWARD]
+    join = next(s for s in spots if s.ordinal == 0 and s.kernel == "aten.cat")
 
     ended = step.run(Mode.PIGGYBACK, join.flip(output=0, element=0, bit=1), join)
 

@@ -173,7 +173,7 @@ def test_a_step_waits_for_the_device_at_its_vote_and_at_its_apply_alone(
             assert device.waited(lambda t=table: engine.reduce(group, t, [0, 1], 0)) == []
             vote = device.waited(lambda t=table: engine.ballot(group, t, 0, SLOT, ""))
             # What the vote tells is copied behind the host on a device that can, and a moment says
-            # when it is there. With a chain one before says whether what it computed counts.
+            # when it is there. With a chain another says before whether what it computed counts.
             fetched = ["copy_ to the host", MOMENT]
             assert vote == ([MOMENT] if chain else []) + fetched
             # The next step begins with the digest of what it computes with.

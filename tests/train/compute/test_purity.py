@@ -13,7 +13,7 @@ from tests.train.model.test_trial import model
 from torch import nn
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.dmr.settings import Mode, PlanName
+from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_train.checks.checker import UnreliableDeviceError
 from mainstay_train.compute import purity
 from mainstay_train.exact import numerics
@@ -37,6 +37,9 @@ LIBRARY.impl("flagged", lambda x: x + len(FLAGS), "CPU")
 def _arithmetic() -> None:
     numerics.setup("cpu")
     CALLS.update({name: itertools.count() for name in ("noise", "sometimes", "once", "host")})
+
+
+WITNESS = CheckRules(witness_every_steps=5)
 
 
 class Odd(split.SplitModule):
@@ -113,3 +116,62 @@ def test_a_kernel_that_depends_on_what_its_block_sets_is_named_where_checks_wait
 def test_the_models_that_come_with_mainstay_are_pure(name: str) -> None:
     entrypoint, config = MODELS[name]
     purity.check(workload.load(entrypoint, config), CPU, plan=PlanName.AUTO)
+
+
+def watch(besides: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Try a block as in a job that has a witness and no checks."""
+    odd = BlockSpec(name="odd", build=lambda: Odd(besides))
+    purity.try_blocks(model(odd), CPU, WITNESS)
+
+
+@pytest.mark.parametrize(
+    "besides",
+    [
+        torch.ops.mainstay_purity.noise,
+        torch.ops.mainstay_purity.sometimes,
+        lambda x: x * next(CALLS["host"]),
+    ],
+    ids=["noise", "sometimes", "host"],
+)
+def test_with_a_witness_alone_a_block_that_is_no_pure_function_is_named(
+    besides: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Replicas would differ, and devices be accused."""
+    with pytest.raises(
+        InvalidSpecError,
+        match=r"spec\.detection\.witness\.everySteps: is 5, but block 'odd' gave other bits of the "
+        r"output when it was run again, 5 of 5 times, so it is no pure function .* or use 0",
+    ):
+        watch(besides)
+
+
+def test_with_a_witness_alone_what_differs_once_is_nobodys_fault() -> None:
+    watch(torch.ops.mainstay_purity.once)
+    assert next(CALLS["once"]) > purity.ROUNDS
+
+
+def test_with_a_witness_alone_a_device_that_is_always_wrong_is_no_fault_of_a_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Worn(monkeypatch)
+    with pytest.raises(UnreliableDeviceError, match="also where no code of the workload ran"):
+        watch(torch.ops.mainstay_purity.noise)
+
+
+def test_what_checks_cannot_look_at_a_witness_may_be_used_with() -> None:
+    def sparse(x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(torch.eye(8).to_sparse(), x.view(-1, 8).t()).t().view(x.shape)
+
+    with pytest.raises(InvalidSpecError, match="sparse"):
+        check(sparse)
+    watch(sparse)
+
+
+def test_blocks_are_tried_as_the_rules_ask_for_it() -> None:
+    trial = purity.Trial
+    assert purity.trials_of(CheckRules()) == frozenset()
+    assert purity.trials_of(WITNESS) == {trial.REPEATED}
+    both = CheckRules(mode=Mode.PIGGYBACK, witness_every_steps=5)
+    assert purity.trials_of(both) == {trial.REPEATED, trial.AT_ONCE}
+    late = CheckRules(mode=Mode.FULL, plan=PlanName.AUTO)
+    assert purity.trials_of(late) == set(trial)

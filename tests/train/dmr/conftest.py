@@ -6,6 +6,7 @@ import pytest
 from tests.train.checks.conftest import flipped
 
 from mainstay_core.dmr import schedule
+from mainstay_train.checks import imprints
 
 __all__ = ["flipped", "prices"]
 
@@ -14,5 +15,5 @@ __all__ = ["flipped", "prices"]
 def prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of small models are over at once: here waiting and imprints cost nothing."""
     monkeypatch.setattr(schedule, "WAIT_S", 0.0)
-    monkeypatch.setattr(schedule, "IMPRINT_S", 0.0)
-    monkeypatch.setattr(schedule, "IMPRINT_S_PER_BYTE", 0.0)
+    free = schedule.ImprintPrice(start_s=0.0, s_per_byte=0.0)
+    monkeypatch.setattr(imprints, "price", lambda: free)

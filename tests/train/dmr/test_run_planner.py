@@ -22,12 +22,13 @@ from mainstay_core.dmr import schedule
 from mainstay_core.dmr.coverage import verify_plan
 from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.operators import Pass
-from mainstay_core.dmr.plan import Plan
+from mainstay_core.dmr.plan import Method, Plan
 from mainstay_core.dmr.profiles import Profile
 from mainstay_core.dmr.schedule import Part, RefusedPlanError, plan_here
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.dmr.verdicts import Remedy, Verdict
+from mainstay_train.checks import imprints
 from mainstay_train.checks.planned import NO_STANDING, WHOLE, Window
 from mainstay_train.checks.planned import Spot as PlannedSpot
 from mainstay_train.dmr.ordered_plans import read_plan_file
@@ -37,7 +38,7 @@ MUCH, LITTLE = 1 << 30, 9000
 PROFILED = 2
 Setting = tuple[str, bool, int, int]
 """Model, recompute, stages, budget."""
-QUICK: list[Setting] = [("llama bf16", True, 2, MUCH), ("moe", False, 2, MUCH)]
+QUICK: list[Setting] = [("llama bf16", True, 2, MUCH), ("moe", True, 2, MUCH)]
 ALL: list[Setting] = [
     (model, recompute, stages, budget)
     for model in MODELS
@@ -104,6 +105,20 @@ def test_bits_are_those_without_checks_and_the_plan_keeps_the_rule(setting: Sett
         assert not engine.checks.waiting
         assert not engine.checks.replays._inside
     assert any(engine.checks.waiting.most_bytes for engine in step._engines[Mode.FULL])
+
+
+def test_the_recompute_of_a_layer_with_experts_is_compared_with_its_forward() -> None:
+    step = planned(("moe", True, 2, MUCH))
+
+    for engine, profile in zip(step._engines[Mode.FULL], profiles_of(step), strict=True):
+        plan, _ = plan_here(profile)
+        verify_plan(profile, plan)
+        recomputed = {
+            number for number, block in enumerate(engine.state.blocks) if not block.spec.is_last
+        }
+        assert engine.checks._planned.piggyback == recomputed
+        by_recompute = [c for c in plan.choices if c.method is Method.PIGGYBACK]
+        assert len({c.operator.partition("/")[0] for c in by_recompute}) == len(recomputed)
 
 
 def check_flips(setting: Setting, num_flips: int, flipped: list[bool]) -> Counter[str]:
@@ -196,7 +211,8 @@ def test_of_many_flips_each_effective_one_is_found(setting: Setting, flipped: li
 def test_flips_are_found_where_executing_twice_is_cheaper_than_imprints(
     monkeypatch: pytest.MonkeyPatch, flipped: list[bool]
 ) -> None:
-    monkeypatch.setattr(schedule, "IMPRINT_S", 1.0)
+    dear = schedule.ImprintPrice(start_s=1.0, s_per_byte=0.0)
+    monkeypatch.setattr(imprints, "price", lambda: dear)
     step = planned(("llama", True, 1, MUCH))
     (engine,) = step._engines[Mode.FULL]
     cheap = engine.checks._planned.cheap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.job.config import SnapshotConfig
+from mainstay_core.planning.program import Op
 from mainstay_core.rank.events import PlacedUnit, Snapshot
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import BadSegment, SegmentHeader, SegmentKey, SegmentKind
@@ -20,7 +22,9 @@ from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
 
 
-def keeper_of(engine: Any, client: Any = None) -> SegmentKeeper:
+def keeper_of(
+    engine: Any, client: Any = None, hook: Callable[[Op], None] = lambda _: None
+) -> SegmentKeeper:
     return SegmentKeeper(
         job=JobUid("job"),
         slot=Slot(pod=PodUid("pod"), index=0),
@@ -28,7 +32,7 @@ def keeper_of(engine: Any, client: Any = None) -> SegmentKeeper:
         client=cast(Any, client),
         engine=lambda: engine,
         learning_rate=lambda _: 0.1,
-        hook=lambda: lambda _: None,
+        hook=lambda: hook,
     )
 
 
@@ -98,6 +102,7 @@ class PlayedClient:
 
     def __init__(self) -> None:
         self.headers: list[SegmentHeader] = []
+        self.note_held: Callable[[SegmentKey], None] = lambda _: None
 
     def ask_room(self, size_bytes: int, window: int = 0) -> Any:
         del window
@@ -127,6 +132,31 @@ def test_an_instalment_has_the_units_that_the_window_says_and_their_place_in_its
     told = [(h.unit_name, h.key.unit, h.key.version, h.place) for h in client.headers]
     assert told == [("c", 2, 5, 1), ("a", 0, 5, 2)]
     assert {(h.window, h.num_instalments) for h in client.headers} == {(4, 2)}
+
+
+def test_an_instalment_is_held_once_all_holders_have_each_of_its_units() -> None:
+    specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(30, 50)) for name in "abc"]
+    state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    client, ops = PlayedClient(), list[Op]()
+    keeper = keeper_of(SimpleNamespace(state=state, reducer=reducer), client, ops.append)
+    keeper.start({})
+    window = Window(first=4, length=2)
+    units = (PlacedUnit("c", 1), PlacedUnit("a", 2))
+    for due in (Snapshot(4, window, units[:1]), Snapshot(5, window, units)):
+        keeper.snapshot(make_plan({0: ["pod.1"]}), 0, 0, due)
+    keeper._worker.wait_idle()
+    assert ops == [Op.SNAPSHOT_COPIED] * 2
+
+    before, first, second = (header.key for header in client.headers)
+    for key in (first, replace(first, kind=SegmentKind.GRADIENT), before):
+        client.note_held(key)
+    keeper._worker.wait_idle()
+    assert ops[2:] == [Op.SNAPSHOT_HELD], "of the instalment before"
+    client.note_held(second)
+    client.note_held(second)
+    keeper._worker.end()
+    assert ops[2:] == [Op.SNAPSHOT_HELD] * 2
 
 
 def test_a_damaged_copy_counts_again_once_all_have_loaded_what_was_before_it() -> None:

@@ -4,6 +4,7 @@
 - ``reports``: takes in what pods, supervisors and the store report
 - ``ends``: notes that a trainer or a pod has ended
 - ``check_plans``: how the checks of each stage are planned
+- ``missed_flips``: which injected flips changed nothing
 - ``checkpoints``: what is known of durable checkpoints
 - ``crashes``: when the same exception has come back too often
 - ``silence``: when a pod that is not heard gave its last sign of life

@@ -26,6 +26,7 @@ from mainstay_core.coordinator.intake.checkpoints import (
 )
 from mainstay_core.coordinator.intake.crashes import explain_end, keep_newest, note_crash
 from mainstay_core.coordinator.intake.ends import end_all, end_slot, lose_pod, note_end
+from mainstay_core.coordinator.intake.missed_flips import note_missed
 from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
@@ -58,6 +59,7 @@ from mainstay_core.wire.facts import (
     Failed,
     Finished,
     Leaving,
+    Missed,
     Named,
     Parked,
     Paused,
@@ -474,6 +476,7 @@ _FACTS: dict[type, Callable[[CoordinatorState, Any, float], Transition]] = {
     Failed: _failed,
     Checkpoint: note_checkpoint,
     Checks: note_checks,
+    Missed: note_missed,
     Paused: note_paused,
     Named: note_named,
 }

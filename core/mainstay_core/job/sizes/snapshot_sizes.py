@@ -30,6 +30,7 @@ from mainstay_core.job.config import (
     MAX_SNAPSHOT_WINDOW,
     LogKind,
     SnapshotConfig,
+    check_window,
 )
 from mainstay_core.job.sections import Protection, Snapshots, Workload
 from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
@@ -125,8 +126,20 @@ def _cuts(model: ModelSizes, shape: JobShape) -> tuple[range, ...]:
 
 def _longest(model: ModelSizes, cuts: Sequence[range]) -> int:
     """Return the most steps of a window that trainers choose by themselves."""
-    num_units = max(sum(model.blocks[i].num_units for i in cut) for cut in cuts)
-    return min(MAX_AUTO_WINDOW, num_units)
+    return min(MAX_AUTO_WINDOW, _most_units(model, cuts))
+
+
+def most_units(model: ModelSizes, shape: JobShape) -> int:
+    """Return the units of the stage that has the most.
+
+    Raises:
+        ValueError: there are more stages than blocks.
+    """
+    return _most_units(model, _cuts(model, shape))
+
+
+def _most_units(model: ModelSizes, cuts: Sequence[range]) -> int:
+    return max(sum(model.blocks[i].num_units for i in cut) for cut in cuts)
 
 
 def _kept_with_weights(model: ModelSizes, block: BlockSizes, length: int) -> int:
@@ -178,6 +191,8 @@ def plan_snapshots(
     _check_degrees(snapshots, protection, window, num_pods)
     _check_ordering(snapshots, workload)
     models = known_models(workload, shape)
+    if models is not None:
+        check_window(window, most_units(models[0], shape))
     choice = choose_log_of(snapshots, models, shape)
     log = choice.log
     least = None

@@ -73,6 +73,8 @@ class Checks:
         self._appliers: defaultdict[tuple[int, tuple[int, int]], list[Life]] = defaultdict(list)
         """Who has applied a step at a position."""
         self._adopted: dict[str, int] = {}
+        self._reordered: set[int] = set()
+        """Positions whose units some member has copied in another order than before."""
         self._connected: defaultdict[str, set[Incarnation]] = defaultdict(set)
         """Whom a group connects, by its name."""
         self.seen: Counter[str] = Counter()
@@ -198,6 +200,7 @@ class Checks:
         self.num_checks += 1
         self.seen[f"{before.phase} {type(event).__name__}"] += 1
         self._lineages.moved(trainer, before, event)
+        self._note_order(trainer, before)
         plan, outcome = trainer.state.plan, trainer.state.settlement
         if trainer.state.phase is Phase.FAILED and before.phase is not Phase.FAILED:
             assert plan is not None
@@ -208,6 +211,13 @@ class Checks:
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
             self._settled(plan, event, outcome)
+
+    def _note_order(self, trainer: Life, before: RankState) -> None:
+        """Count windows that begin with another order of units than those before."""
+        old, new = before.basis.popularity.ordered_by, trainer.state.basis.popularity.ordered_by
+        if old and new and old != new and before.window != trainer.state.window:
+            self.seen["reordered"] += 1
+            self._reordered.add(trainer.state.member_position)
 
     def _void(self, before: RankState) -> None:
         """A rank gives a right state up: that is right only where most copies are not."""
@@ -275,6 +285,7 @@ class Checks:
         position = trainer.state.member_position
         self.seen["replayed"] += 1
         self.seen["replayed after a fork"] += bool(history)
+        self.seen["replayed after another order"] += position in self._reordered
         _hold(
             params == self.truth(version, history)[position],
             f"I6: {trainer.name} has made another state of position {position} at version "

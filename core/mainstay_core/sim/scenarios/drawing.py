@@ -29,8 +29,9 @@ from mainstay_core.sim.scenarios.fault_draws import (
     draw_forks,
     draw_losses,
 )
-from mainstay_core.sim.scenarios.ordering import with_order
+from mainstay_core.sim.scenarios.ordering import SHARE_SWAPPED, SHARE_SWAPPED_FORKS, with_order
 from mainstay_core.sim.scenarios.points import (
+    COPY_POINTS,
     PAUSE_POINTS,
     READ_POINTS,
     RULED_BETWEEN,
@@ -69,6 +70,8 @@ SHARE_GOING_BACK = 0.5
 SHARE_WITH_LOSSES = 0.6
 """Of the seeds with a witness: something is lost before chains are ruled on."""
 LOST_BESIDE = ("kill-trainer", "kill-pod", "kill-meeting", "reset", "break-chain")
+SHARE_WITH_LOST_COPIERS = 0.15
+"""Of the seeds with snapshots: something is lost right behind a copy."""
 SHARE_WITH_BOUNDARIES = 0.5
 """Of the jobs with snapshots that may log boundaries."""
 SHARE_WITH_CASCADES = 0.7
@@ -131,7 +134,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return with_order(_with_witness(scenario, kinds))
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
-    return with_order(_with_what_is_checked(scenario, kinds), kinds)
+    share = SHARE_SWAPPED if approximate is None else SHARE_SWAPPED_FORKS
+    return with_order(_with_what_is_checked(scenario, kinds), kinds, share)
 
 
 def _with_witness(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
@@ -273,6 +277,7 @@ def _with_snapshots(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     units = rng.choice((1, 2, 3))
     drawn = _with_little_memory(replace(scenario, config=config, units=units, faults=tuple(faults)))
     drawn = _with_mute_stores(drawn, kinds)
+    drawn = _with_lost_copiers(drawn) if losses else drawn
     return _with_losses_in_replays(drawn) if snapshots.boundary and losses else drawn
 
 
@@ -305,6 +310,21 @@ def _with_mute_stores(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
         return scenario
     faults = list(scenario.faults)
     fault = Fault(kind=SILENT[0], point=rng.choice(READ_POINTS), times=rng.randint(1, 3))
+    faults.insert(rng.randint(0, len(faults)), fault)
+    return replace(scenario, faults=tuple(faults))
+
+
+def _with_lost_copiers(scenario: Scenario) -> Scenario:
+    """Return the scenario, in some seeds with a loss where a part of the state has been copied.
+
+    It is drawn apart: the rest is as before.
+    """
+    rng = random.Random(f"copiers {scenario.seed}")
+    if rng.random() > SHARE_WITH_LOST_COPIERS:
+        return scenario
+    faults, times = list(scenario.faults), rng.randint(1, 3 * scenario.config.shape.num_ranks)
+    fault = replace(draw_fault(rng, rng.choice(LOSSES)), at_s=None)
+    fault = replace(fault, point=rng.choice(COPY_POINTS), times=times)
     faults.insert(rng.randint(0, len(faults)), fault)
     return replace(scenario, faults=tuple(faults))
 

@@ -11,15 +11,23 @@ from mainstay_core.sim.scenarios.scenario import GUARDED, Fault, Scenario
 
 SHARE_SWAPPED = 0.3
 """Of the seeds with several stages, and no logs of boundaries: the pipeline is swapped."""
+SHARE_SWAPPED_FORKS = 0.54
+"""The same of the jobs of which it is said whether stages may be made anew: half of all of them, as
+some have logs of boundaries."""
 SHARE_WITH_WRONG_GUARDS = 0.4
 """Of those with guards."""
 
 
-def with_order(scenario: Scenario, kinds: tuple[str, ...] = ()) -> Scenario:
-    """Return the scenario, in some seeds with a swapped pipeline. The rest is as in order."""
+def with_order(
+    scenario: Scenario, kinds: tuple[str, ...] = (), share: float = SHARE_SWAPPED
+) -> Scenario:
+    """Return the scenario, in a share of the seeds with a swapped pipeline.
+
+    The rest is as in order.
+    """
     rng, config = random.Random(f"order {scenario.seed}"), scenario.config
     refused = config.snapshots and config.snapshots.boundary
-    if config.shape.stages < 2 or refused or rng.random() > SHARE_SWAPPED:
+    if config.shape.stages < 2 or refused or rng.random() > share:
         return scenario
     shape = replace(config.shape, order=Order.SWAPPED, cut=Cut.EQUAL)
     # They serve with the policy off, too, as a person may allow a recovery.

@@ -69,6 +69,9 @@ WRITE_POINTS = (
     "FORWARD",
 )
 """Where segments are written, counted and dropped, and what is between."""
+COPY_POINTS = ("SNAPSHOT_COPIED", "SNAPSHOT_HELD")
+"""Where all that a trainer copies at one version is in its own store, and where all holders have
+it."""
 READ_POINTS = (
     "settle-posted",
     "stores-posted",

@@ -7,7 +7,8 @@ the copy has left; a gradient is at its holders before the vote.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mainstay_core.base.ids import Slot
@@ -20,7 +21,7 @@ from mainstay_core.segments.frames import Segment, VotedLogs
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
-from mainstay_core.sim.engine import Awaited, Process, Signal, Sleep, Steps
+from mainstay_core.sim.engine import Awaited, Process, ProcessKilled, Signal, Sleep, Steps
 from mainstay_core.sim.groups import ChainGroup
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.units import is_whole, key_of, size_of, unit_number
@@ -62,8 +63,19 @@ class Owner(Life, Protocol):
     async def point(self, name: str) -> None:
         """A place in the code where a fault may strike."""
 
+    def strike(self, name: str) -> None:
+        """A place in the code of a thread beside the session's, where a fault may strike."""
+
     async def begin(self, action: Action) -> None:
         """Take note, before an action of a program."""
+
+
+@dataclass(slots=True)
+class _Instalment:
+    """What a trainer copies at one version."""
+
+    keys: list[SegmentKey] = field(default_factory=list)
+    num_copied: int = 0
 
 
 class SegmentKeeper:
@@ -89,7 +101,9 @@ class SegmentKeeper:
         assert config is not None
         self._world, self._process, self._owner, self._changed = world, process, owner, changed
         self._config = config
-        self._client = SegmentClient(world, process, address, changed)
+        self._client = SegmentClient(world, process, address, changed, self._note_held)
+        self._sending: list[_Instalment] = []
+        """Those that are in the own store, and not known to be at all holders."""
         self._to_copy = 0
         self._states: dict[SegmentKey, bool] = {}
         """States of the window in flight; whether they were given to the store."""
@@ -177,16 +191,23 @@ class SegmentKeeper:
         position = plan.position_of(index)
         if self._window != action.window:
             self._window, self._states, self._places = action.window, {}, {}
+        instalment = _Instalment()
         for unit in action.units:
             number = unit_number(unit.name)
             key = key_of(lineage, position, number, unit.kind, action.version)
             self._states[key], self._places[key] = False, unit.place
             self._to_copy += 1
+            instalment.keys.append(key)
             cell = self._owner.made_cell()
-            self._process.spawn(self._copy(plan, own.holders, key, cell))
+            self._process.spawn(self._copy(plan, own.holders, key, cell, instalment))
 
     def _copy(
-        self, plan: Plan, holders: Sequence[Holder], key: SegmentKey, cell: Compute
+        self,
+        plan: Plan,
+        holders: Sequence[Holder],
+        key: SegmentKey,
+        cell: Compute,
+        instalment: _Instalment,
     ) -> Steps[None]:
         yield self._world.pace.segment_s()
         self._write(plan, holders, key, cell.params)
@@ -194,6 +215,20 @@ class SegmentKeeper:
             self._states[key] = True
         self._to_copy -= 1
         self._changed.fire()
+        instalment.num_copied += 1
+        if instalment.num_copied < len(instalment.keys):
+            return
+        self._sending.append(instalment)
+        self._owner.strike("SNAPSHOT_COPIED")
+
+    def _note_held(self, key: SegmentKey) -> None:
+        """All holders have a segment; that may be the last one of an instalment."""
+        for instalment in self._sending:
+            if key in instalment.keys and all(map(self._client.is_held, instalment.keys)):
+                self._sending.remove(instalment)
+                with suppress(ProcessKilled):  # no thread of the trainer stands here
+                    self._owner.strike("SNAPSHOT_HELD")
+                return
 
     async def wait_copied(self) -> None:
         """Wait until what is being copied has left the state: it is about to be written."""

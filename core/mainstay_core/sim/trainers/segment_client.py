@@ -56,13 +56,19 @@ class SegmentClient:
         process: the trainer.
         address: of its pod's store.
         changed: fired with everything that may end a wait.
+        note_held: called with a segment that all its holders have.
     """
 
     def __init__(
-        self, world: Surroundings, process: Process, address: str, changed: Signal
+        self,
+        world: Surroundings,
+        process: Process,
+        address: str,
+        changed: Signal,
+        note_held: Callable[[SegmentKey], None] = lambda _: None,
     ) -> None:
         self._world, self._process, self._changed = world, process, changed
-        self.address = address
+        self.address, self._note_held = address, note_held
         self._end: End | None = None
         self._queue: list[Frame] = []
         self._ended = ""
@@ -101,6 +107,8 @@ class SegmentClient:
             key = self._of_request.pop(message.request)
             if key not in self._of_request.values():  # else a newer one of this key is under way
                 self._why_not[key] = message.why_not
+                if not message.why_not:
+                    self._note_held(key)
         else:
             self._reports[message.request] = message.report
         self._changed.fire()

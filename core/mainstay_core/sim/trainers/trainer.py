@@ -203,9 +203,13 @@ class Trainer(Process, GuardingTrainer):
 
     async def point(self, name: str) -> None:
         """A place in the code where a fault may strike; now and then others come first."""
-        self.world.faults.reach(self, name)
+        self.strike(name)
         if self.engine.rng.random() < 0.2:
             await Sleep(self.world.pace.hiccup_s())
+
+    def strike(self, name: str) -> None:
+        """A place in the code of any thread where a fault may strike."""
+        self.world.faults.reach(self, name)
 
     async def perform(self, action: events.Action) -> events.Event | None:
         """Carry out an action, with the points before and after it."""

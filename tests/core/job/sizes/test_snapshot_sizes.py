@@ -17,6 +17,7 @@ from mainstay_core.job import spec
 from mainstay_core.job.model_sizes import MOE
 from mainstay_core.job.sizes import snapshot_sizes
 from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
+from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.llama_sizes import padded, sizes_of
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import whole_quantity
@@ -189,6 +190,14 @@ def test_auto_has_a_quarter_more_than_the_least_that_is_accepted() -> None:
     ("snapshots", "sections", "words"),
     [
         ({"window": 1025}, {}, "snapshots.window: is 1025, must be at most 1024 steps, or Auto"),
+        # Embedding, six layers and head lie on two stages.
+        ({"window": 6}, {}, "snapshots.window: is 6, but no stage has more than 4 units of which"),
+        ({"window": 6}, {}, "use at most 4, or Auto"),
+        (
+            {"window": 2},
+            {"parallelism": {"stages": 8}},
+            "snapshots.window: is 2, but no stage has more than 1 unit of which a step could copy",
+        ),
         (
             {"ordering": "CapacityAware"},
             {"workload": {"entrypoint": MOE}},
@@ -233,6 +242,27 @@ def test_a_model_of_ones_own_is_kept_in_the_memory_that_is_given() -> None:
     config = job.plan_snapshots()
     assert config is not None
     assert config.memory_bytes == 6 * 10**9 < MAX_COPY_BYTES
+
+
+def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
+    """Another stage may have fewer: some of its steps copy nothing then."""
+    mixture = {"entrypoint": MOE, "config": SMALL | {"experts": 5, "activeExperts": 2}}
+    model = built_in_sizes(MOE, mixture["config"], 1, 0, accumulates=False)
+    for workload, stages in (
+        (mixture, 4),
+        (mixture, 2),
+        ({"entrypoint": LLAMA, "config": SMALL}, 3),
+    ):
+        told = problem(
+            {"enabled": True, "window": 1000}, workload=workload, parallelism={"stages": stages}
+        )
+        most = int(told.rpartition("use at most ")[2].partition(",")[0])
+        kept = {"enabled": True, "window": most}
+        assert job_of(kept, workload=workload, parallelism={"stages": stages}).plan_snapshots()
+        if workload is mixture:
+            cuts = stage_blocks([b.cost for b in model.blocks], stages)
+            units = [sum(model.blocks[i].num_units for i in cut) for cut in cuts]
+            assert min(units) < most == max(units)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""What the coordinator knows of injected flips that changed nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mainstay_core.base import codec
+from mainstay_core.base.ids import PodUid
+from mainstay_core.coordinator.events import FaultFired
+from mainstay_core.coordinator.injection import list_faults
+from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.dmr.flips import Flip
+from mainstay_core.dmr.operators import Pass
+from mainstay_core.faults.points import FaultAction, FaultPoint
+from mainstay_core.wire.facts import FactKind
+
+Start = Callable[..., Any]
+FLIP = Flip(in_pass=Pass.FORWARD, element=0, bit=0)
+
+
+def fault(name: str, **fields: Any) -> FaultPoint:
+    return FaultPoint(id=name, step=0, replica=1, stage=0, **fields)
+
+
+def test_a_flip_that_was_not_put_in_is_missed_whichever_is_told_first(start: Start) -> None:
+    flips = tuple(fault(name, action=FaultAction.FLIP, flip=FLIP) for name in ("a", "b", "c"))
+    world = start(faults=flips)
+    member = world.member(1, 0)
+
+    def fire(name: str) -> None:
+        pod = PodUid(member.slot.pod)
+        world.send(FaultFired(fault=name, pod=pod, slot=0, rank="r1.s0.i0", at_s=1.0))
+
+    def miss(name: str, why: str) -> None:
+        world.tell(world.about(FactKind.MISSED, member, fault=name, evidence=why))
+
+    fire("a")
+    miss("a", "there is no operator aten.mmm")
+    miss("b", "there is no block 7")
+    fire("b")
+    fire("c")
+    miss("a", "again")
+    miss("of another job", "nothing")
+
+    known = {status.fault.id: status for status in list_faults(world.state)}
+    assert {name: (status.state, status.problem) for name, status in known.items()} == {
+        "a": ("missed", "there is no operator aten.mmm"),
+        "b": ("missed", "there is no block 7"),
+        "c": ("fired", ""),
+    }
+    assert all(status.fired for status in known.values())
+    assert world.announced().count("FaultMissed") == 2
+    assert codec.loads(CoordinatorState, codec.dumps(world.state)) == world.state
+
+
+def test_only_a_flip_can_be_told_as_missed(start: Start) -> None:
+    world = start(faults=(fault("k", action=FaultAction.KILL_POD),))
+    world.tell(world.about(FactKind.MISSED, world.member(1, 0), fault="k", evidence="nothing"))
+
+    assert world.state.missed == ()
+    assert "FaultMissed" not in world.announced()

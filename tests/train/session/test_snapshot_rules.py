@@ -1,0 +1,36 @@
+"""By which rules a trainer copies its state, and which of them its model has too few units for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.job.config import SnapshotConfig
+from mainstay_train.session.rules import snapshot_rules
+
+NO_EXPERTS = {"experts": ()}
+UNITS = [SimpleNamespace(name=name, kind="layer") for name in "abcd"]
+TRAINING: Any = SimpleNamespace(
+    job_units=lambda: SimpleNamespace(positions=(UNITS[:1], UNITS[1:]), **NO_EXPERTS)
+)
+CONFIG = SnapshotConfig(memory_bytes=1)
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_window_has_at_most_a_step_for_each_unit_of_the_largest_stage(length: int) -> None:
+    rules = snapshot_rules(replace(CONFIG, num_instalments=length), TRAINING)
+    assert rules is not None
+    assert rules.num_instalments == length
+
+
+def test_a_longer_one_is_refused_in_the_words_of_a_submission() -> None:
+    with pytest.raises(InvalidSpecError) as caught:
+        snapshot_rules(replace(CONFIG, num_instalments=4), TRAINING)
+    assert str(caught.value) == (
+        "spec.snapshots.window: is 4, but no stage has more than 3 units of which a step could "
+        "copy one; use at most 3, or Auto"
+    )
