@@ -48,7 +48,7 @@ REST_S = 0.5
 
 
 class Place(NamedTuple):
-    """Where a process stands."""
+    """The stage and lane of a process."""
 
     stage: int
     lane: int
