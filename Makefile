@@ -48,6 +48,7 @@ lint: setup ## Style, types, import rules, what nothing uses, lock
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p mainstay_core -p mainstay_net -p mainstay_fork -p mainstay_api -p mainstay_agent -p mainstay_train -p mainstay_cli -p mainstay_operator
+	cd benchmarks && ../$(BIN)/mypy --config-file mypy.ini *.py support
 	$(BIN)/lint-imports
 	$(BIN)/vulture
 	$(BIN)/python scripts/lock.py --check

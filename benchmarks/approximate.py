@@ -118,7 +118,7 @@ def main() -> None:
     setting = dataclasses.replace(QUICK if given.quick else TOLD, **chosen)
     if setting.layers % setting.stages:
         raise SystemExit(f"--layers: must be a multiple of {setting.stages}: stages are alike")
-    rates = QUICK_RATES if given.quick else RATES
+    rates: tuple[float, ...] = QUICK_RATES if given.quick else RATES
     if given.rates:
         rates = tuple(sorted(float(rate) for rate in given.rates.split(",")))
     given.folder.mkdir(parents=True, exist_ok=True)

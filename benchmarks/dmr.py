@@ -244,8 +244,11 @@ def measure_waits(bench: Bench) -> None:
     for share in bench.shares:
         _, stages = bench.waiting(names, share, {**bench.config, "dtype": "float32"})
         rows = bench.turns({name: stages[name].seconds for name in names})
-        over = ((PIGGYBACK, OFF), (NAIVE, OFF), (DYNAMIC, OFF), (AUTO, OFF))
-        over = (*over, (NAIVE, DYNAMIC), (NAIVE, AUTO))
+        over = (
+            *((name, OFF) for name in (PIGGYBACK, NAIVE, DYNAMIC, AUTO)),
+            (NAIVE, DYNAMIC),
+            (NAIVE, AUTO),
+        )
         most = [stages[n].checks.waiting.most_bytes / MEBIBYTE for n in (DYNAMIC, AUTO)]
         line(
             f"{share:.0%}", *(ms(rows, name) for name in names),
@@ -308,7 +311,7 @@ def measure_witness(bench: Bench) -> None:
         config = {**bench.config, "dtype": "float32"}
         stage = Stage(config, OFF, bench.clock, num_types=count, lanes=2)
         stage.step()
-        kinds = {
+        kinds: dict[str, Callable[[], None]] = {
             "plain": stage.step,
             "witness": partial(stage.step, watched=count, is_witness=True),
             "witnessed": partial(stage.step, watched=0),

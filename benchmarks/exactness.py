@@ -37,6 +37,7 @@ from collections.abc import Callable, Sequence  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
 from datetime import timedelta  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
+from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
 from support import census, demo  # noqa: E402
@@ -116,7 +117,7 @@ class PlainStep:
             batch = self._workload.dataset.batch(address)
             last = index == self._micro_batches - 1
             if self._ddp:
-                self._model.require_backward_grad_sync = last
+                self._model.require_backward_grad_sync = last  # type: ignore[assignment]
             loss = self._model(batch.tokens, batch.targets, address)
             (loss / (self._micro_batches * self._size)).backward()
         if not self._ddp:
@@ -195,7 +196,7 @@ class OurStep:
             for flat in engine.state.flats():
                 flat.tensor.clone()
 
-    def _reduce(self, **during: Callable[..., None]) -> None:
+    def _reduce(self, **during: Any) -> None:
         engine = self._engine
         partials, cells = engine.store.partials, list(range(self._size))
         engine.reducer.reduce(self._group, self._table, cells, self._rank, partials, **during)
@@ -222,6 +223,7 @@ class OurStep:
 
     def _vote(self, number: int, norms: list[float], gradient: str) -> list[float]:
         result = self._engine.type_results[self._rank]
+        loss: Any = result.loss_sum
         vote = Vote(
             step=number,
             attempt=0,
@@ -229,14 +231,14 @@ class OurStep:
             norms_sq=tuple(norms),
             gradient=gradient,
             state=self._masters,
-            stats=(result.told(self._rank, lambda: result.loss_sum, None),),
+            stats=(result.told(self._rank, lambda: loss, None),),
             newest_plan=1,
             newest_nonce="n",
         )
         key = f"vote/{number}"
         self._gather.post(key, codec.dumps(vote).encode())
         votes = [codec.loads(Vote, body) for body in self._gather.wait(key)]
-        return votes[0].norms_sq
+        return [*votes[0].norms_sq]
 
 
 def _no_hook(_: object) -> None:

@@ -28,6 +28,7 @@ from mainstay_core.base.shape import JobShape  # noqa: E402
 from mainstay_core.job.config import JobConfig  # noqa: E402
 from mainstay_core.planning.program import compile_compute  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
+from mainstay_train.compute.loader import Loader  # noqa: E402
 from mainstay_train.compute.measure import LiveBytes  # noqa: E402
 from mainstay_train.exact import numerics  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402
@@ -120,7 +121,10 @@ def stage_peak(layers: int, recompute: bool) -> int:
         recompute=recompute,
     )
     model = workload.load("", config.workload)
-    engine = Engine.build(model, config, stage=0, num_stages=1, device="cpu", hook=lambda _: None)
+    loader = Loader(model.dataset, ahead=False)
+    engine = Engine.build(
+        model, config, loader, stage=0, num_stages=1, device="cpu", hook=lambda _: None
+    )
     engine.state.initialize(7)
     assert engine.interpreter is not None
     program = compile_compute([0], 1, 0, 1)

@@ -96,7 +96,7 @@ def run_plain(pipe: Connection, model: dict[str, Any], rounds: int) -> None:
         nn.utils.clip_grad_norm_(masters, 1.0, foreach=True)
         optimizer.step()
         with torch.no_grad():
-            torch._foreach_copy_(parameters, masters)
+            torch._foreach_copy_(tuple(parameters), tuple(masters))
         torch.cuda.synchronize()
         if number >= 2 * WARM_UP_STEPS:
             seconds[exact].append(time.perf_counter() - began_s)

@@ -32,6 +32,7 @@ import random  # noqa: E402
 import statistics  # noqa: E402
 from collections.abc import Callable, Mapping  # noqa: E402
 from dataclasses import dataclass, field  # noqa: E402
+from functools import partial  # noqa: E402
 from typing import Any  # noqa: E402
 
 from support import rebuild, torchrun, wide_rebuild  # noqa: E402
@@ -97,7 +98,7 @@ def measure(
             victim = draw.choice(run.members(lanes * stages))
             known = {r["quorum"]["id"] for r in run.recoveries()}
             at_s = kill(victim)
-            run.until(lambda known=known: _rejoined(run, known), "the join after a kill")
+            run.until(partial(_rejoined, run, known), "the join after a kill")
             run.members(lanes * stages)
             run.go_on(AFTER_JOIN + 1)
             _evaluate(run, at_s, known, times)

@@ -120,7 +120,9 @@ def measure_steps(turns: int) -> None:
 
 def measure_boundary(turns: int) -> None:
     """Print the time of a step from boundary logs, with frozen experts and without."""
-    own, whole, skipping = [], [], []
+    own: list[float] = []
+    whole: list[float] = []
+    skipping: list[float] = []
     ratios: dict[str, list[float]] = {name: [] for name in ("whole", "frozen", "skipping")}
     cpu: dict[str, list[float]] = {name: [] for name in ratios}
     share, logged, totals_s = 0.0, 0, []

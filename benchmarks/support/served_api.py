@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def served_api(environment: Mapping[str, str]) -> Iterator[ServedApi]:
         socket, port_file = directory / "redis.sock", directory / "port"
         log = stack.enter_context((directory / "log").open("wb"))
 
-        def start(command: list[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
             process = subprocess.Popen(command, env={**variables}, stdout=log, stderr=log)
             stack.callback(_end, process)
             return process
