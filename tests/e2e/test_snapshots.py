@@ -157,19 +157,23 @@ def test_a_trainer_that_ends_at_an_action_of_its_replay_is_replayed_again(
 def test_a_stage_that_is_lost_beside_a_replay_joins_it_and_one_apart_does_not(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any], further: int, replay: str
 ) -> None:
-    """Then the trainer ends that makes the first of them anew, and both are made once more."""
+    """Then the trainer ends that makes it anew. From gradients the first may be whole by then."""
     loss = stage_losses.parse(f"trainer vote middle 3 moe bfloat16 4 1 1 1 {replay} middle")
     meanwhile = stage_losses.lost_meanwhile(0, further)
     again = {
         "id": "again",
         "at": {"during": "replay", "of": meanwhile["id"]},
-        "target": {"replica": 0, "stage": loss.stage, "inner": 0},
+        "target": {"replica": 0, "stage": further, "inner": 0},
         "action": "kill-trainer",
     }
     expected = undisturbed[stage_losses.bits(loss)]
     report = stage_losses.check_losses(tmp_path, [loss], corpus, expected, [meanwhile, again])
     assert len(report["recoveries"]) == 3, report["recoveries"]
-    assert stage_losses.replayed_stages(report)[-1] == {loss.stage, further}
+    replayed = stage_losses.replayed_stages(report)
+    assert set().union(*replayed) == {loss.stage, further}
+    assert further in replayed[-1]
+    if replay == "Boundary" and abs(further - loss.stage) == 1:
+        assert replayed[-1] == {loss.stage, further}, "they are one stretch, which begins anew"
 
 
 @pytest.mark.chaos
