@@ -49,7 +49,8 @@ from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.sent_log import SentLogs, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.snapshots.writer import Place, SegmentWriter
-from mainstay_train.state.segments import AskedRoom, SegmentClient, StoreFull
+from mainstay_train.state.rooms import AskedRoom, StoreFull
+from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
 logger = logging.getLogger(__name__)

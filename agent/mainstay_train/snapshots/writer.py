@@ -16,7 +16,8 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind, seal
 from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import AskedRoom, SegmentClient
+from mainstay_train.state.rooms import AskedRoom
+from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
 

@@ -8,6 +8,7 @@
 - ``serving``: says when this trainer's state may be copied
 - ``arena``: the memory of this trainer's pod, as its store gives it
 - ``store_connection``: connects a trainer to the store of segments of its pod
+- ``rooms``: room in the memory of a pod's store, as a trainer asks for it
 - ``segments``: writes segments into the memory of this trainer's pod
 - ``segment_reader``: reads segments from the stores of other pods
 - ``controller``: saves and loads checkpoints for the session

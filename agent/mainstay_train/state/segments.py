@@ -26,14 +26,11 @@ from mainstay_core.wire.segments import (
 )
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.state.arena import read_at
+from mainstay_train.state.rooms import AskedRoom, Room, StoreFull
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
 from mainstay_train.state.store_connection import StoreConnection, StoreGone
 
 logger = logging.getLogger(__name__)
-
-
-class StoreFull(MainstayError):  # noqa: N818 - a state, not a failure
-    """The pod's store has no room for a segment."""
 
 
 class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
@@ -47,22 +44,6 @@ class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
     def __init__(self, text: str, lacking: Sequence[Holder | None] = ()) -> None:
         super().__init__(text)
         self.lacking = tuple(lacking)
-
-
-class Room(NamedTuple):
-    """A place in the arena for one segment, until it is written or given back."""
-
-    memory: memoryview
-    """Writable bytes, as many as were asked for."""
-    number: int
-    """Its name for the store."""
-
-
-class AskedRoom(NamedTuple):
-    """Room that the store was asked for."""
-
-    number: int
-    size: int
 
 
 class Fetched(NamedTuple):

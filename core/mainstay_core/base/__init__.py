@@ -12,6 +12,7 @@
 - ``digest``: the one digest of tensors
 - ``release``: the version
 - ``logs``: the one format of our containers' logs
+- ``names``: the natural order of names, in which numbers count as such
 - ``words``: numbers with their nouns, and quoted values, for sentences
 - ``proofs``: proofs by which two ends of a connection show that they know the job's secret
 - ``admission``: bounds on connections that have proved nothing yet

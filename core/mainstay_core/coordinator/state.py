@@ -7,7 +7,6 @@ not live. So a repeated or late fact cannot cause a second recovery.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from mainstay_core.base.codec import OMITTED
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.base.lookup import Lookup
+from mainstay_core.base.names import natural
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.values import replace
 from mainstay_core.coordinator.causes import RepeatedCrash, Repetition, Suspicion
@@ -386,15 +386,6 @@ class CoordinatorState:
     def slot(self, slot: Slot) -> SlotState | None:
         """Return a slot of a registered pod."""
         return _by_slot(self.slots).get(slot)
-
-
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key under which pod-2 comes before pod-10."""
-    return tuple(
-        (0, int(part), "") if part.isdecimal() else (1, 0, part)
-        for part in re.split(r"(\d+)", name)
-        if part
-    )
 
 
 def pods_moved(

@@ -146,8 +146,7 @@ def settle(
     actions, replays = _ways(plan, ordered, goal, stores)
     replays = {p: replace(replay, history=history.forks) for p, replay in replays.items()}
     refused_in = max(r.refused_in for r in ordered)
-    # Where a stage is another one now, what is held came through the lost one, and what was told of
-    # it says nothing of it.
+    # Where a stage is another one now, what is held and what was told came from the lost one.
     made = StateAction.MAKE in actions
     held = {} if made else _held(ordered, actions, goal, refused_in, history.forks)
     healing = [i for i, a in enumerate(actions) if a in _WITHOUT_STATE]
@@ -155,9 +154,7 @@ def settle(
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
-    basis = find_basis(plan, ordered)
     fork = _fork(plan, fork_rules, goal, history, max(r.durable for r in ordered))
-    why = fork.reason + courses.name_refused(plan, others)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -174,8 +171,10 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched) + why,
-        basis=basis,
+        reason=_reason(version, history.origin, actions, patched)
+        + fork.reason
+        + courses.name_refused(plan, others),
+        basis=find_basis(plan, ordered),
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),
         replays=replays,

@@ -26,7 +26,8 @@ from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Pu
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import MAX_SEGMENT_BYTES, Holder
 from mainstay_net.caller import prove
-from mainstay_train.state.segments import SegmentClient, StoreFull
+from mainstay_train.state.rooms import StoreFull
+from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
 Make = Callable[..., Pod]

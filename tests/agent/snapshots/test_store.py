@@ -16,7 +16,8 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
 from mainstay_core.wire.stores import Doubts
-from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing, StoreFull
+from mainstay_train.state.rooms import StoreFull
+from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
 
 Make = Callable[..., Pod]

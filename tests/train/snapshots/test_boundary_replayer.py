@@ -32,7 +32,8 @@ from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.segments import Fetched, SegmentMissing, StoreFull
+from mainstay_train.state.rooms import StoreFull
+from mainstay_train.state.segments import Fetched, SegmentMissing
 
 STAGE = 1
 _BYTES = torch.uint8

@@ -16,7 +16,7 @@ from mainstay_core.wire.segments import SegmentKey, SegmentKind, boundary_key
 from mainstay_train.comm.chains import Mark
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.writer import Content
-from mainstay_train.state.segments import StoreFull
+from mainstay_train.state.rooms import StoreFull
 
 STAGE, STEP, LINEAGE = 1, 5, 2
 PLACE = cast(Any, SimpleNamespace(lineage=LINEAGE, position=STAGE))
