@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.names import natural
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.events import Announce, ScaleRequested, Transition
 from mainstay_core.coordinator.leaving import still_needed
 from mainstay_core.coordinator.siting import held_until_s
-from mainstay_core.base.names import natural
 from mainstay_core.coordinator.state import CoordinatorState, PodState, has_members, uid_of
 from mainstay_core.job.phase import JobPhase
 

@@ -154,7 +154,9 @@ def settle(
     doubt = find_doubt(plan, ordered, staying)
     step = plan_settled_step(plan, shards_per_lane, ordered, version, held, healing, doubt)
     patched = _computed(plan, step) if any(held.values()) else ()
+    basis = find_basis(plan, ordered)
     fork = _fork(plan, fork_rules, goal, history, max(r.durable for r in ordered))
+    why = fork.reason + courses.name_refused(plan, others)
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(
@@ -171,10 +173,8 @@ def settle(
         stage_groups=tuple(
             _common(ordered[m.index].stage_group for m in members) for members in plan.positions
         ),
-        reason=_reason(version, history.origin, actions, patched)
-        + fork.reason
-        + courses.name_refused(plan, others),
-        basis=find_basis(plan, ordered),
+        reason=_reason(version, history.origin, actions, patched) + why,
+        basis=basis,
         unnoted=list_unnoted(basis, version, history.commit, commits),
         kept_from=0 if goal.from_disk else find_kept_from(plan, ordered, replays),
         replays=replays,

@@ -7,6 +7,7 @@
 - ``boundary_replayer``: a lost stage's steps, computed again from boundary logs
 - ``replayer``: a lost state, made anew from logged gradients
 - ``replay_segments``: the segments that a replay reads and writes
+- ``owner``: a simulated trainer, as its keeper of segments sees it
 - ``keeper``: what a trainer keeps in the memory of pods, and makes anew from it
 - ``guarding``: a trainer as a guard of what ends of the pipeline alone have
 - ``trainer``: what a rank's session needs, played

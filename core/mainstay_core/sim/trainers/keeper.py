@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol
 
-from mainstay_core.base.ids import Slot
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import LoadFailed, Snapshot, StateLoaded
 from mainstay_core.rank.replays.authors import Authorship, authorship
@@ -23,7 +21,6 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.compute import Compute
 from mainstay_core.sim.engine import Awaited, Process, ProcessKilled, Signal, Sleep, Steps
 from mainstay_core.sim.groups import ChainGroup
-from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.units import is_whole, key_of, size_of, unit_number
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.sim.trainers.boundary_replayer import (
@@ -31,6 +28,7 @@ from mainstay_core.sim.trainers.boundary_replayer import (
     DiffersError,
     UnusableError,
 )
+from mainstay_core.sim.trainers.owner import Owner
 from mainstay_core.sim.trainers.replay_segments import ReplaySegments
 from mainstay_core.sim.trainers.replayer import Replayer
 from mainstay_core.sim.trainers.segment_client import Instalment, SegmentClient, Wait
@@ -50,24 +48,6 @@ from mainstay_core.wire.votes import CommitRecord, SnapshotStatus
 from mainstay_core.wire.windows import Measures
 
 FINGERPRINT = "f" * 32
-
-
-class Owner(Life, Protocol):
-    """The trainer whose segments these are."""
-
-    slot: Slot
-
-    def made_cell(self) -> Compute:
-        """Return the cell of the adopted plan's position."""
-
-    async def point(self, name: str) -> None:
-        """A place in the code where a fault may strike."""
-
-    def strike(self, name: str) -> None:
-        """A place in the code of a thread beside the session's, where a fault may strike."""
-
-    async def begin(self, action: Action) -> None:
-        """Take note, before an action of a program."""
 
 
 class SegmentKeeper:
