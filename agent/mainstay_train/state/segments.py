@@ -18,12 +18,7 @@ from typing import NamedTuple
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError, brief
 from mainstay_core.segments import frames
-from mainstay_core.wire.segments import (
-    Holder,
-    SegmentHeader,
-    SegmentKey,
-    StoreReport,
-)
+from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.state.arena import read_at
 from mainstay_train.state.rooms import AskedRoom, Room, StoreFull
@@ -34,16 +29,12 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentMissing(MainstayError):  # noqa: N818 - a state, not a failure
-    """No store that was asked has a segment.
-
-    Args:
-        text: names the segment, and whoever was asked.
-        lacking: who answered, without it; None: the store of this pod.
-    """
+    """No store that was asked has a segment."""
 
     def __init__(self, text: str, lacking: Sequence[Holder | None] = ()) -> None:
         super().__init__(text)
         self.lacking = tuple(lacking)
+        """Who answered, without it; None: the store of this pod."""
 
 
 class Fetched(NamedTuple):
@@ -58,8 +49,7 @@ class Fetched(NamedTuple):
 class _Written:
     """A segment that this trainer wrote."""
 
-    key: SegmentKey | None = None
-    """None: it is a vote that rests on logs."""
+    key: SegmentKey | None = None  # None: of a vote that rests on logs
     why_not: str | None = None
     """Why it is not at all its holders; empty if it is, None while that is open."""
     sent_bytes: int = 0
@@ -98,8 +88,7 @@ class SegmentClient:
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
         """Called when all holders have a segment: with the bytes sent, and what that took."""
         self.note_held: Callable[[SegmentKey], None] = lambda _key: None
-        """Called likewise with the key, also where no other pod keeps it. By the thread that reads,
-        which must not wait."""
+        """Called likewise with its key, if no other pod keeps it, too; it must not wait."""
         self._store = StoreConnection(path, slot, incarnation, self._note_held)
         self._changed = self._store.changed
         """Guards what is written; notified with everything that may end a wait."""
@@ -379,12 +368,12 @@ class SegmentClient:
         """
         into = into.cast("B")
         if not own:
-            return self._first(key, holders, into, "this pod: its copy does not count", ())
+            return self._first(key, holders, into, own=False)
         with self._reading(key) as found:
             if found is not None and found.header.size_bytes == into.nbytes:
                 read_at(self._store.fd, found.offset, into)
                 return Fetched(found.header, None)
-        return self._first(key, holders, into, "this pod: it does not have it", (None,))
+        return self._first(key, holders, into, own=True)
 
     def fetch_awaited(
         self,
@@ -465,15 +454,11 @@ class SegmentClient:
                 self._store.send(frames.ReadDone(request=number))
 
     def _first(
-        self,
-        key: SegmentKey,
-        holders: Sequence[Holder],
-        into: memoryview,
-        why_not_own: str,
-        lacking: Sequence[Holder | None],
+        self, key: SegmentKey, holders: Sequence[Holder], into: memoryview, *, own: bool
     ) -> Fetched:
-        """Ask holders until one has the segment."""
-        asked, lacking = [why_not_own], [*lacking]
+        """Ask holders until one has the segment, which this pod lacks if its copy counts."""
+        asked = [f"this pod: {'it does not have it' if own else 'its copy does not count'}"]
+        lacking: list[Holder | None] = [None] if own else []
         for holder in holders:
             try:
                 header = self._reader.fetch(holder.address, key, into)
