@@ -191,8 +191,6 @@ def plan_snapshots(
     _check_degrees(snapshots, protection, window, num_pods)
     _check_ordering(snapshots, workload)
     models = known_models(workload, shape)
-    if models is not None:
-        check_window(window, most_units(models[0], shape))
     choice = choose_log_of(snapshots, models, shape)
     log = choice.log
     least = None
@@ -227,6 +225,27 @@ def plan_snapshots(
         log_reason=choice.reason,
         auto_log=snapshots.replay == "Auto",
     )
+
+
+def check_new_window(snapshots: Snapshots, workload: Workload, shape: JobShape) -> None:
+    """Refuse a window that is too long for a job which is about to begin.
+
+    A job that has begun keeps its window, as it cannot change there: steps that copy nothing cost
+    nothing.
+
+    Args:
+        snapshots: ``spec.snapshots``.
+        workload: says how large the model is, if it is the built-in one.
+        shape: degrees of the job.
+
+    Raises:
+        InvalidSpecError: it has more steps than any stage has units.
+    """
+    if not snapshots.enabled or snapshots.window == "Auto":
+        return
+    models = known_models(workload, shape)
+    if models is not None:
+        check_window(snapshots.window, most_units(models[0], shape))
 
 
 def choose_log_of(

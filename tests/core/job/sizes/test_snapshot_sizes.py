@@ -48,7 +48,7 @@ def job_of(snapshots: dict[str, Any] | None, **sections: Any) -> spec.TrainingJo
 
 def problem(snapshots: dict[str, Any], **sections: Any) -> str:
     with pytest.raises(InvalidSpecError) as caught:
-        job_of(snapshots, **sections)
+        job_of(snapshots, **sections).check_beginning()
     return str(caught.value)
 
 
