@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
 from tests.core.plans import make_plan
 
 from mainstay_core.base.errors import InvalidSpecError

@@ -244,6 +244,47 @@ def test_a_model_of_ones_own_is_kept_in_the_memory_that_is_given() -> None:
     assert config.memory_bytes == 6 * 10**9 < MAX_COPY_BYTES
 
 
+def test_an_amount_is_judged_by_as_many_replicas_as_there_are_lanes_since_it_cannot_change() -> (
+    None
+):
+    """`kubectl scale` passes the API server: whoever refuses the rest has lost a running job."""
+    deep = {"workload": {"entrypoint": LLAMA, "config": SMALL | {"layers": 30}}}
+    degrees = {"training": {"steps": 60, "lanes": 8}, "spares": {"replicas": 3}}
+
+    def kept(replicas: int, memory: str) -> spec.TrainingJob:
+        parallelism = {"stages": 2, "replicas": replicas}
+        return job_of(
+            {"enabled": True, "memory": memory}, parallelism=parallelism, **deep, **degrees
+        )
+
+    told = problem(
+        {"enabled": True, "memory": "1Ki"},
+        parallelism={"stages": 2, "replicas": 2},
+        **deep,
+        **degrees,
+    )
+    least = told.rpartition("use at least ")[2]
+    words = []
+    for replicas in (8, 7, 4, 1):
+        job = kept(replicas, least)
+        config = job.plan_snapshots()
+        assert config is not None
+        assert config.memory_bytes == whole_quantity(least)
+        words.append(
+            snapshot_sizes.describe_shortage(job.spec.snapshots, job.spec.workload, job.shape)
+        )
+    assert words[0] == ""
+    assert words[1].startswith(
+        f"spec.snapshots.memory: is {least}, but with 7 replicas a pod keeps "
+    )
+    assert words[3].startswith(
+        f"spec.snapshots.memory: is {least}, but with 1 replica a pod keeps "
+    )
+    enough = words[3].partition("use ")[2].partition(" ")[0]
+    job = kept(1, enough)
+    assert not snapshot_sizes.describe_shortage(job.spec.snapshots, job.spec.workload, job.shape)
+
+
 def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
     """Another stage may have fewer: some of its steps copy nothing then."""
     mixture = {"entrypoint": MOE, "config": SMALL | {"experts": 5, "activeExperts": 2}}
