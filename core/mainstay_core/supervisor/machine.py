@@ -249,7 +249,7 @@ def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Limit:
-    """How long a trainer that is up may lack signs of life, or progress.
+    """A bound on how long a trainer that is up may lack signs of life, or progress.
 
     It is killed only a while after a look has found that they lack. The supervisor may have stood
     still together with it, as when all of a pod is stopped and goes on later: then nobody has read
