@@ -20,7 +20,7 @@ from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.llama_sizes import padded, sizes_of
 from mainstay_core.job.stages import stage_blocks
-from mainstay_core.job.types import whole_quantity
+from mainstay_core.job.types import show_quantity, whole_quantity
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
 from mainstay_core.snapshots.duties import divide_by_weight
 from mainstay_core.snapshots.units import Position
@@ -314,4 +314,16 @@ def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
     ],
 )  # fmt: skip
 def test_amounts_are_read_as_kubernetes_reads_them(text: str, number: int) -> None:
+    assert whole_quantity(text) == number
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"), (7, "7"), (1000, "1k"), (1024, "1Ki"), (3 << 29, "1536Mi"), (8 << 30, "8Gi"),
+        (6 * 10**9, "6G"), (12_000_000, "12M"), (10**9 + 1, "1000000001"),
+    ],
+)  # fmt: skip
+def test_amounts_are_shown_as_users_write_them(number: int, text: str) -> None:
+    assert show_quantity(number) == text
     assert whole_quantity(text) == number
