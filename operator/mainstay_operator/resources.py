@@ -204,7 +204,7 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         # What runs is not stopped by an operator that has become stricter.
         if not status.get("startTime"):
             template_problem = _problem_of_template(job)
-            if not status.get("quorum"):
+            if not (status.get("quorum") or (status.get("pods") or {}).get("made")):
                 job.check_beginning()
     except InvalidSpecError as error:
         job, invalid = None, str(error)

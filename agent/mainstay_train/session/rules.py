@@ -73,24 +73,26 @@ def snapshot_rules(
     )
 
 
-def check_units(rules: machine.SnapshotRules | None, plan: Plan) -> None:
+def check_units(state: machine.RankState, plan: Plan) -> None:
     """Refuse a window that is too long for the model's units, where the job begins.
 
-    A job that has begun keeps its window: that is logged.
+    A job that has begun keeps its window: that is logged. One that was suspended starts again, with
+    a checkpoint.
 
     Args:
-        rules: by which this trainer copies its state.
+        state: of the trainer.
         plan: that it has adopted.
 
     Raises:
         InvalidSpecError: the job begins, and no stage has so many units.
     """
+    rules = state.snapshots
     if rules is None:
         return
     try:
         check_window(rules.num_instalments, max(map(len, rules.units.positions)))
     except InvalidSpecError as error:
-        if plan.method is Method.START:
+        if plan.method is Method.START and not state.durable:
             raise
         logger.warning("%s; it stays, as the job has begun: some steps copy nothing", error)
 

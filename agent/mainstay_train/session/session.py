@@ -314,7 +314,7 @@ class Session(GuardingSession):
         state = self.state
         place = (state.member_stage, self.plan.num_stages, state.member_inner)
         if self._engine is None or not self._engine.computes(*place):
-            check_units(state.snapshots, self.plan)
+            check_units(state, self.plan)
             self._served.serve(None, None)  # freed first: a device need not hold two stages
             self._checkpoints.forget_state()
             if self._engine is not None:
