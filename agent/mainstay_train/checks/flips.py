@@ -28,7 +28,7 @@ class Missed(NamedTuple):
     why: str
     """What came in its place: one sentence, for people."""
     may_come: bool = False
-    """Whether it stays, and is put in once its kernel comes: nobody can say yet that it is missed."""
+    """Whether it stays, and is put in once its kernel comes: it is not missed yet."""
 
 
 @dataclass(slots=True)
