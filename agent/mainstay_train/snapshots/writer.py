@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind, seal
 from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.rooms import AskedRoom
+from mainstay_train.state.rooms import AskedRoom, Room
 from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
@@ -207,15 +208,13 @@ class SegmentWriter:
                 asked = self._ask_room(key, content.size_bytes, may_evict=may_evict)
             room = self._client.take_room(asked)
             began_ns = time.monotonic_ns()
-            try:
+            with self._given_back_if_broken(room):  # by the device
                 content.write(room.memory)
-            except RuntimeError:  # of the device
-                self._client.give_back(room)
-                raise
         finally:
             left()
         copied_ns = time.monotonic_ns()
-        digest = content.digest(room.memory)
+        with self._given_back_if_broken(room):
+            digest = content.digest(room.memory)
         took = Took(copied_ns - began_ns, time.monotonic_ns() - copied_ns)
         header = SegmentHeader(
             key=key,
@@ -232,3 +231,12 @@ class SegmentWriter:
         )
         self._client.written(room, header, holders, self.keep_from)
         return took
+
+    @contextmanager
+    def _given_back_if_broken(self, room: Room) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(StoreGone):  # which takes back all
+                self._client.give_back(room)
+            raise
