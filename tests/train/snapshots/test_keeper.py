@@ -23,6 +23,7 @@ from mainstay_train.exact import optimizer
 from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.snapshots.writer import UnitContent
+from mainstay_train.state.rooms import StoreFull
 
 
 def keeper_of(
@@ -225,6 +226,34 @@ def log_step(keeper: SegmentKeeper, step: int) -> bool:
     plan = make_plan({0: ["pod.1"]})
     wait = cast(Any, SimpleNamespace(ended=""))
     return asyncio.run(keeper.log(wait, plan, 0, 0, step, (0,)))
+
+
+def test_a_step_that_is_logged_again_takes_the_room_of_one_unit_more() -> None:
+    client = CountingClient(1 << 30)
+    keeper = logging_keeper(client)
+    assert log_step(keeper, 3)
+    assert (client.out, len(client.kept)) == (0, 4)
+    logged, unit = client.left, max(client.kept.values())
+    assert client.least == logged
+
+    assert log_step(keeper, 3)
+    assert (client.out, client.left) == (0, logged)
+    assert client.least == logged - unit
+
+
+def test_room_that_was_asked_for_ahead_is_given_back_where_a_segment_finds_none() -> None:
+    client = CountingClient(1 << 30)
+
+    def full(asked: Any) -> Any:
+        del asked
+        client.out -= 1  # there is none to give back
+        raise StoreFull("full")
+
+    keeper, client.take_room = logging_keeper(client), full  # type: ignore[method-assign]
+    client.decline_room = lambda _: setattr(client, "out", client.out - 1)  # type: ignore[method-assign]
+
+    assert not log_step(keeper, 3)
+    assert (client.out, client.headers) == (0, [])
 
 
 @pytest.mark.parametrize("where", ["write", "digest"])
