@@ -87,7 +87,7 @@ def check_units(state: machine.RankState, plan: Plan) -> None:
         InvalidSpecError: the job begins, and no stage has so many units.
     """
     rules = state.snapshots
-    if rules is None:
+    if rules is None or rules.units is None:
         return
     try:
         check_window(rules.num_instalments, max(map(len, rules.units.positions)))

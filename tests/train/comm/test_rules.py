@@ -519,7 +519,7 @@ MUTANTS = {
     ),
     "waits-as-torch-does": Mutant(
         "whoever waits for an operation lets torch end the communicator of one that has failed",
-        [(Nccl, "wait", lambda own, work, timeout: work.wait())],
+        [(Nccl, "wait", lambda _, work, __: work.wait())],
         ("torch-aborts",),
     ),
     "abort-at-once": Mutant(
