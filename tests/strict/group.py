@@ -23,7 +23,7 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class StrictWork(distributed._Work):  # type: ignore[name-defined,misc]
-    """An operation under way. Its wait ends without an error, whatever happened."""
+    """An operation under way. It ends without an error, whatever happened."""
 
     def __init__(
         self, operation: Operation | None, outputs: Sequence[torch.Tensor], then: Callable[[], None]
@@ -46,6 +46,10 @@ class StrictWork(distributed._Work):  # type: ignore[name-defined,misc]
             self._then()
             self._future.set_result(self._outputs)
         return True
+
+    def synchronize(self) -> None:
+        """Wait: nothing here runs behind the host."""
+        self.wait()
 
     def is_completed(self) -> bool:
         """Whether the operation is over."""

@@ -97,19 +97,22 @@ class ChainGroups:
         """Return a mark of what was computed until now.
 
         Collectives that are aborted may end without an error, and a device runs behind the host.
-        So what they lead to counts only if the device was done with it while the chain stood.
+        So what they lead to counts only if the device was done with it while the chain stood, and
+        nothing was wrong with its connections.
 
         Args:
             moment: of now.
 
         Raises:
-            GroupEnded: a group of the chain has ended.
+            GroupEnded: a group of the chain has ended, or its connections have failed.
         """
         with self._lock:
             self.check()
             mark = Mark(moment)
             self._marks.append(mark)
-            self._look()
+            problem = self._look()
+        if problem:
+            raise GroupEnded(problem)
         return mark
 
     def judge(self) -> None:
@@ -121,18 +124,33 @@ class ChainGroups:
         try:
             for group in self.groups:
                 group.wait_for(last)
+            with self._lock:
+                problem = self._look()
+            if problem:
+                raise GroupEnded(problem)
         except GroupEnded as end:
             self.shutdown(end.why)
-        with self._lock:
-            self._look()
 
-    def _look(self) -> None:
-        """Note which marks count by now; under the lock."""
+    def _look(self) -> str:
+        """Note which marks count by now; return what is wrong with the chain. Under the lock."""
+        over = []
         for mark in self._marks:
             # Of a device that has failed nothing counts. Who uses it next finds that out.
             with contextlib.suppress(RuntimeError):
-                mark.counts = mark.moment.is_over() or None
-        self._marks = [mark for mark in self._marks if mark.counts is None]
+                if mark.moment.is_over():
+                    over.append(mark)
+        # In this order: of a chain of which something is wrong, what is over may be so for that.
+        problem = self.problem
+        if not problem:
+            for mark in over:
+                mark.counts = True
+            self._marks = [mark for mark in self._marks if mark.counts is None]
+        return problem
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with a group of the chain, though no operation tells; empty if nothing."""
+        return next((group.problem for group in self.groups if group.problem), "")
 
     def broke(self, error: RuntimeError) -> str:
         """Why the inner mesh ended, if that is what ``error`` comes from; else empty.

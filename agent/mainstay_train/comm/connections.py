@@ -52,8 +52,20 @@ class Connections(QuorumConnections[GatherClient, Group, ChainGroups]):
         """
         gather = super().adopt(plan, index)
         seconds = self._settings.config.operation_timeout_s
-        wait_for_aborts(BACKENDS[self._backend], timedelta(seconds=seconds))
+        timeout = timedelta(seconds=seconds)
+        wait_for_aborts(BACKENDS[self._backend], timeout, self._end_failed_pipeline)
         return gather
+
+    def _end_failed_pipeline(self) -> None:
+        """End the chain's groups if their connections have failed.
+
+        The device may stand in a receive for which nobody sends any more, before all that was
+        aborted, and no operation tells that.
+        """
+        with self.changed:
+            problem = self._pipeline.problem if self._pipeline is not None else ""
+            if problem:
+                self._end_pipeline(problem)
 
     def _join(self, plan: Plan, index: int) -> GatherClient:
         return GatherClient(

@@ -6,6 +6,8 @@ import _thread
 import contextlib
 import logging
 import os
+import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,8 @@ from mainstay_train.comm.backend import Backend
 
 logger = logging.getLogger(__name__)
 
+LOOK = timedelta(seconds=0.05)
+"""Between two looks at what keeps a device from coming to an end."""
 EXIT_BLOCKED = 5
 """Of a process that cannot be got out of a group that has ended."""
 
@@ -28,12 +32,23 @@ def destroy(held: list[Any]) -> None:
         _thread.start_new_thread(held.clear, ())
 
 
-def wait_for_aborts(backend: Backend, timeout: timedelta) -> None:
+def wait_for_aborts(
+    backend: Backend, timeout: timedelta, look: Callable[[], None] = lambda: None
+) -> None:
     """Wait until the operations of ended groups are over on this process's device.
 
     They may write to their tensors until then, and what comes next uses these again. A process
     whose device does not get there in time ends itself: another trainer takes its slot, and heals.
+
+    Args:
+        backend: of the groups.
+        timeout: how long it may take.
+        look: called again and again meanwhile: ends what stands before them on the device and
+            would never come to an end.
     """
-    if not backend.finish_aborts(timeout):
-        logger.error("operations of ended groups are not over; this trainer ends itself")
-        os._exit(EXIT_BLOCKED)
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    while not backend.finish_aborts(LOOK):
+        if time.monotonic() > deadline_s:
+            logger.error("operations of ended groups are not over; this trainer ends itself")
+            os._exit(EXIT_BLOCKED)
+        look()

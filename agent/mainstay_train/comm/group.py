@@ -287,6 +287,14 @@ class Group:
         return self._ended
 
     @property
+    def problem(self) -> str:
+        """Why what its operations yield from now on may be anything; empty while it stands."""
+        if self._ended is not None:
+            return self._ended
+        problem = self._backend.problem(self._group) if self._met else ""
+        return f"{self.name}: {problem}" if problem else ""
+
+    @property
     def connected(self) -> bool:
         """Whether the others have met this rank here."""
         return self._met and self._ended is None
@@ -403,10 +411,9 @@ class Group:
         self.check()
 
     def _check_connections(self) -> None:
-        if self._ended is None:
-            problem = self._backend.problem(self._group)
-            if problem:
-                raise GroupEnded(f"{self.name}: {problem}")
+        problem = self.problem
+        if problem and self._ended is None:
+            raise GroupEnded(problem)
 
     def _sending(self, message: Message) -> tuple[Pending, Callable[[], Any]]:
         staged = self._backend.staged(message.tensor)

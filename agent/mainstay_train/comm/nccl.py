@@ -9,7 +9,8 @@ NCCL's rules are not gloo's, and the tests play them on a CPU with a backend tha
   may end only when its receive has begun.
 - The host does not wait for an operation, the device's stream does. Whether its result counts is
   known when the stream has come to what follows.
-- An error of a connection ends no operation. It is told to whoever asks the group.
+- An error of a connection ends no operation. It is told to whoever asks the group. But torch's own
+  wait aborts the communicator of an operation that was asked whether it is over and had an error.
 - A rank that initializes a communicator waits for all others, inside NCCL. It comes back when the
   sockets are shut at which NCCL waits.
 - An abort waits for what the device has begun, and that may wait for another group of the process.
@@ -183,10 +184,12 @@ class Nccl:
     def wait(self, work: Any, timeout: timedelta) -> None:
         """Have the device's current stream wait for the operation; the host goes on.
 
-        With a timeout the host would wait, and the device would run out of work.
+        With a timeout the host would wait, and the device would run out of work. Nor is it ``wait``
+        without one: that aborts what has an error, before anybody has looked what counts until
+        then. Whoever asks for :meth:`problem` is told the error.
         """
         del timeout
-        work.wait()
+        work.synchronize()
 
     def problem(self, group: Any) -> str:
         """Return the first error that torch's watchdog has met in the group; it acts on none."""

@@ -204,8 +204,9 @@ class RankSession(RankShell, Generic[ConnectionsT]):
 
     async def _settle(self, action: events.Settle) -> events.Event:
         self.serve(None)
-        self.status.waits()
+        # It may wait for this rank's device alone, and nobody else would end that.
         self.connections.adopt(action.plan, action.report.index)
+        self.status.waits()
         await self.reach(Action(Op.SETTLE, self.state.member_stage))
         held = self.held(judged=True) if action.report.held else ()
         own = unheard(self.state.watched, self.state.slot, self.account)

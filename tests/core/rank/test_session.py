@@ -285,6 +285,20 @@ def step(number: int) -> list[str]:
     ]
 
 
+def test_a_rank_that_enters_a_quorum_waits_for_its_own_device_and_for_nobody_else() -> None:
+    """What hangs there is bounded as a step is."""
+    session = Played(make_plan({0: ["a.1"]}))
+    adopt, waiting = session.connections.adopt, []
+
+    def adopt_seen(plan: Plan, index: int) -> Any:
+        waiting.append(session.status.waiting)
+        return adopt(plan, index)
+
+    session.connections.adopt = adopt_seen  # type: ignore[method-assign]
+    run(session)
+    assert waiting == [False]
+
+
 def test_a_rank_settles_loads_serves_and_trains_to_the_end() -> None:
     session = Played(make_plan({0: ["a.1"]}))
 

@@ -8,6 +8,7 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm import mesh as comm_mesh
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
+from mainstay_train.comm.nccl import Nccl
 
 
 class PlayedMoment:
@@ -34,11 +35,16 @@ class PlayedGroup:
     def __init__(self, *moments, timeout_s=None):
         self._moments, self._timeout_s = moments, timeout_s
         self._ended = None
+        self.failure = ""
         self.waits = threading.Event()
 
     def check(self):
         if self._ended is not None:
             raise GroupEnded(self._ended)
+
+    @property
+    def problem(self):
+        return self._ended or self.failure
 
     def wait_for(self, moment):
         self.check()
@@ -126,6 +132,38 @@ def test_of_a_device_that_has_failed_nothing_counts():
     assert mark.counts is False
 
 
+def test_nothing_counts_of_which_it_is_not_known_when_a_connection_has_failed():
+    """What is over then may be over for that, and hold whatever lay in memory."""
+    known, over, waiting = (PlayedMoment() for _ in range(3))
+    chain, group = make_chain(waiting)
+    known.over.set()
+    marks = [chain.mark(moment) for moment in (known, over, waiting)]
+    group.failure = "a connection has failed"
+    over.over.set()
+    with pytest.raises(GroupEnded, match="a connection has failed"):
+        chain.mark(PlayedMoment())
+    chain.shutdown("the chain broke")
+    assert [mark.counts for mark in marks] == [True, False, False]
+
+
+def test_a_connection_that_has_failed_when_the_device_gets_there_ends_the_chain():
+    moment = PlayedMoment()
+    chain, group = make_chain()
+    mark = chain.mark(moment)
+    moment.over.set()
+    group.failure = "a connection has failed"
+    chain.judge()
+    assert mark.counts is False
+    with pytest.raises(GroupEnded, match="a connection has failed"):
+        chain.check()
+
+
+def _over():
+    moment = PlayedMoment()
+    moment.over.set()
+    return moment
+
+
 class Nobody:
     """A meeting to which nobody comes."""
 
@@ -162,6 +200,7 @@ def test_a_group_that_ends_while_the_device_is_waited_for_says_so():
 def test_a_device_that_is_busy_when_its_group_ends_is_waited_for_as_long_as_it_takes():
     """It may have a step's work in its queue: that the trainer waits is no reason to end it."""
     group, moment, ended = make_group(100), PlayedMoment(), []
+    before = set(threading.enumerate())
 
     def wait():
         try:
@@ -173,11 +212,20 @@ def test_a_device_that_is_busy_when_its_group_ends_is_waited_for_as_long_as_it_t
     waits.start()
     assert moment.waits.wait(60)
     group.shutdown("a peer is gone")
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    new = set(threading.enumerate()) - before
+    assert not [thread for thread in new if isinstance(thread, threading.Timer)]
     assert not ended
     moment.over.set()
     waits.join()
     assert ended == ["a peer is gone"]
+
+
+def test_a_group_that_is_not_connected_yet_is_not_asked_for_its_connections():
+    """A replay computes within the cell, and waits for the device, before the pipeline is made."""
+    group = make_group(100)
+    group._backend = Nccl()
+    group.wait_for(_over())
+    assert not group.problem
 
 
 def test_a_device_that_is_not_done_in_time_ends_the_wait_of_its_group():

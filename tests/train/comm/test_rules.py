@@ -200,6 +200,10 @@ class Aborted:
     def check(self) -> None:
         pass
 
+    @property
+    def problem(self) -> str:
+        return ""
+
     def shutdown(self, why: str) -> None:
         del why
         self.over = True
@@ -323,6 +327,79 @@ def a_connection_is_lost_behind_the_host() -> None:
         groups[0].shutdown("the test is over")
 
 
+class Settable:
+    """A moment of a device that is over when somebody says so."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def is_over(self) -> bool:
+        return self.over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if not self.over.wait(timeout_s):
+            raise TimeoutError("it is not there yet")
+
+
+class SelfAborting:
+    """torch's operation of a communicator that has met an error, once it was asked for its end."""
+
+    def __init__(self, moment: Settable) -> None:
+        self._moment, self._error = moment, ""
+
+    def is_completed(self) -> bool:
+        self._error = "a remote process has exited"
+        return True
+
+    def synchronize(self) -> None:
+        """Nothing: the device waits, not the host."""
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        """Abort the communicator, which lets the device get to the moment, and raise."""
+        del timeout
+        if self._error:
+            self._moment.over.set()
+            raise torch.distributed.DistBackendError(self._error)
+        return True
+
+
+def torch_meets_an_error_before_the_chain_looks() -> None:
+    with pair() as group:
+        chain, moment = ChainGroups("chain", group, None), Settable()
+        mark = chain.mark(moment)
+        begun = group.receive(Message(torch.empty(SIZE), 1, 0))
+        pending = begun._replace(work=SelfAborting(moment))
+        try:
+            if pending.is_over:
+                group.finish(pending)
+        except GroupEnded as end:
+            chain.shutdown(end.why)
+        chain.shutdown(SHUT)
+    if mark.counts is not False:
+        raise RuleBrokenError("what torch has aborted on the device counts")
+
+
+def a_connection_is_lost_before_the_chain_looks() -> None:
+    """The device gets to a moment behind a receive, whatever that has got."""
+    room = Room()
+    groups = [make(room, rank) for rank in range(2)]
+    peer = threading.Thread(target=groups[1].connect)
+    peer.start()
+    groups[0].connect()
+    peer.join()
+    chain, moment = ChainGroups("chain", groups[0], None), Settable()
+    mark = chain.mark(moment)
+    groups[0].receive(Message(torch.empty(SIZE), 1, 0))
+    groups[1].shutdown(SHUT)
+    groups[0].process_group.transport.has_problem.wait()
+    moment.over.set()
+    chain.judge()
+    counts = mark.counts
+    chain.shutdown("the test is over")
+    if counts is not False:
+        raise RuleBrokenError("what came over a connection that has failed counts")
+
+
 SCENARIOS: dict[str, Callable[[], None]] = {
     "receive-ended": lambda: ended_while_it_waits(receive),
     "exchange-ended": lambda: ended_while_it_waits(exchange),
@@ -332,6 +409,8 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "chain-ended": a_chain_is_ended_before_its_device_is_done,
     "peer-absent": a_peer_never_calls,
     "connection-lost": a_connection_is_lost_behind_the_host,
+    "connection-lost-first": a_connection_is_lost_before_the_chain_looks,
+    "torch-aborts": torch_meets_an_error_before_the_chain_looks,
     "device-in-turn": groups_of_one_device_end,
     "device-late": memory_of_an_aborted_receive_is_used_again,
 }
@@ -380,6 +459,13 @@ def _end_groups_and_then_look(own: Any, why: str) -> None:
         own._ended = own._ended or why
 
 
+def _look_at_moments_alone(own: Any) -> str:
+    for mark in own._marks:
+        mark.counts = mark.moment.is_over() or None
+    own._marks = [mark for mark in own._marks if mark.counts is None]
+    return ""
+
+
 def _connect_nothing(own: Any, group: Any, connect: Any) -> None:
     del own
     group._lazy_s = connect.total_seconds()
@@ -424,7 +510,17 @@ MUTANTS = {
     "no-look-at-connections": Mutant(
         "an error counts when an operation tells it, and NCCL's tell none",
         [(Strict, "problem", lambda *_: "")],
-        ("connection-lost",),
+        ("connection-lost", "connection-lost-first"),
+    ),
+    "no-look-of-the-chain-at-connections": Mutant(
+        "what the device has done counts, whatever became of the connections meanwhile",
+        [(ChainGroups, "_look", _look_at_moments_alone)],
+        ("connection-lost-first",),
+    ),
+    "waits-as-torch-does": Mutant(
+        "whoever waits for an operation lets torch end the communicator of one that has failed",
+        [(Nccl, "wait", lambda _, work, __: work.wait())],
+        ("torch-aborts",),
     ),
     "abort-at-once": Mutant(
         "whoever ends a group waits until the device has ended its operations",

@@ -59,6 +59,8 @@ class Pipe:
 class PipeEnd:
     """One stage's end of queues: sends never wait."""
 
+    problem = ""
+
     def __init__(self, pipe, stage):
         self._pipe, self._stage = pipe, stage
 
