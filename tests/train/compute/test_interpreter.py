@@ -129,6 +129,7 @@ class Chain:
         self.send_and_receive = group.send_and_receive
         self._marks = ChainGroups("chain", group, None)
         self.mark, self.judge, self.check = self._marks.mark, self._marks.judge, self._marks.check
+        self.broke = self._marks.broke
 
     def finish(self, pending):
         if self._left is not None and pending.into is not None:
