@@ -19,6 +19,7 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.comm import mesh
 from mainstay_train.comm.interruptible import newest_of
 
 REPEATED = frozenset(
@@ -75,7 +76,7 @@ class Call:
     kwargs: Mapping[str, Any]
     wait: Wait
     """Waits for a result."""
-    check_group: Callable[[], None]
+    check_group: Callable[[], None] = mesh.check
     """Raises if results may be anything, as their group has ended."""
 
     def run(self, flips: Sequence[Flip]) -> torch.Tensor:

@@ -34,7 +34,6 @@ from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
 from mainstay_train.checks.twins import Overwritten, Twins
-from mainstay_train.comm import mesh
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -399,7 +398,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         at, number = self._place, self._num_collectives
         self._num_collectives += 1
         flips = self._orders.take(at, None, name)
-        call = collectives.Call(func, args, kwargs, self._waited, mesh.check)
+        call = collectives.Call(func, args, kwargs, self._waited)
         tell = partial(self._checks.tell, at, ordinal=number, operator=name)
         result = call.check(flips, tell) if self._compares else call.run(flips)
         if self._notes is not None or self._noted is not None:

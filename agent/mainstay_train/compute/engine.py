@@ -271,10 +271,9 @@ class Engine:
                 self.interpreter.run(program, step, chain, deliver, log=log, again=again)
             is_done = True
         except RuntimeError as error:
-            why = chain.broke(error) if chain else ""
-            if why:
-                raise GroupEnded(why) from error
             if chain is not None:
+                if why := chain.broke(error):
+                    raise GroupEnded(why) from error
                 chain.check()
             raise
         except (InvalidSpecError, ProtocolError, UnreliableDeviceError, WorkloadError):

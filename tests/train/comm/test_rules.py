@@ -466,6 +466,11 @@ def _look_at_moments_alone(own: Any) -> str:
     return ""
 
 
+def _wait_as_torch_does(own: Any, work: Any, timeout: Any) -> None:
+    del own, timeout
+    work.wait()
+
+
 def _connect_nothing(own: Any, group: Any, connect: Any) -> None:
     del own
     group._lazy_s = connect.total_seconds()
@@ -519,7 +524,7 @@ MUTANTS = {
     ),
     "waits-as-torch-does": Mutant(
         "whoever waits for an operation lets torch end the communicator of one that has failed",
-        [(Nccl, "wait", lambda own, work, timeout: work.wait())],
+        [(Nccl, "wait", _wait_as_torch_does)],
         ("torch-aborts",),
     ),
     "abort-at-once": Mutant(
