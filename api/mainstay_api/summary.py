@@ -38,7 +38,7 @@ from mainstay_core.wire.page import (
     Training,
 )
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import describe_fork
+from mainstay_core.wire.reinitialisation import MAX_REFUSED_STATES, describe_fork
 from mainstay_core.wire.stores import SnapshotSummary
 
 UNSETTLED = (JobPhase.RECOVERING, JobPhase.WAITING)
@@ -133,7 +133,7 @@ def show_page(
         created_at_s=state.created_at_s,
         entry=entry or None,
         made_anew=cut(describe_fork(state.history[-1])) if state.history else "",
-        refused_states=state.refused_states,
+        refused_states=state.refused_states[-MAX_REFUSED_STATES:],
         snapshots=state.config.snapshots is not None,
         stores=stores,
         dmr_coverage=_coverage(state),

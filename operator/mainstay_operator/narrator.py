@@ -11,6 +11,7 @@ from mainstay_core.job.approximation import made_anew
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.sizes.size_summary import summarize_sizes
+from mainstay_core.job.sizes.snapshot_sizes import describe_shortage
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.pool.conditions import (
     INVALID_SPEC,
@@ -83,8 +84,14 @@ def of_refusal(refused: str, generation: int) -> list[Note]:
     return [Note(reason="ChangeRefused", message=message, key=key, warning=True)]
 
 
-def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
-    """Return what is told of the sizes of a job's ranks, and what is logged besides: each rank."""
+def of_sizes(job: TrainingJob, *, has_begun: bool = False) -> tuple[list[Note], tuple[str, ...]]:
+    """Return what is told of the sizes of a job's ranks, and what is logged besides: each rank.
+
+    Of a job that has begun it is what its replicas, which may change, have no memory for.
+    """
+    short = of_memory(job)
+    if has_begun:
+        return short, ()
     workload = job.spec.workload
     found = summarize_sizes(
         workload.entrypoint,
@@ -96,7 +103,13 @@ def of_sizes(job: TrainingJob) -> tuple[list[Note], tuple[str, ...]]:
         made=made_anew(job.spec.recovery),
     )
     note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
-    return [note], found.ranks
+    return [note, *short], found.ranks
+
+
+def of_memory(job: TrainingJob) -> list[Note]:
+    """Return what is told where so few replicas keep more snapshots than a pod has memory for."""
+    told = describe_shortage(job.spec.snapshots, job.spec.workload, job.shape)
+    return [Note(reason="SnapshotMemory", message=told, key=told, warning=True)] if told else []
 
 
 def of_losses(losses: Iterable[Loss]) -> list[Note]:

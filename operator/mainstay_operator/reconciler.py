@@ -206,12 +206,12 @@ class Reconciler:
         return state.names
 
     async def _tell_sizes(self) -> None:
-        """Say what the ranks of a job take, before it begins and when its specification changes."""
+        """Say what ranks take before a job begins, and what its replicas have no memory for."""
         view, state = self.view, self._state
-        if view.job is None or self._has_begun or state.sized == view.generation:
+        if view.job is None or state.sized == view.generation:
             return
         state.sized = view.generation
-        notes, ranks = narrator.of_sizes(view.job)
+        notes, ranks = narrator.of_sizes(view.job, has_begun=self._has_begun)
         for rank in ranks:
             log_decision(view, "RankSizes", rank)
         await self._tell_once(notes)

@@ -204,8 +204,10 @@ def view_job(body: Mapping[str, Any]) -> JobView:
         # What runs is not stopped by an operator that has become stricter.
         if not status.get("startTime"):
             template_problem = _problem_of_template(job)
+            if not (status.get("quorum") or (status.get("pods") or {}).get("made")):
+                job.check_beginning()
     except InvalidSpecError as error:
-        invalid = str(error)
+        job, invalid = None, str(error)
     if template_problem and not status.get("quorum"):
         job, invalid = None, template_problem
     deleted = metadata.get("deletionTimestamp")

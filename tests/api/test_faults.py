@@ -59,6 +59,8 @@ def test_a_flip_that_changed_nothing_is_listed_with_the_reason(job: Any) -> None
     ask(job, ENTRY | {"id": "a", "action": "flip", "at": {"phase": "forward"}, "flip": bit})
     why = "the nearest names there are aten.mm"
     (member, *_) = job.plan()["members"]
+    fired = {"pod": member["slot"]["pod"], "slot": member["slot"]["index"]}
+    job.agent("faults/a/fired", fired | {"rank": "r0.s0.i0", "at_s": 5.0})
 
     job.fact("missed", member["slot"]["pod"], member["incarnation"], fault="a", evidence=why)
 

@@ -32,6 +32,22 @@ def view(**spec: Any) -> JobView:
     return made
 
 
+def test_a_window_that_an_earlier_release_took_is_refused_only_where_a_job_begins() -> None:
+    model = {"dim": 16, "layers": 6, "heads": 4, "kvHeads": 2, "hidden": 32}
+    workload = {"entrypoint": "mainstay_train.models.llama:workload", "config": model}
+    long = manifest(snapshots={"enabled": True, "window": 1000}, workload=workload)
+    long["metadata"] |= {"uid": "u-1", "namespace": "train"}
+
+    new = view_job(long | {"status": {"pods": {"made": 0}}})
+    assert new.job is None
+    assert new.invalid.startswith("spec.snapshots.window: is 1000, but no stage has more than ")
+    signs = {"startTime": "2026-11-26T09:00:00Z"}, {"quorum": {"id": 7}}, {"pods": {"made": 3}}
+    for begun in signs:
+        runs = view_job(long | {"status": begun})
+        assert not runs.invalid
+        assert runs.job is not None, "its pods are made again as ever"
+
+
 def pod(template: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
     if template is not None:
         spec["template"] = template

@@ -14,7 +14,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Incarnation, PodUid
 from mainstay_core.job.model_sizes import LLAMA
-from mainstay_core.job.spec import parse_training_job
+from mainstay_core.job.spec import TrainingJob, parse_training_job
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ObservedJob
 from mainstay_core.pool.losses import Loss, LossCause
@@ -337,6 +337,29 @@ def test_the_sizes_of_a_job_s_ranks_are_told() -> None:
     (note,), ranks = narrator.of_sizes(parse_training_job(job))
     assert (note.warning, ranks) == (True, ())
     assert "spec.parallelism.stages" in note.message
+
+
+def test_a_job_that_is_scaled_down_below_its_snapshots_is_told_of_and_goes_on() -> None:
+    def job(replicas: int, **snapshots: Any) -> TrainingJob:
+        spec = {
+            "training": {"steps": 1, "lanes": 8},
+            "parallelism": {"replicas": replicas},
+            "workload": {"entrypoint": LLAMA, "config": {"layers": 24}},
+            "spares": {"replicas": 2},
+            "snapshots": {"enabled": True, **snapshots},
+        }
+        head = {"apiVersion": "mainstay.dev/v1alpha1", "kind": "TrainingJob"}
+        return parse_training_job({**head, "metadata": {"name": "short"}, "spec": spec})
+
+    kept = job(8).plan_snapshots()
+    assert kept is not None
+    memory = str(kept.memory_bytes)
+    assert narrator.of_memory(job(8, memory=memory)) == narrator.of_memory(job(2)) == []
+    (note,) = narrator.of_memory(job(2, memory=memory))
+    assert (note.reason, note.warning) == ("SnapshotMemory", True)
+    assert "with 2 replicas a pod keeps" in note.message
+    assert narrator.of_sizes(job(2, memory=memory), has_begun=True) == ([note], ())
+    assert note in narrator.of_sizes(job(2, memory=memory))[0]
 
 
 def test_each_refusal_of_a_specification_is_told() -> None:

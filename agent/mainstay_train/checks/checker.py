@@ -319,7 +319,10 @@ class Checks:
                     self.miss(missed)
 
     def miss(self, missed: Missed) -> None:
-        """Tell that a flip was not put in."""
+        """Tell that a flip was not put in; of one that may come yet the log alone has it."""
+        if missed.may_come:
+            logger.warning("flip %s waits for its kernel: %s", missed.fault, missed.why)
+            return
         logger.warning("flip %s was not put in: %s", missed.fault, missed.why)
         self._miss(missed)
 

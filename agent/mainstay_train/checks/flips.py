@@ -27,6 +27,8 @@ class Missed(NamedTuple):
     """Its id."""
     why: str
     """What came in its place: one sentence, for people."""
+    may_come: bool = False
+    """Whether it stays, and is put in once its kernel comes: it is not missed yet."""
 
 
 @dataclass(slots=True)
@@ -116,9 +118,9 @@ class FlipOrders:
         return found
 
     def drop_before(self, step: int) -> list[Missed]:
-        """Return flips of earlier steps, whose kernel has not come; only sticky ones stay.
+        """Return flips of earlier steps, whose kernel has not come, each once.
 
-        Each is told once.
+        Only sticky ones stay: a later step may have what they name, e.g. another shard type.
         """
         with self._lock:
             late = [
@@ -129,7 +131,7 @@ class FlipOrders:
             for order in late:
                 order.is_told = True
             self._orders = [o for o in self._orders if o.flip.sticky or o.step >= step]
-        return [Missed(order.fault, _describe(order)) for order in late]
+        return [Missed(order.fault, _describe(order), order.flip.sticky) for order in late]
 
 
 def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:

@@ -392,13 +392,14 @@ class Interpreter:
             again = number < self._num_recomputed and not block.spec.is_last
             self._scope.enter(Pass.FORWARD, number, block.name)
             tape = flow.recompute(block, self._scope) if again else flow.tapes.pop()
-            # No part of the recompute: that is compared with its forward, kernel by kernel.
             self._scope.enter(Pass.BACKWARD, number, block.name)
+            gradient = block.backward_input(tape, gradient)
+            gradient = None if gradient is None else as_received(gradient)
+            # No part of the recompute: that is compared with its forward, kernel by kernel. And the
+            # first micro-batch adds nothing: plans know what follows in the pass by its ordinal.
             with self._twice():
                 if (counts := tape.statistics) is not None:
                     self._sums.setdefault(action.type, TypeSums()).add_counts(number, counts)
-            gradient = block.backward_input(tape, gradient)
-            gradient = None if gradient is None else as_received(gradient)
             if at_once and number > numbers.start:
                 # With recompute only one block's tensors are ever there: the one below runs again.
                 self._add_weights(action, block, tape)

@@ -10,7 +10,7 @@ backend, the number of threads) is as before.
 
 With a witness and no checks nothing is executed twice in a step, but replicas are compared. A block
 that gives other bits each time would have devices accused. So each kind runs several times here,
-without checks: what a witness can do with, as compiled code, they may refuse.
+without checks: what a witness can do with they may refuse. Compiled blocks have been tried already.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def try_blocks(
         model: what is trained.
         device: where it is.
         rules: of the job.
-        compiles: whether blocks are compiled; then nothing is executed twice.
+        compiles: whether blocks are compiled. Then nothing is executed twice, and that they repeat
+            their bits was seen when they were compiled (:func:`mainstay_train.model.trial.check`).
 
     Raises:
         InvalidSpecError: a block is no pure function, or the device has too little memory.
@@ -91,8 +92,8 @@ def try_blocks(
     trials = trials_of(rules)
     if Trial.AT_ONCE in trials:
         check(model, device, rules.mode, rules.plan, memory_bytes=rules.memory_bytes)
-    elif trials:
-        check_repeats(model, device, rules.witness_every_steps, compiles=compiles)
+    elif trials and not compiles:
+        check_repeats(model, device, rules.witness_every_steps)
 
 
 def check(
@@ -123,13 +124,13 @@ def check(
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
         (block,) = model.build([number], device)
-        block.initialize(0)
+        trial.fill(block)
         run = partial(_run, block, given, targets)
         rounds = [run() for _ in range(QUIET)]
         if any(found for _, found in rounds):
             rounds += [run() for _ in range(ROUNDS - len(rounds))]
             _judge([found for _, found in rounds], spec.name, device, mode)
-        elif changed := _differing(*(outputs for outputs, _ in rounds)):
+        elif changed := trial.differing(*(outputs for outputs, _ in rounds)):
             raise _refusal(
                 mode, f"block {spec.name!r} gives other bits of {changed} when it is run again"
             )
@@ -137,16 +138,13 @@ def check(
             _try_late(run, spec.name, device, plan)
 
 
-def check_repeats(
-    model: Workload, device: torch.device, every_steps: int, *, compiles: bool = False
-) -> None:
+def check_repeats(model: Workload, device: torch.device, every_steps: int) -> None:
     """Run each kind of block some times without checks, and compare what it gives.
 
     Args:
         model: what is trained.
         device: where it is.
         every_steps: between steps with a witness, for people.
-        compiles: whether blocks are compiled.
 
     Raises:
         InvalidSpecError: a block is no pure function.
@@ -157,8 +155,8 @@ def check_repeats(
     for number, spec, _ in trial.kinds(model):
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
-        (block,) = model.build([number], device, compiles=compiles)
-        block.initialize(0)
+        (block,) = model.build([number], device)
+        trial.fill(block)
         changed = _changes(partial(trial.run_once, block, given, targets))
         if len(changed) < NEEDED:
             continue
@@ -180,7 +178,7 @@ def _changes(run: Callable[[], dict[str, torch.Tensor]]) -> list[str]:
         if number == QUIET and not changed:
             break
         now = run()
-        if what := _differing(last, now):
+        if what := trial.differing(last, now):
             changed.append(what)
         last = now
     return changed
@@ -289,8 +287,3 @@ def computes_the_same(device: torch.device) -> bool:
     except UnreliableDeviceError:
         assert found, "it was told"
     return not found
-
-
-def _differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> str:
-    """Return the name of what differs in two runs; empty: nothing does."""
-    return next((name for name in first if not trial.has_bits_of(first[name], second[name])), "")

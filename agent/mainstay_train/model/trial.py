@@ -39,13 +39,13 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
         targets = batch.targets.to(device) if spec.is_last else None
         try:
             (block,) = model.build([number], device, compiles=True)
-            block.initialize(0)
+            fill(block)
             first, second = (run_once(block, given, targets) for _ in range(2))
         except Exception as error:
             if compilation.is_refusal(error):
                 raise compilation.refused(spec.name, error) from error
             raise
-        if not all(torch.equal(first[name], second[name]) for name in first):
+        if differing(first, second):
             raise InvalidSpecError(
                 compilation.PATH,
                 f"is Blocks, but two runs of block {spec.name!r} as compiled code have other bits; "
@@ -72,11 +72,7 @@ def find_unskippable(model: Workload, device: torch.device) -> dict[str, str]:
         given = batch.tokens.to(device) if number == 0 else x
         targets = batch.targets.to(device) if spec.is_last else None
         (block,) = model.build([number], device)
-        block.initialize(0)
-        # Weights that begin as zeros would make all gradients zeros, which are equal whatever is
-        # wrong.
-        block.masters.add_(_waves(block.masters.shape).to(device), alpha=0.02)
-        block.refresh()
+        fill(block)
         difference = _difference(block, given, targets)
         if difference:
             found |= dict.fromkeys(alike, difference)
@@ -110,6 +106,22 @@ def skipped_sets(units: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def has_bits_of(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors are equal as bytes: negative zeros and no-numbers count."""
     return torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+
+
+def differing(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> str:
+    """Return the name of what differs in two runs of a block; empty: nothing does."""
+    return next((name for name in first if not has_bits_of(first[name], second[name])), "")
+
+
+def fill(block: Block) -> None:
+    """Give a block weights to be tried with.
+
+    Those that begin as zeros are moved away from that: they would make all gradients behind them
+    zeros, which are equal whatever is wrong.
+    """
+    block.initialize(0)
+    block.masters.add_(_waves(block.masters.shape).to(block.device), alpha=0.02)
+    block.refresh()
 
 
 def kinds(model: Workload) -> Iterator[tuple[int, BlockSpec, list[str]]]:
@@ -151,7 +163,9 @@ def run_once(
     frozen: Collection[str] = (),
     enter: Callable[[Pass], None] = lambda _: None,
 ) -> dict[str, torch.Tensor]:
-    """Return output or loss, the input's gradient and the weights' of a micro-batch, by name.
+    """Return what a micro-batch makes, by name.
+
+    That is the output or loss, what the block counts, the input's gradient and the weights'.
 
     Args:
         block: is run.
@@ -174,5 +188,9 @@ def run_once(
     enter(Pass.WEIGHT)
     weights = block.layout.views(torch.zeros(block.layout.size, device=x.device))
     block.backward_weight(tape, weights, frozen=frozen)
-    inputs = {} if dx is None else {"the gradient of the input": dx}
-    return {"the output": output, **inputs, **weights}
+    found = {"the output": output}
+    if (counts := tape.statistics) is not None:
+        found["what it counts"] = counts
+    if dx is not None:
+        found["the gradient of the input"] = dx
+    return found | weights

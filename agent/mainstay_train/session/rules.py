@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig, check_window
 from mainstay_core.rank import machine
@@ -10,9 +13,12 @@ from mainstay_core.rank.forks import ForkRules
 from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
+
+logger = logging.getLogger(__name__)
 
 
 def first_state(
@@ -51,13 +57,11 @@ def snapshot_rules(
     """Return by which rules this trainer copies its state.
 
     Raises:
-        InvalidSpecError: the model does not tell enough for the ordering, or has fewer units than
-            a window has steps.
+        InvalidSpecError: the model does not tell enough for the ordering.
     """
     if config is None:
         return None
     units, ordering = training.job_units(), Ordering(config.ordering)
-    check_window(config.num_instalments, max(map(len, units.positions)))
     check_ordering(units, ordering)
     return machine.SnapshotRules(
         num_instalments=config.num_instalments,
@@ -67,6 +71,30 @@ def snapshot_rules(
         units=units,
         log=config.log,
     )
+
+
+def check_units(state: machine.RankState, plan: Plan) -> None:
+    """Refuse a window that is too long for the model's units, where the job begins.
+
+    A job that has begun keeps its window: that is logged. One that was suspended starts again, with
+    a checkpoint.
+
+    Args:
+        state: of the trainer.
+        plan: that it has adopted.
+
+    Raises:
+        InvalidSpecError: the job begins, and no stage has so many units.
+    """
+    rules = state.snapshots
+    if rules is None or rules.units is None:
+        return
+    try:
+        check_window(rules.num_instalments, max(map(len, rules.units.positions)))
+    except InvalidSpecError as error:
+        if plan.method is Method.START and not state.durable:
+            raise
+        logger.warning("%s; it stays, as the job has begun: some steps copy nothing", error)
 
 
 def fork_rules(config: JobConfig, training: Training) -> ForkRules | None:

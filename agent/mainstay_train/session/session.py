@@ -59,7 +59,7 @@ from mainstay_train.model.workload import user_code
 from mainstay_train.session.checking import RulesOfChecks
 from mainstay_train.session.fault_points import FaultPoints
 from mainstay_train.session.guarding import GuardingSession
-from mainstay_train.session.rules import first_state
+from mainstay_train.session.rules import check_units, first_state
 from mainstay_train.session.uplink import Uplink
 from mainstay_train.snapshots.keeper import SegmentKeeper
 from mainstay_train.state.beside import BesideStates
@@ -314,8 +314,8 @@ class Session(GuardingSession):
         state = self.state
         place = (state.member_stage, self.plan.num_stages, state.member_inner)
         if self._engine is None or not self._engine.computes(*place):
-            # Freed first: a device need not hold two stages.
-            self._served.serve(None, None)
+            check_units(state, self.plan)
+            self._served.serve(None, None)  # freed first: a device need not hold two stages
             self._checkpoints.forget_state()
             if self._engine is not None:
                 self._engine.close()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -49,7 +48,7 @@ from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.sent_log import SentLogs, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.snapshots.writer import Place, SegmentWriter
-from mainstay_train.state.rooms import AskedRoom, StoreFull
+from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
@@ -334,18 +333,15 @@ class SegmentKeeper:
         keys = [place.key(unit.name, SegmentKind.GRADIENT, step) for unit in place.own.units]
         known = self._engine().gradient_digests_of_units()
         began_ns, size = time.monotonic_ns(), 0
-        rooms: deque[AskedRoom] = deque()
         try:
-            rooms = self._writer.ask_rooms(place, keys)
-            for key in keys:
-                digest = known.get(place.units.names[key.unit])
-                self._writer.write_unit(place, key, digest=digest, asked=rooms.popleft())
-                size += place.units.size_bytes(key.unit, key.kind)
+            with closing(self._writer.rooms(place, keys)) as rooms:
+                for key, room in zip(keys, rooms, strict=True):
+                    digest = known.get(place.units.names[key.unit])
+                    self._writer.write_unit(place, key, digest=digest, asked=room)
+                    size += place.units.size_bytes(key.unit, key.kind)
         except (StoreFull, StoreGone) as error:
             logger.warning("the gradient of step %d is not kept: %s", step, error)
             return False
-        finally:
-            self._writer.decline(rooms)
         why_not = self._client.wait_held(keys, lambda: bool(wait.ended))
         if wait.ended:
             return False

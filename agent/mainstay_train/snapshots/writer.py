@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind, seal
 from mainstay_train.snapshots.measurements import Leg
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.state.rooms import AskedRoom
+from mainstay_train.state.rooms import AskedRoom, Room
 from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
@@ -120,28 +121,34 @@ class SegmentWriter:
         self.keep_from = 0
         """Version from which on holders keep what they have."""
 
-    def ask_rooms(self, place: Place, keys: Sequence[SegmentKey]) -> deque[AskedRoom]:
-        """Ask for room for segments of units, one after the other, and wait for none.
+    def rooms(self, place: Place, keys: Sequence[SegmentKey]) -> Generator[AskedRoom]:
+        """Ask for room for segments of units, one after the other, one ahead of the one at hand.
 
-        Each must be written by :meth:`write_unit`, or declined.
+        Each that is given must be written by :meth:`write_unit` before the next one is taken. A
+        segment that was written before frees its room only then, so none is asked for ahead for it:
+        a step that is logged again takes no more room than it has. What was asked for ahead is
+        given back when this is closed.
 
         Raises:
             StoreGone: the store has ended.
         """
         asked = deque[AskedRoom]()
-        try:
-            for key in keys:
-                size_bytes = place.units.size_bytes(key.unit, key.kind)
-                asked.append(self._ask_room(key, size_bytes, may_evict=True))
-        except StoreGone:
-            self.decline(asked)
-            raise
-        return asked
 
-    def decline(self, asked: Iterable[AskedRoom]) -> None:
-        """Give back room that nothing is written to after all."""
-        for room in asked:
-            self._client.decline_room(room)
+        def ask(key: SegmentKey) -> None:
+            size_bytes = place.units.size_bytes(key.unit, key.kind)
+            asked.append(self._ask_room(key, size_bytes, may_evict=True))
+
+        try:
+            for number, key in enumerate(keys):
+                if not asked:
+                    ask(key)
+                for ahead in keys[number + 1 : number + 2]:
+                    if not self._client.has_written(ahead):
+                        ask(ahead)
+                yield asked.popleft()
+        finally:
+            for room in asked:
+                self._client.decline_room(room)
 
     def _ask_room(self, key: SegmentKey, size_bytes: int, *, may_evict: bool) -> AskedRoom:
         first = self.window.first if self.window and may_evict else 0
@@ -164,7 +171,7 @@ class SegmentWriter:
             left: called once the unit may change again.
             digest: of the unit; None where nobody has computed it.
             place_in_order: of a unit's state in the order of the window.
-            asked: the room that :meth:`ask_rooms` asked for.
+            asked: the room that :meth:`rooms` asked for.
         """
         content = UnitContent(place.units, key, digest)
         took = self.write(place, key, content, place.own.holders, left, place_in_order, asked=asked)
@@ -207,15 +214,13 @@ class SegmentWriter:
                 asked = self._ask_room(key, content.size_bytes, may_evict=may_evict)
             room = self._client.take_room(asked)
             began_ns = time.monotonic_ns()
-            try:
+            with self._given_back_if_broken(room):  # by the device
                 content.write(room.memory)
-            except RuntimeError:  # of the device
-                self._client.give_back(room)
-                raise
         finally:
             left()
         copied_ns = time.monotonic_ns()
-        digest = content.digest(room.memory)
+        with self._given_back_if_broken(room):
+            digest = content.digest(room.memory)
         took = Took(copied_ns - began_ns, time.monotonic_ns() - copied_ns)
         header = SegmentHeader(
             key=key,
@@ -232,3 +237,12 @@ class SegmentWriter:
         )
         self._client.written(room, header, holders, self.keep_from)
         return took
+
+    @contextmanager
+    def _given_back_if_broken(self, room: Room) -> Generator[None]:
+        try:
+            yield
+        except BaseException:
+            with suppress(StoreGone):  # which takes back all
+                self._client.give_back(room)
+            raise

@@ -259,6 +259,11 @@ class SegmentClient:
             found = {key: written.why_not for key, written in self._written.items()}
         return {key: why_not or "" for key, why_not in found.items() if why_not != ""}
 
+    def has_written(self, key: SegmentKey) -> bool:
+        """Return whether a segment was written here before that may be kept, and is needed."""
+        with self._changed:
+            return key in self._written
+
     def _note_held(self, answer: frames.Held) -> None:
         """Note what holders have confirmed. Called by the reader thread, under the lock."""
         if answer.request not in self._unheld:

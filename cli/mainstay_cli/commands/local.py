@@ -221,6 +221,8 @@ def _print_sizes(file: manifests.JobFile, *, as_json: bool) -> None:
             f"spec.snapshots.memory: each pod gives {show_bytes(found.store.memory_bytes)} to "
             f"snapshots and logs; it keeps {show_bytes(found.store.least_bytes)} at most"
         )
+        if found.store.problem:
+            print(found.store.problem)
         print(
             f"spec.snapshots.replay: a lost state is made anew from logs of {found.store.log}, as "
             f"{found.store.log_reason}"

@@ -106,12 +106,13 @@ def _shares_devices(job: spec.TrainingJob) -> bool:
 
 
 def _check_local(job: spec.TrainingJob) -> None:
-    """Refuse what only a cluster brings about and a local run would miss.
+    """Refuse what only a cluster brings about and a local run would miss, and a bad beginning.
 
     What concerns the cluster alone is left alone, as nothing is missing without it: template,
     managedBy, priorityClassName, ttlSecondsAfterFinished, topology keys, the budget of repairs,
     quarantine.
     """
+    job.check_beginning()
     if job.spec.active_deadline_seconds is not None:
         raise InvalidSpecError(
             "spec.activeDeadlineSeconds",

@@ -6,7 +6,7 @@ Formulas are for the built-in models. A user's blocks are measured by a process 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
@@ -18,7 +18,12 @@ from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.sizes.block_sizes import Measurement, MeasureQuestion, ModelSizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.rank_sizes import RankSizes, rank_sizes
-from mainstay_core.job.sizes.snapshot_sizes import check_memory, most_units, store_bytes
+from mainstay_core.job.sizes.snapshot_sizes import (
+    check_memory,
+    most_units,
+    shortage,
+    store_bytes,
+)
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
 
@@ -35,6 +40,8 @@ class StoreSizes:
     """From what a lost state is made anew: ``gradients`` or ``boundary``."""
     log_reason: str
     """Why, in one sentence."""
+    problem: str = ""
+    """That the job's replicas are so few that a pod keeps more than that; empty: it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +102,13 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
     if kept is None:
         return None
     check_window(kept.num_instalments, most_units(models[0], job.shape))
-    least = store_bytes(
-        models, job.shape, window=kept.num_instalments, peers=kept.peers, log=kept.log
+    scaled = replace(job.shape, replicas=job.shape.lanes)
+    least, of_all = (
+        store_bytes(models, shape, window=kept.num_instalments, peers=kept.peers, log=kept.log)
+        for shape in (job.shape, scaled)
     )
-    check_memory(job.spec.snapshots.memory, kept.memory_bytes, least)
+    told = job.spec.snapshots.memory
+    check_memory(told, kept.memory_bytes, of_all)
     # What the job runs with is decided before anything of it is measured.
     choice = job.choose_log()
     return StoreSizes(
@@ -106,6 +116,7 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
         least_bytes=least,
         log=kept.log.value,
         log_reason="" if choice is None else choice.reason,
+        problem=shortage(told, kept.memory_bytes, least, job.shape),
     )
 
 

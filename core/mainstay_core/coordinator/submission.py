@@ -26,6 +26,7 @@ from mainstay_core.coordinator.suspension import note_suspend
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.job.config import DECAY_ONE, ApproximateConfig, JobConfig, SnapshotConfig
 from mainstay_core.job.protections import LOOP, entry_of
+from mainstay_core.job.types import show_quantity
 
 MUTABLE_SHAPE = ("replicas", "min_replicas")
 MUTABLE = (
@@ -109,6 +110,7 @@ _MEBIBYTE = 1 << 20
 _UNITS: Mapping[str, Callable[[Any], object]] = {
     "bucket_bytes": lambda size: size // _MEBIBYTE,
     "checkpoint_copy_bytes": lambda size: size // _MEBIBYTE,
+    "snapshots.memory_bytes": show_quantity,
     "snapshots.num_instalments": lambda length: length or "Auto",
     "snapshots.boundary": lambda boundary: "Boundary" if boundary else "Gradients",
     "snapshots.decay": lambda decay: round(100 * decay / DECAY_ONE),

@@ -47,16 +47,21 @@ class ImprintPrice:
 
     start_s: float
     s_per_byte: float
+    few_bytes: int = 0
+    """A tensor of so many bytes or less is digested as it is, and costs another price."""
+    few_s: float = 0.0
 
     def of(self, sizes: Sequence[int]) -> float:
         """Return the seconds for tensors of so many bytes each."""
-        return len(sizes) * self.start_s + sum(sizes) * self.s_per_byte
+        more = [size for size in sizes if size > self.few_bytes]
+        few = len(sizes) - len(more)
+        return few * self.few_s + len(more) * self.start_s + sum(more) * self.s_per_byte
 
 
 COMPILED_IMPRINT = ImprintPrice(start_s=3e-6, s_per_byte=6e-11)
 """Of one pass over the bytes, in compiled code."""
-BATCHED_IMPRINT = ImprintPrice(start_s=8e-6, s_per_byte=1.5e-10)
-"""Of products of torch, where no code is compiled."""
+BATCHED_IMPRINT = ImprintPrice(start_s=2.5e-5, s_per_byte=2e-10, few_bytes=1 << 13, few_s=8e-6)
+"""Of products of torch, where no code is compiled; chosen by measurement (docs/benchmarks.md)."""
 
 
 class RefusedPlanError(MainstayError):

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from mainstay_core.base.errors import LocalProtocolError
 
 MAX_REPEATS = 1
-"""Votes of one chain, in a step, that call types bad before another chain computes them: the ranks
-decide that (:mod:`mainstay_core.rank.recheck`)."""
+"""Times that a chain computes types again in a step, after as many votes that call what it computed
+bad. With the next such vote another chain computes them: the ranks decide that
+(:mod:`mainstay_core.rank.recheck`)."""
 
 
 class Verdict(enum.StrEnum):

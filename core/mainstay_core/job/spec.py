@@ -60,8 +60,8 @@ from mainstay_core.job.sentences import (
     WAY_IN_PATH,
     swapped_only_with,
 )
+from mainstay_core.job.sizes import snapshot_sizes
 from mainstay_core.job.sizes.snapshot_logs import LogChoice
-from mainstay_core.job.sizes.snapshot_sizes import choose_log_of, known_models, plan_snapshots
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
 from mainstay_core.job.types import (
     IntOrAuto,
@@ -178,9 +178,20 @@ class TrainingJob(Section):
             InvalidSpecError: it cannot be kept as the spec says.
         """
         spec = self.spec
-        return plan_snapshots(
+        return snapshot_sizes.plan_snapshots(
             spec.snapshots, spec.protection, spec.workload, self.shape, self.num_pods
         )
+
+    def check_beginning(self) -> None:
+        """Refuse what a job must not begin with, and keeps once it has begun.
+
+        Who parses the job of one that runs does not ask: a release that has become stricter takes
+        no job away.
+
+        Raises:
+            InvalidSpecError: names the field and what would be right.
+        """
+        snapshot_sizes.check_new_window(self.spec.snapshots, self.spec.workload, self.shape)
 
     def choose_log(self) -> LogChoice | None:
         """Return from what a lost state is made anew, and why; None in a job without snapshots.
@@ -191,7 +202,8 @@ class TrainingJob(Section):
         spec = self.spec
         if not spec.snapshots.enabled:
             return None
-        return choose_log_of(spec.snapshots, known_models(spec.workload, self.shape), self.shape)
+        models = snapshot_sizes.known_models(spec.workload, self.shape)
+        return snapshot_sizes.choose_log_of(spec.snapshots, models, self.shape)
 
     def to_job_config(
         self,

@@ -267,6 +267,15 @@ def whole_quantity(text: str) -> int:
     return math.ceil(Fraction(number) * factor)
 
 
+def show_quantity(number: int) -> str:
+    """Return a number as the shortest amount of a resource that means it: 8Gi, or 6G."""
+    whole = {suffix: int(factor) for suffix, factor in _SUFFIXES.items() if factor >= 1}
+    amounts = [
+        f"{number // factor}{suffix}" for suffix, factor in whole.items() if number % factor == 0
+    ]
+    return min(amounts, key=len)
+
+
 def read_quantity(field: str, text: str) -> int:
     """Return the number that an amount of a resource means, rounded up.
 

@@ -29,7 +29,6 @@ from mainstay_core.rank.events import (
     DropPartials,
     Event,
     Finish,
-    KeepRecord,
     Leave,
     LoadFailed,
     LoadState,
@@ -151,9 +150,11 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
         refused_in=outcome.refused_in,
         basis=windows.settled_basis(state, outcome),
     )
-    needless: tuple[Action, ...] = ()
+    commits = windows.records_told(state, outcome, event.stores)
+    stored: tuple[Action, ...] = commits
     if mine in (StateAction.STAY, StateAction.ROLL):
-        settled, needless = windows.catch_up(settled, outcome.kept_from)
+        settled, older = windows.catch_up(settled, outcome.kept_from)
+        stored = (*older, *commits)
     missed = missed_fork(state, outcome)
     if mine is StateAction.STAY and (state.plan.fork is not None or missed):
         settled = forked(settled, outcome)
@@ -161,18 +162,18 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     if mine is StateAction.STAY and state.held and (refused or missed or outcome.fork is not None):
         # The votes that refused the step did not reach this rank: the others' reports tell it. Or
         # what is held came through a stage that is another one now.
-        return _begin(replace(settled, held=(), mark=None), tell, *needless, DropHeld())
+        return _begin(replace(settled, held=(), mark=None), tell, *stored, DropHeld())
     if mine is StateAction.STAY:
         kept = outcome.step.kept.get(state.index, ())
         told = next(r.held for r in event.reports if r.index == state.index)
         void = tuple(partial for partial in told if partial not in kept)
         drop = (DropPartials(void),) if void else ()
-        return _begin(replace(settled, mark=None, held=kept), tell, *needless, *drop)
+        return _begin(replace(settled, mark=None, held=kept), tell, *stored, *drop)
     if mine is StateAction.ROLL:
         assert outcome.commit is not None
         rolling = replace(settled, phase=Phase.APPLYING)
         record = windows.record_rolled(state, outcome)
-        actions = (tell, *needless, *record, Apply(outcome.commit))
+        actions = (tell, *stored, *record, Apply(outcome.commit))
         return Transition(rolling, actions, outcome.reason)
     # Nobody has judged the state that goes, nor will: a checkpoint must not have it.
     unsaved = (VoidSave(state.version),) if state.valid else ()
@@ -180,8 +181,6 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     back = windows.go_back(state, outcome.version, outcome.kept_from, from_disk=from_disk)
     restoring = replace(settled, phase=Phase.HEALING, kept_from=outcome.kept_from, **_GONE)
     replay = outcome.replays.get(state.member_position) if mine is StateAction.REPLAY else None
-    # Who is lost next may be the last to have them: all is copied again but the commits.
-    commits = tuple(map(KeepRecord, replay.known)) if replay is not None else ()
     restore = LoadState(
         mine,
         outcome.version,

@@ -12,7 +12,7 @@ from mainstay_core.rank.events import Action, SendFact
 from mainstay_core.rank.repeating import without_unmade
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import StateRefused
-from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.votes import SettleReport
 
 
@@ -22,7 +22,7 @@ def tell_left_behind(
     """Return what a rank tells that hears of a lineage which others have begun without it.
 
     It tells once, when it was at work and first hears of that. Where those who stayed members go
-    back together, nobody was left behind.
+    back together, nobody was left behind, nor are those whom that very plan moves or drops.
 
     Args:
         state: of the rank.
@@ -35,6 +35,9 @@ def tell_left_behind(
         return ()
     stayed = member is not None and before.quorum.id >= member.since
     if plan.lineage == state.lineage or stayed or counts:
+        return ()
+    # The lineage begins with this very plan: those in whose lineage this state is go back as well.
+    if plan.method is Method.RESTART and plan.lineage == state.lineage + 1:
         return ()
     why = f"it is of lineage {state.lineage}, and others have begun lineage {plan.lineage} since"
     return (_refused(state, why),)

@@ -19,7 +19,8 @@ from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
 from mainstay_core.rank.histories import digest_of
 from mainstay_core.rank.replays.authors import author_of
-from mainstay_core.rank.settle import PositionDigests, Settlement
+from mainstay_core.rank.replays.replaying import StoreContents
+from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.snapshots import orderings
 from mainstay_core.snapshots.duties import Author
@@ -32,6 +33,7 @@ from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, SnapshotStatus, Vote
 from mainstay_core.wire.windows import Scores, WindowBasis
 
@@ -250,6 +252,35 @@ def record_rolled(state: RankState, outcome: Settlement) -> tuple[KeepRecord, ..
     assert outcome.commit is not None
     assert outcome.certified_in is not None
     return _keep(state, outcome.commit, outcome.certified_in, outcome.told)
+
+
+def records_told(
+    state: RankState, outcome: Settlement, stores: Sequence[StoreReport]
+) -> tuple[KeepRecord, ...]:
+    """Return the actions that keep the commits which a settle was told of, and the pod lacks.
+
+    Who is lost next may be the last to have them. They are all since the newest complete window,
+    not just those of this rank's own replay: units of another position may start from an older
+    state.
+
+    Args:
+        state: of a rank that settles.
+        outcome: of the settle.
+        stores: what pods' stores hold; empty if they were not asked.
+    """
+    assert state.plan is not None
+    if state.snapshots is None or not stores or StateAction.LOAD in outcome.actions:
+        return ()
+    lineage, pod = state.plan.lineage, state.slot.pod
+    replay = outcome.replays.get(state.member_position)
+    told = StoreContents(stores, lineage).records
+    wanted = {step: told[step] for step in told if outcome.kept_from <= step < outcome.version}
+    if replay is not None and outcome.actions[state.index] is StateAction.REPLAY:
+        wanted |= {record.commit.step: record for record in replay.known}
+    # Of one step two quorums may have a record, and logs count by either: what is here stays.
+    of_lineage = [s for s in stores if s.pod == pod and s.lineage == lineage]
+    here = {r.commit.step for s in of_lineage for r in s.records if r.states}
+    return tuple(KeepRecord(wanted[step]) for step in sorted(wanted.keys() - here))
 
 
 def _keep(

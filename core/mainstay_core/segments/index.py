@@ -255,14 +255,15 @@ class SegmentIndex:
         """Return a unit's copies of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
-        will never be complete. Where nothing of a complete one is here, or logs since it had to go,
-        the newest state stays that votes have judged: until those of the window in flight are
-        judged, a replay has no other to start from.
+        will never be complete. Where nothing of a complete one is here that votes have judged, or
+        logs since it had to go, the newest state stays that they have judged: until those of the
+        window in flight are judged, a replay has no other to start from.
         """
         copies = [s for key, s in unit.segments.items() if key.kind is not SegmentKind.GRADIENT]
         given_up = [s.header.key for s in copies if self._from_version < s.header.window < window]
         states = [s for s in copies if s.header.key.kind is SegmentKind.STATE and not s.is_doubted]
-        has_complete = any(s.header.window <= self._from_version for s in states)
+        complete = [s.header.key for s in states if s.header.window <= self._from_version]
+        has_complete = any(self._is_judged(key.version) for key in complete)
         if has_complete and not self._is_broken:
             return given_up
         judged = [

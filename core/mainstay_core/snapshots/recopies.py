@@ -48,7 +48,8 @@ def plan_recopies(
     """Return what a pod's store sends, in the order of ``kept``.
 
     New holders are those that the plan gives to copies of the same position from the same pod, so
-    that one choice spreads both. Pods outside of the position's stage come first.
+    that one choice spreads both. Pods outside of the position's stage come first. Where that is too
+    few, as there is no more room with pods without a member, any other pod with a store is one.
 
     Args:
         plan: that is held now; it names the stores of living pods.
@@ -138,7 +139,10 @@ def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> 
 
 
 def _ranked(plan: Plan, pod: PodUid, position: int, peers: int, domains: int) -> list[PodUid]:
-    """Return the holders that a plan gives to a position's copies from a pod, best first."""
+    """Return the holders that a plan gives to a position's copies from a pod, best first.
+
+    All other pods with a store follow, those with a member first: the others' room is used up.
+    """
     pods = store_pods(plan, peers=peers)
     place = divmod(position, plan.ranks_per_stage)
     names = {p.pod for p in pods}
@@ -149,8 +153,15 @@ def _ranked(plan: Plan, pod: PodUid, position: int, peers: int, domains: int) ->
     ]
     copies = plan_copies(pods, demands, peers=peers, domains=min(domains, peers + 1))
     inside = {p.pod for p in pods if place[0] in p.stages}
-    return next(
+    chosen = next(
         sorted(copy.peers, key=lambda peer: (peer in inside, peer))
         for copy in copies.copies
         if copy.pod == pod and (copy.position.stage, copy.position.inner) == place
     )
+    others = [p.pod for p in pods if p.pod != pod and p.pod not in chosen]
+    start = position % max(1, len(others))  # positions do not all go to the same pod
+    without_member = {p.pod for p in pods if not p.stages}
+    spread = sorted(
+        [*others[start:], *others[:start]], key=lambda p: (p in without_member, p in inside)
+    )
+    return [*chosen, *spread]

@@ -18,12 +18,15 @@ def store_addresses(plan: Plan) -> dict[PodUid, str]:
 def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:
     """Return the pods with a store that a plan names, those without a member among them.
 
-    One without a member takes no more copies than other pods have memory for: its own, those of
-    ``peers`` others, and of one more (:func:`mainstay_core.job.sizes.snapshot_sizes.store_bytes`).
+    One without a member takes no more copies than other pods have memory for: those of the members
+    of one pod, of ``peers`` others, and of one more
+    (:func:`mainstay_core.job.sizes.snapshot_sizes.store_bytes`).
     """
     stages: dict[PodUid, set[int]] = {}
     for member in plan.members:
         stages.setdefault(member.slot.pod, set()).add(member.rank.stage)
+    num_members = Counter(member.slot.pod for member in plan.members)
+    room = (2 + peers) * max(num_members.values(), default=1)
     hosts = [(host.pod, host.domain) for host in plan.hosts if host.snapshots]
     others = [(other.pod, other.domain) for other in plan.other_stores]
     return [
@@ -31,7 +34,7 @@ def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:
             pod=pod,
             domain=domain,
             stages=tuple(sorted(stages.get(pod, ()))),
-            room=None if pod in stages else 2 + peers,
+            room=None if pod in stages else room,
         )
         for pod, domain in sorted([*hosts, *others])
     ]

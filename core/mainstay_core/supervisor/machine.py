@@ -20,6 +20,7 @@ every heartbeat while the newest plan still names that incarnation: a fault is a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mainstay_core.base.ids import Incarnation, PodUid, Slot
@@ -59,7 +60,13 @@ from mainstay_core.supervisor.slots import (
     slot_step,
     with_phase,
 )
-from mainstay_core.supervisor.state import SIGKILL, SlotPhase, SlotState, SupervisorState
+from mainstay_core.supervisor.state import (
+    SECOND_LOOK,
+    SIGKILL,
+    SlotPhase,
+    SlotState,
+    SupervisorState,
+)
 from mainstay_core.wire.facts import Fact, Finished, Parked, TrainerDown
 from mainstay_core.wire.plan import Plan
 
@@ -212,8 +219,8 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
             actions.append(Signal(slot.index, slot.incarnation, SIGKILL))
             state = put(state, replace(slot, killed_for=why, lost_at_s=lost_at_s))
             reasons.append(f"slot {slot.index}: {why}")
-        elif slot.phase is SlotPhase.UP and _is_first_look(state, slot, now_s):
-            state = put(state, replace(slot, missed_at_s=now_s))
+        elif slot.phase is SlotPhase.UP:
+            state = put(state, _looked_at(state, slot, now_s))
     return Transition(state, tuple(actions), "; ".join(reasons))
 
 
@@ -228,52 +235,77 @@ def _overdue(state: SupervisorState, slot: SlotState, now_s: float) -> tuple[str
     if state.ending:
         late = now_s - state.ending_at_s > state.settings.stop_grace_s
         return "killed: it did not stop in time" if late else "", 0.0
-    hang_s, silence_s = state.settings.hang_s, state.settings.silence_s
-    missed_at_s = _missed_at_s(state, slot)
-    if slot.phase is not SlotPhase.UP or missed_at_s is None:
+    if slot.phase is not SlotPhase.UP:
         return "", 0.0
-    if now_s < missed_at_s + state.settings.second_look_s:
-        return "", 0.0
-    if now_s - slot.alive_at_s > silence_s:
-        return f"killed: no sign of life for {silence_s:g} s", slot.alive_at_s
-    if now_s - slot.progress_at_s > hang_s:
+    silence, hang = _limits(state, slot)
+    if silence.is_over(now_s):
+        return f"killed: no sign of life for {silence.length_s:g} s", silence.since_s
+    if hang.is_over(now_s):
         status = slot.status
         where = f" in step {status.step}, {status.phase}" if status is not None else ""
-        return f"killed: no progress for {hang_s:g} s{where}", slot.progress_at_s
+        return f"killed: no progress for {hang.length_s:g} s{where}", hang.since_s
     return "", 0.0
 
 
-def _missed_at_s(state: SupervisorState, slot: SlotState) -> float | None:
-    """Return when a look has found that a trainer's sign is missed; None: no look has.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """A bound on how long a trainer that is up may lack signs of life, or progress.
 
-    A trainer is killed only a while after that. The supervisor may have stood still together with
-    it, as when all of a pod is stopped and goes on later: then nobody has read what the trainer
-    said. It may hold a state that nobody else has.
+    It is killed only a while after a look has found that they lack. The supervisor may have stood
+    still together with it, as when all of a pod is stopped and goes on later: then nobody has read
+    what the trainer said. It may hold a state that nobody else has.
     """
-    seen_s = slot.missed_at_s
-    return seen_s if seen_s is not None and seen_s >= _first_look_s(state, slot) else None
+
+    since_s: float
+    """The last sign."""
+    length_s: float
+    looked_at_s: float | None
+    """When a look found that one is missed; it may have come since."""
+
+    @property
+    def first_look_s(self) -> float:
+        return self.since_s + self.length_s - self.length_s / SECOND_LOOK
+
+    @property
+    def missed_at_s(self) -> float | None:
+        """When a look found that what still lacks is missed; None: no look has."""
+        seen_s = self.looked_at_s
+        return seen_s if seen_s is not None and seen_s >= self.first_look_s else None
+
+    @property
+    def due_s(self) -> float:
+        """When the trainer has to be looked at next."""
+        if self.missed_at_s is None:
+            return self.first_look_s
+        return max(self.since_s + self.length_s, self.missed_at_s + self.length_s / SECOND_LOOK)
+
+    def is_over(self, now_s: float) -> bool:
+        seen_s = self.missed_at_s
+        if seen_s is None or now_s < seen_s + self.length_s / SECOND_LOOK:
+            return False
+        return now_s - self.since_s > self.length_s
+
+    def looked(self, now_s: float) -> float | None:
+        """Return when a look has found something to lack, after one at this time."""
+        is_first = self.missed_at_s is None and now_s >= self.first_look_s
+        return now_s if is_first else self.looked_at_s
 
 
-def _is_first_look(state: SupervisorState, slot: SlotState, now_s: float) -> bool:
-    return _missed_at_s(state, slot) is None and now_s >= _first_look_s(state, slot)
-
-
-def _first_look_s(state: SupervisorState, slot: SlotState) -> float:
-    return _limit_s(state, slot) - state.settings.second_look_s
-
-
-def _limit_s(state: SupervisorState, slot: SlotState) -> float:
-    """Return when a trainer that is up has been silent, or without progress, for too long."""
+def _limits(state: SupervisorState, slot: SlotState) -> tuple[_Limit, _Limit]:
+    """Return the limits of silence and of standing still."""
     settings = state.settings
-    return min(slot.alive_at_s + settings.silence_s, slot.progress_at_s + settings.hang_s)
+    silence = _Limit(
+        since_s=slot.alive_at_s, length_s=settings.silence_s, looked_at_s=slot.missed_at_s
+    )
+    hang = _Limit(
+        since_s=slot.progress_at_s, length_s=settings.hang_s, looked_at_s=slot.stalled_at_s
+    )
+    return silence, hang
 
 
-def _look_due_s(state: SupervisorState, slot: SlotState) -> float:
-    """Return when a trainer that is up has to be looked at next."""
-    missed_at_s = _missed_at_s(state, slot)
-    if missed_at_s is None:
-        return _first_look_s(state, slot)
-    return max(_limit_s(state, slot), missed_at_s + state.settings.second_look_s)
+def _looked_at(state: SupervisorState, slot: SlotState, now_s: float) -> SlotState:
+    silence, hang = _limits(state, slot)
+    return replace(slot, missed_at_s=silence.looked(now_s), stalled_at_s=hang.looked(now_s))
 
 
 def _advance(state: SupervisorState, now_s: float, nonce: str) -> Transition | None:
@@ -341,7 +373,7 @@ def next_due_s(state: SupervisorState) -> float | None:
             if slot.later is not None:
                 times.append(slot.later_due_s)
             if not slot.killed_for:
-                times.append(_look_due_s(state, slot))
+                times += [limit.due_s for limit in _limits(state, slot)]
     return min(times, default=None)
 
 

@@ -75,13 +75,12 @@ class SupervisorLimits:
     """How long a pod that is told to end serves until its work is handed over; 0: it ends at
     once."""
 
-    @property
-    def second_look_s(self) -> float:
-        """How long before a trainer is killed its supervisor must have seen that a sign is missed.
 
-        A trainer reports its status with each heartbeat: a third of the silence has at least one.
-        """
-        return min(self.silence_s, self.hang_s) / 3
+SECOND_LOOK = 3
+"""A trainer is killed only a while after its supervisor has seen that a sign or progress is missed:
+one part in so many of how long it may lack. It reports its status with each heartbeat, so a third
+of the silence has at least one sign. One action may take long without progress, so that has a third
+of its own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +104,9 @@ class SlotState:
     progress_at_s: float = 0.0
     """When it last made progress or was blocked on others."""
     missed_at_s: float | None = None
-    """When a look found that a sign of life, or progress, is missed. A later sign makes it void."""
+    """When a look found that a sign of life is missed. A later sign makes it void."""
+    stalled_at_s: float | None = None
+    """When a look found that progress is missed. Later progress makes it void."""
     killed_for: str = ""
     """Why the supervisor killed it, for the evidence."""
     lost_at_s: float = 0.0

@@ -258,7 +258,7 @@ class LineagePage:
 
 
 MAX_REFUSED_STATES = 8
-"""Refused states that are remembered, the newest ones."""
+"""Refused states that are shown, the newest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

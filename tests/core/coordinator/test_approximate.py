@@ -25,6 +25,7 @@ from mainstay_core.coordinator.events import (
     Tick,
     Transition,
 )
+from mainstay_core.coordinator.intake.refused_states import MORE_STATES
 from mainstay_core.coordinator.lineage import show_lineage, splice
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
 from mainstay_core.coordinator.returning import wait_for_outline, wait_for_silent
@@ -1147,10 +1148,36 @@ def test_who_is_not_heard_in_time_is_replaced_and_refused_by_its_lineage(start: 
     assert known.describe().endswith("of which no bit is used: it is of lineage 0")
     for life in range(2 * MAX_REFUSED_STATES):
         world.tell(replace(fact, incarnation=Incarnation(f"again-{life}")))
-    assert len(world.state.refused_states) == MAX_REFUSED_STATES
+    *old, new = world.state.refused_states
+    assert (old[0].reason, new.reason) == ("", fact.evidence), "only the newest are shown"
+    assert [bool(each.reason) for each in old].count(True) == MAX_REFUSED_STATES - 1
     for wrong in ({"stage": 5}, {"inner": 1}):
         with pytest.raises(RemoteProtocolError, match=r"StateRefused\.(stage|inner): \d is none"):
             world.tell(replace(fact, **wrong))
+    steps = world.state.shape.steps
+    with pytest.raises(RemoteProtocolError, match=rf"step: {steps + 1} is more than the job's"):
+        world.tell(replace(fact, step=steps + 1))
+
+
+def test_one_life_is_told_of_once_for_each_place_whatever_else_it_says(start: Start) -> None:
+    world = patient(start)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    world.tick(19.0)
+    world.tick(2.0)
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+    shape, told = world.state.shape, 0
+    for number in range(3 * MORE_STATES):
+        what = {"stage": number % shape.stages, "step": number % shape.steps}
+        fact = world.about(
+            FactKind.STATE_REFUSED, silent, inner=0, evidence=f"it is {number}", **what
+        )
+        told += len(announced(world.tell(fact), "StateRefused"))
+        other = replace(fact, incarnation=Incarnation(f"another-{number % MORE_STATES}"))
+        world.tell(replace(other, stage=0))
+    assert told == shape.stages
+    assert len(world.state.refused_states) == shape.stages + MORE_STATES
 
 
 def test_a_state_that_is_refused_in_an_exact_job_is_no_news(start: Start) -> None:

@@ -205,6 +205,7 @@ def test_whatever_cannot_change_is_refused_by_its_path_in_the_definition(start: 
             "spec.snapshots.replay: is 'Boundary', was 'Gradients'",
         ),
         ({"snapshots": {"num_instalments": 3}}, "spec.snapshots.window: is 3, was 'Auto'"),
+        ({"snapshots": {"memory_bytes": 8 << 30}}, "spec.snapshots.memory: is '8Gi', was '1Mi':"),
         ({"shape": {"order": Order.SWAPPED}}, "spec.pipeline.order: is 'Swapped', was 'InOrder'"),
         (
             {"guards": 2, "shape": {"order": Order.SWAPPED, "cut": Cut.EQUAL}},

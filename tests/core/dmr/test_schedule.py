@@ -188,6 +188,17 @@ def test_what_computes_element_by_element_is_executed_twice_where_imprints_cost_
     assert is_pointwise_cheaper(sizes, COMPILED_IMPRINT) == (len(sizes) > 1)
 
 
+@pytest.mark.parametrize(
+    ("size", "measured_us"),
+    [(1 << 10, 7.8), (1 << 14, 34), (1 << 16, 59), (1 << 20, 255), (1 << 22, 850)],
+)
+def test_the_price_of_an_imprint_is_about_what_was_measured(size: int, measured_us: float) -> None:
+    """Without compiled code, by the table in docs/benchmarks.md."""
+    ratio = BATCHED_IMPRINT.of([size]) * 1e6 / measured_us
+    assert 0.6 < ratio < 1.1
+    assert BATCHED_IMPRINT.of([size, size]) == pytest.approx(2 * BATCHED_IMPRINT.of([size]))
+
+
 def test_a_file_of_a_plan_is_refused_with_one_message_each() -> None:
     profile = drawn(3)
     plan, _ = plan_here(profile)

@@ -30,7 +30,7 @@ from mainstay_core.rank.votes import judge_reports, norms_by_block
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.facts import Failed, Parked, Phase, Settled, StateRefused
-from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.plan import Method, Partial, Plan
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
     BlockOutline,
@@ -558,6 +558,19 @@ def test_only_a_state_that_others_went_on_without_is_told_to_be_refused() -> Non
     assert not refusals(stayed, replace(pipeline(3, 1), lineage=1)), "all go back together"
     assert not refusals(left_out(), replace(pipeline(3), lineage=0)), "no lineage has begun"
     assert not refusals(left_out(valid=False), replace(pipeline(3, 1), lineage=1)), "it has none"
+
+
+def test_whom_a_restart_of_all_moves_or_drops_was_not_left_behind() -> None:
+    """The others' states of that lineage do not count either."""
+    lives = ["a.1", "x.1", "b.1", "d.1", "e.1"]
+    since = dict.fromkeys(("a.1", "x.1", "d.1", "e.1"), 1)
+    moves = make_plan({0: lives}, quorum=3, since=since, lanes=1)
+    for back in (moves, pipeline(3, 1)):
+        again = replace(back, lineage=1, method=Method.RESTART)
+        assert not refusals(left_out(), again)
+        (later,) = refusals(left_out(), replace(again, lineage=2))
+        assert later.evidence.endswith("others have begun lineage 2 since"), "one was missed"
+        assert refusals(left_out(), replace(again, method=Method.JOIN))
 
 
 def test_without_an_order_no_state_of_another_lineage_counts() -> None:

@@ -110,12 +110,17 @@ def test_votes_of_a_refused_step_complete_no_window_and_leave_no_record() -> Non
     assert outcome.state.window == Window(first=0, length=1)
 
 
-def stores(*records: int) -> tuple[StoreReport, ...]:
-    pod = Pod("a", lineage=0, num_units=1, records=set(records))
+def stores(*records: int, first: Sequence[int] = (1, 1)) -> tuple[StoreReport, ...]:
+    """That of another pod: from states at ``first`` it makes both positions anew."""
+    pod = Pod("z", lineage=0, num_units=1, records=set(records))
     for position in range(2):
-        for kind, version in ((STATE, 1), *((GRADIENT, step) for step in records)):
+        for kind, version in ((STATE, first[position]), *((GRADIENT, step) for step in records)):
             pod.segments.add(replace(key_of(position, 0, kind, version), lineage=0))
     return (pod.report(),)
+
+
+def kept_by(outcome: Any) -> list[int]:
+    return [a.record.commit.step for a in outcome.actions if isinstance(a, KeepRecord)]
 
 
 def test_a_rank_of_a_lost_stage_makes_its_state_anew_and_has_the_history_of_the_record() -> None:
@@ -128,14 +133,50 @@ def test_a_rank_of_a_lost_stage_makes_its_state_anew_and_has_the_history_of_the_
     assert (load.action, load.version) == (StateAction.REPLAY, 3)
     assert load.replay is not None
     assert (load.replay.position, load.replay.first_step) == (0, 1)
-    kept = [a.record.commit.step for a in outcome.actions if isinstance(a, KeepRecord)]
-    assert kept == [1, 2], "its own store may be the only one that is left at the next loss"
+    kept = kept_by(outcome)
+    assert kept == [0, 1, 2], "its own store may be the only one that is left at the next loss"
 
     after = machine.step(outcome.state, StateLoaded("made anew"))
     assert (after.state.version, after.state.digest) == (3, "made anew")
     assert after.state.commit == record_of(2).commit
     assert after.state.commit_chain == record_of(2).chain
     assert after.state.window == Window(first=3, length=2)
+
+
+def test_its_store_keeps_the_commits_that_another_position_starts_from_as_well() -> None:
+    lost = tuple(report(i, valid=False, settled=-1) for i in range(2))
+    reports = ReportsGathered(lost, stores(0, 1, 2, 3, first=(3, 1)))
+    outcome = machine.step(machines.adopting(snapshots=RULES, num_steps=9), reports)
+
+    load = outcome.actions[-1]
+    assert isinstance(load, LoadState)
+    assert load.replay is not None
+    assert (load.replay.first_step, load.version) == (3, 4)
+    assert kept_by(outcome) == [0, 1, 2, 3]
+
+
+def test_what_its_store_has_is_not_kept_again_and_of_nobody_who_loads() -> None:
+    lost = tuple(report(i, valid=False, settled=-1) for i in range(2))
+    own = Pod("a", lineage=0, num_units=1, records={1}).report()
+    reports = ReportsGathered(lost, (own, *stores(0, 1, 2)))
+    outcome = machine.step(machines.adopting(snapshots=RULES, num_steps=9), reports)
+    assert kept_by(outcome) == [0, 2]
+
+    gone = Pod("z", lineage=0, num_units=1, records={1}).report()
+    outcome = machine.step(machines.adopting(snapshots=RULES), ReportsGathered(lost, (gone,)))
+    assert kept_by(outcome) == []
+
+
+def test_a_rank_that_keeps_its_state_has_its_store_keep_the_commits_that_it_lacks() -> None:
+    state = replace(computing(snapshots=RULES, num_steps=9), version=3)
+    later = machine.saw_plan(state, make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=2))
+    adopting = follow(later, TodoDone(())).state
+    stayed = tuple(report(i, 3, settled=1, lineage=0) for i in range(2))
+
+    outcome = machine.step(adopting, ReportsGathered(stayed, stores(1, 2)))
+    assert outcome.state.version == 3
+    assert kept_by(outcome) == [1, 2]
+    assert kept_by(machine.step(adopting, ReportsGathered(stayed))) == []
 
 
 def test_a_replay_that_fails_parks_with_what_was_wrong_and_leaves_no_valid_state() -> None:

@@ -179,6 +179,8 @@ def test_a_pod_that_was_away_while_the_job_went_back_keeps_what_comes_after() ->
 def test_states_of_a_window_that_was_given_up_go_when_the_next_one_writes() -> None:
     index = store()
     index.keep_from(0, 2)
+    index.record(record_of(2))
+    index.record(record_of(5))
     for version, window in ((2, 2), (3, 2), (5, 5), (7, 7)):
         put(index, header_of(key_of(version), window=window))
     put(index, header_of(key_of(6, kind="gradient"), window=5))
@@ -202,6 +204,20 @@ def test_the_newest_judged_state_stays_where_no_window_was_complete() -> None:
     put(index, header_of(key_of(7), window=7))
 
     assert [unit.states for unit in report(index).units] == [(4, 7)], "no vote has judged 6"
+
+
+def test_it_stays_as_well_where_the_votes_on_the_complete_window_are_not_known_here() -> None:
+    """A pod without a member may have been sent copies, and not the commits of their steps."""
+    index = store()
+    index.keep_from(0, 2)
+    for version, window in ((2, 2), (5, 5), (7, 7)):
+        put(index, header_of(key_of(version), window=window))
+        index.record(record_of(5))
+
+    assert [unit.states for unit in report(index).units] == [(2, 5, 7)]
+    index.record(record_of(2))
+    put(index, header_of(key_of(9), window=9))
+    assert [unit.states for unit in report(index).units] == [(2, 9)]
 
 
 def test_a_new_lineage_voids_what_was_kept() -> None:
@@ -486,7 +502,8 @@ class Twin:
         }
         old = {k for k, h in mine.items() if self.from_version < h.window < new.window}
         judged = {k.version for k in old if k.version in self.records}
-        if judged and all(h.window > self.from_version for h in mine.values()):
+        complete = {k.version for k, h in mine.items() if h.window <= self.from_version}
+        if judged and not complete & self.records.keys():
             old = {k for k in old if k.version != max(judged)}
         self.kept = {k: h for k, h in self.kept.items() if k not in old}
 

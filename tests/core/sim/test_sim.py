@@ -123,6 +123,12 @@ def test_pods_that_are_lost_one_after_another_in_a_window_take_no_commit_with_th
     assert not outcome.violation, outcome.violation
 
 
+def test_a_complete_window_does_without_copies_of_one_that_was_given_up() -> None:
+    outcome = simulate(draw(720058, approximate=False))
+    assert not outcome.violation, outcome.violation
+    assert outcome.seen["evicted"]
+
+
 def test_a_quorum_that_is_behind_writes_what_one_that_is_ahead_removes() -> None:
     outcome = simulate(draw(700396))
     assert not outcome.violation, outcome.violation

@@ -53,6 +53,19 @@ def test_a_segment_goes_out_of_its_stage_first_and_with_few_pods_to_a_spare() ->
     assert sent(few, "s", "gone", "a", "s", peers=2) == []
 
 
+def test_where_a_spare_has_no_room_left_any_other_pod_takes_a_segment() -> None:
+    """Six pods want three copies of each: the spare has room for five of them."""
+    names = [f"{pod}.1" for pod in "abcdef"]
+    plan = with_spare(with_stores(make_plan({n: [name] for n, name in enumerate(names)})), "s")
+    for pod in "abcdef":
+        beside = "b" if pod == "a" else "a"
+        assert [len(to) for to in sent(plan, pod, pod, "gone", "s", peers=2)] == [1]
+        assert [len(to) for to in sent(plan, pod, pod, "gone", beside, peers=2)] == [1]
+    few = with_spare(with_stores(make_plan({n: ["a.1", "b.1"] for n in range(4)})), "s")
+    assert sent(few, "a", "a", "gone", "s", peers=2) == [("b",)]
+    assert sent(few, "a", "a", "gone", "b", peers=2) == [("s",)], "even if its room is used up"
+
+
 def test_it_is_looked_once_for_a_plan_and_once_more_for_each_newer_window() -> None:
     older, newer = (Held(key_of(v), (store("a"), store("gone"))) for v in (3, 4))
     recopies = Recopies(PodUid("a"))
@@ -102,16 +115,20 @@ def test_all_stores_together_bring_every_segment_back_to_as_many_holders_as_can_
 ) -> None:
     rng = random.Random(seed)
     stages, replicas = rng.randint(1, 3), rng.randint(1, 3)
-    names = [f"p{n}.1" for n in range(stages * replicas)]
-    chains = {r: names[r * stages : (r + 1) * stages] for r in range(replicas)}
-    plan = with_spare(with_stores(make_plan(chains)), *"st"[: rng.randint(0, 2)])
+    per_stage = rng.choice((1, 1, 3, 8))
+    chains = {
+        r: [f"p{r * stages + p // per_stage}.{p}" for p in range(stages * per_stage)]
+        for r in range(replicas)
+    }
+    wide = make_plan(chains, ranks_per_stage=per_stage)
+    plan = with_spare(with_stores(wide), *"st"[: rng.randint(0, 2)])
     plan = replace(plan, quorum=replace(plan.quorum, id=9))
     living, peers = sorted(store_addresses(plan)), rng.randint(0, 3)
     restarted = [store(pod, before="-before") for pod in living[:2]]
     everybody = [*map(store, living), *map(store, ("gone", "away")), *restarted]
     holders: dict[SegmentKey, tuple[Holder, ...]] = {}
     for version in range(30):
-        key = key_of(version, position=rng.randrange(stages))
+        key = key_of(version, position=rng.randrange(stages * per_stage))
         holders[key] = tuple(rng.sample(everybody, rng.randint(1, min(4, len(everybody)))))
     here = [store(pod) for pod in living]
     after = {key: [h for h in told if h in here] for key, told in holders.items()}

@@ -8,7 +8,7 @@ import pytest
 from tests.core.plans import make_plan
 from tests.core.rank.replays.test_authors import with_spare, with_stores
 
-from mainstay_core.snapshots.copies import CopyDemand, plan_copies
+from mainstay_core.snapshots.copies import Copies, CopyDemand, plan_copies
 from mainstay_core.snapshots.stores import lacks_holders, store_addresses, store_pods
 from mainstay_core.snapshots.units import Position
 from mainstay_core.wire.plan import Plan
@@ -50,10 +50,9 @@ def test_copies_lack_holders_where_pods_domains_or_places_far_enough_are_too_few
     assert lacks_holders(plan, peers=peers, domains=domains) == lacks
 
 
-def falls_short(plan: Plan, peers: int, domains: int) -> bool:
-    """Whether some copy has fewer holders or domains than it wants, or none outside its stage."""
+def copies_of(plan: Plan, peers: int, domains: int) -> tuple[Copies, ...]:
     demands = {(m.rank.position, m.slot.pod) for m in plan.members}
-    copies = plan_copies(
+    return plan_copies(
         store_pods(plan, peers=peers),
         [
             CopyDemand(position=Position(stage=s, inner=i), pod=pod, size_bytes=1)
@@ -61,15 +60,35 @@ def falls_short(plan: Plan, peers: int, domains: int) -> bool:
         ],
         peers=peers,
         domains=min(domains, peers + 1),
-    )
+    ).copies
+
+
+def falls_short(plan: Plan, peers: int, domains: int) -> bool:
+    """Whether some copy has fewer holders or domains than it wants, or none outside its stage."""
     stages = {pod.pod: pod.stages for pod in store_pods(plan, peers=peers)}
     return any(
         len(c.peers) < peers
         or c.num_domains < min(domains, peers + 1)
         or (peers and not c.outside)
         or any(abs(stage - c.position.stage) == 1 for p in c.peers for stage in stages[p])
-        for c in copies.copies
+        for c in copies_of(plan, peers, domains)
     )
+
+
+WIDE = {0: [f"a.{n}" for n in range(4)], 1: [f"b.{n}" for n in range(4)]}
+
+
+@pytest.mark.parametrize("ranks_per_stage", [2, 4])
+def test_a_pod_without_a_member_has_room_for_all_ranks_of_the_pods_that_it_keeps(
+    ranks_per_stage: int,
+) -> None:
+    plan = with_spare(with_stores(make_plan(WIDE, ranks_per_stage=ranks_per_stage)), "s")
+
+    assert {p.pod: p.room for p in store_pods(plan, peers=2)} == {"a": None, "b": None, "s": 16}
+    for peers in (1, 2):
+        copies = copies_of(plan, peers, 2)
+        assert [len(c.peers) for c in copies] == [peers] * len(copies)
+        assert all(c.outside for c in copies)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -77,12 +96,17 @@ def test_where_nothing_is_lacking_every_copy_has_what_it_wants(seed: int) -> Non
     rng, num_whole = random.Random(seed), 0
     for _ in range(40):
         stages, replicas = rng.randint(1, 6), rng.randint(1, 3)
-        names = [f"p{n}.1" for n in range(stages * replicas)]
-        chains = {r: names[r * stages : (r + 1) * stages] for r in range(replicas)}
-        plan = with_spare(with_stores(make_plan(chains)), *"stu"[: rng.randint(0, 3)])
+        per_stage = rng.choice((1, 1, 2, 4))
+        chains = {
+            r: [f"p{r * stages + p // per_stage}.{p}" for p in range(stages * per_stage)]
+            for r in range(replicas)
+        }
+        spares = "stu"[: rng.randint(0, 3)]
+        plan = with_spare(with_stores(make_plan(chains, ranks_per_stage=per_stage)), *spares)
         peers, domains = rng.randint(0, 3), rng.randint(1, 3)
         if not lacks_holders(plan, peers=peers, domains=domains):
             num_whole += 1
-            # Spares have room for a few: what they cannot take lies beside.
-            assert replicas * stages > 2 + peers or not falls_short(plan, peers, domains)
+            # Pods without a member have room for a few: what they cannot take lies beside.
+            is_beyond = spares and replicas * stages > len(spares) * (2 + peers)
+            assert is_beyond or not falls_short(plan, peers, domains)
     assert num_whole

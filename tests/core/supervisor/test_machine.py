@@ -499,6 +499,32 @@ def test_a_pod_that_stood_still_as_a_whole_does_not_kill_who_goes_on_with_it(
     assert pod.feed(Tick(), 0.001) == [Signal(0, pod.life(), 9)], "it counts from then on"
 
 
+def test_a_pod_that_stood_still_does_not_kill_who_is_in_a_long_action_as_it_goes_on() -> None:
+    """It gives signs of life, and has a while of its own for progress."""
+    pod = Pod().bring_up()
+    pod.status(progress=5)
+    assert pod.feed(Tick(), 1000.0) == []
+    for _ in range(33):
+        assert pod.status(progress=5, after_s=1.0) + pod.feed(Tick()) == []
+    pod.status(progress=6)
+    moved_s = pod.now_s
+    while pod.now_s < moved_s + 99.0:
+        assert pod.status(progress=6, after_s=1.0) + pod.feed(Tick()) == []
+    pod.status(progress=6, after_s=2.0)
+    assert pod.feed(Tick()) == [Signal(0, pod.life(), 9)], "it counts from then on"
+
+
+def test_who_makes_no_progress_after_a_pod_stood_still_is_killed_a_while_later() -> None:
+    pod = Pod().bring_up()
+    pod.status(progress=5)
+    assert pod.feed(Tick(), 1000.0) == []
+    went_on_s = pod.now_s
+    while not pod.status(progress=5, after_s=1.0) + pod.feed(Tick(), 0.001):
+        assert pod.now_s < went_on_s + 35.0
+    assert "no progress for 100 s" in pod.reason
+    assert pod.now_s > went_on_s + 100.0 / 3
+
+
 def test_a_stopped_trainer_of_a_pod_that_stood_still_is_killed_a_while_later() -> None:
     pod = Pod().bring_up()
     heard_s = pod.now_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.flips import FlipOrders, Missed
 from mainstay_train.checks.places import Phase, Place
 
 
@@ -92,18 +93,33 @@ def test_a_third_execution_on_a_broken_device_is_wrong_likewise() -> None:
     assert finding.verdict is Verdict.PRIMARY_HIT, "not an unreliable device"
 
 
-def test_a_sticky_flip_that_finds_no_kernel_is_told_of_once(
+def test_a_sticky_flip_that_finds_no_kernel_is_no_missed_one_and_the_log_says_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    checks = Checks(Mode.OFF)
+    missed: list[Missed] = []
+    checks = Checks(Mode.OFF, miss=missed.append)
     checks.order("broken", 0, Phase.FORWARD, sticky(Pass.FORWARD, "aten.mmm"))
     with caplog.at_level(logging.WARNING):
         for step in range(4):
             product(checks, step)
 
     (record,) = caplog.records
-    assert "flip broken was not put in" in record.getMessage()
+    assert "flip broken waits for its kernel" in record.getMessage()
     assert "the nearest names there are aten.mm" in record.getMessage()
+    assert missed == [], "a later step may have it"
+
+
+def test_a_sticky_flip_strikes_in_the_step_in_which_its_type_comes_first() -> None:
+    missed: list[Missed] = []
+    checks = Checks(Mode.OFF, miss=missed.append)
+    flip = replace(sticky(Pass.FORWARD, "aten.mm", bit=31), shard_type=2)
+    checks.order("broken", 0, Phase.FORWARD, flip)
+    with checks.over(Phase.FORWARD, 0, shard_type=1, micro_batch=1) as scope:
+        scope.enter(Pass.FORWARD, 0, "block")
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).min() == 2
+
+    assert min(product(checks, 1)) < 0, "here the rank computes type 2"
+    assert missed == []
 
 
 def test_a_flip_of_one_step_waits_for_its_own_step_alone() -> None:

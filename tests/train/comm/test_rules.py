@@ -466,11 +466,6 @@ def _look_at_moments_alone(own: Any) -> str:
     return ""
 
 
-def _wait_as_torch_does(own: Any, work: Any, timeout: Any) -> None:
-    del own, timeout
-    work.wait()
-
-
 def _connect_nothing(own: Any, group: Any, connect: Any) -> None:
     del own
     group._lazy_s = connect.total_seconds()
@@ -524,7 +519,7 @@ MUTANTS = {
     ),
     "waits-as-torch-does": Mutant(
         "whoever waits for an operation lets torch end the communicator of one that has failed",
-        [(Nccl, "wait", _wait_as_torch_does)],
+        [(Nccl, "wait", lambda _, work, __: work.wait())],
         ("torch-aborts",),
     ),
     "abort-at-once": Mutant(

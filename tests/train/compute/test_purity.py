@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_train.checks.checker import UnreliableDeviceError
 from mainstay_train.compute import purity
 from mainstay_train.exact import numerics
+from mainstay_train.exact.initialization import Init, default_init
 from mainstay_train.model import split, workload
 from mainstay_train.model.blocks import BlockSpec
 
@@ -143,6 +145,73 @@ def test_with_a_witness_alone_a_block_that_is_no_pure_function_is_named(
         r"output when it was run again, 5 of 5 times, so it is no pure function .* or use 0",
     ):
         watch(besides)
+
+
+class Counting(split.SplitModule):
+    """Counts something else in each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split.count(torch.tensor([next(CALLS["host"])]))
+        return x * self.weight
+
+
+class NoisyBackward(torch.autograd.Function):
+    """Its gradient is another one in each run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return dy * (1 + next(CALLS["host"]))
+
+
+class Layer(nn.Module):
+    """A residual layer, whose projection to the output may begin as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = split.Linear(8, 8), split.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noisy: torch.Tensor = NoisyBackward.apply(self.up(x))  # type: ignore[no-untyped-call]
+        return x + self.down(noisy)
+
+
+def zero_down(name: str, shape: Sequence[int]) -> Init:
+    """How a layer with an output projection of zeros begins."""
+    return Init(std=0.0) if name.startswith("down") else default_init(name, shape)
+
+
+@pytest.mark.parametrize("rules", [WITNESS, CheckRules(mode=Mode.FULL)], ids=["witness", "full"])
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        (BlockSpec(name="odd", build=Counting, statistics=("tokens",)), "what it counts"),
+        (BlockSpec(name="odd", build=Layer, init=zero_down), "the gradient of the input"),
+    ],
+    ids=["counts", "behind zeros"],
+)
+def test_what_a_block_counts_and_what_weights_hide_that_begin_as_zeros_is_compared(
+    odd: BlockSpec, what: str, rules: CheckRules
+) -> None:
+    with pytest.raises(InvalidSpecError, match=f"block 'odd' (gave|gives) other bits of {what}"):
+        purity.try_blocks(model(odd), CPU, rules)
+
+
+def test_compiled_blocks_were_tried_when_they_were_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their trial compares two runs already; to build each kind anew takes a compile."""
+    monkeypatch.setattr(workload.Workload, "build", None)
+    purity.try_blocks(model(), CPU, WITNESS, compiles=True)
+    with pytest.raises(TypeError):
+        purity.try_blocks(model(), CPU, WITNESS)
 
 
 def test_with_a_witness_alone_what_differs_once_is_nobodys_fault() -> None:

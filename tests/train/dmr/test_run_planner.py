@@ -105,6 +105,24 @@ def test_bits_are_those_without_checks_and_the_plan_keeps_the_rule(setting: Sett
         assert not engine.checks.waiting
         assert not engine.checks.replays._inside
     assert any(engine.checks.waiting.most_bytes for engine in step._engines[Mode.FULL])
+    first, second = (orders_met(step, micro_batch) for micro_batch in (0, 1))
+    assert first == second, "plans are made of the first micro-batch and hold for each"
+
+
+def orders_met(step: Step, micro_batch: int) -> Counter[tuple[int, PlannedSpot]]:
+    """The kernels of one micro-batch of each type, by stages, for which a plan has an order.
+
+    Without those of weight gradients, which later micro-batches add to what the first has written.
+    """
+    planned_of = [engine.checks._planned for engine in step._engines[Mode.FULL]]
+    return Counter(
+        (spot.stage, known)
+        for spot in step.list(Mode.FULL)
+        if spot.place.micro_batch == micro_batch
+        and spot.place.in_pass is not Pass.WEIGHT
+        and (known := planned_spot(spot))
+        in planned_of[spot.stage].later.keys() | planned_of[spot.stage].parts.keys()
+    )
 
 
 def test_the_recompute_of_a_layer_with_experts_is_compared_with_its_forward() -> None:

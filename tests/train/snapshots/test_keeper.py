@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 from tests.core.plans import make_plan
 from torch import nn
@@ -20,6 +22,8 @@ from mainstay_core.wire.segments import BadSegment, SegmentHeader, SegmentKey, S
 from mainstay_train.exact import optimizer
 from mainstay_train.model import blocks
 from mainstay_train.snapshots.keeper import SegmentKeeper
+from mainstay_train.snapshots.writer import UnitContent
+from mainstay_train.state.rooms import StoreFull
 
 
 def keeper_of(
@@ -108,6 +112,9 @@ class PlayedClient:
         del window
         return size_bytes
 
+    def has_written(self, key: SegmentKey) -> bool:
+        return key in {header.key for header in self.headers}
+
     def take_room(self, asked: Any) -> Any:
         return SimpleNamespace(memory=memoryview(bytearray(asked)))
 
@@ -172,3 +179,93 @@ def test_a_damaged_copy_counts_again_once_all_have_loaded_what_was_before_it() -
     assert [bad.key for bad in keeper._bad] == keys
     keeper.go_back(0, 4, drops_later=True)
     assert [bad.key for bad in keeper._bad] == keys[:1]
+
+
+class CountingClient(PlayedClient):
+    """One that also counts the rooms out, and the bytes of what it keeps."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.left = self.least = size
+        self.kept: dict[SegmentKey, int] = {}
+        self.out = 0
+
+    def ask_room(self, size_bytes: int, window: int = 0) -> Any:
+        self.out += 1
+        self.left -= size_bytes
+        self.least = min(self.least, self.left)
+        return super().ask_room(size_bytes, window)
+
+    def written(self, room: Any, header: SegmentHeader, holders: Any, keep_from: int) -> None:
+        super().written(room, header, holders, keep_from)
+        self.out -= 1
+        self.left += self.kept.pop(header.key, 0)
+        self.kept[header.key] = header.size_bytes
+
+    def give_back(self, room: Any) -> None:
+        self.out -= 1
+        self.left += room.memory.nbytes
+
+    def decline_room(self, asked: Any) -> None:
+        self.give_back(self.take_room(asked))
+
+    def wait_held(self, keys: Any, until: Any) -> str:
+        assert not until()
+        return "" if set(keys) <= self.kept.keys() else "it is nowhere"
+
+
+def logging_keeper(client: CountingClient) -> SegmentKeeper:
+    specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(30, 50)) for name in "abcd"]
+    state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    engine = SimpleNamespace(state=state, reducer=reducer, gradient_digests_of_units=dict[str, str])
+    return keeper_of(engine, client)
+
+
+def log_step(keeper: SegmentKeeper, step: int) -> bool:
+    plan = make_plan({0: ["pod.1"]})
+    wait = cast(Any, SimpleNamespace(ended=""))
+    return asyncio.run(keeper.log(wait, plan, 0, 0, step, (0,)))
+
+
+def test_a_step_that_is_logged_again_takes_the_room_of_one_unit_more() -> None:
+    client = CountingClient(1 << 30)
+    keeper = logging_keeper(client)
+    assert log_step(keeper, 3)
+    assert (client.out, len(client.kept)) == (0, 4)
+    logged, unit = client.left, max(client.kept.values())
+    assert client.least == logged
+
+    assert log_step(keeper, 3)
+    assert (client.out, client.left) == (0, logged)
+    assert client.least == logged - unit
+
+
+def test_room_that_was_asked_for_ahead_is_given_back_where_a_segment_finds_none() -> None:
+    client = CountingClient(1 << 30)
+
+    def full(asked: Any) -> Any:
+        del asked
+        client.out -= 1  # there is none to give back
+        raise StoreFull("full")
+
+    keeper, client.take_room = logging_keeper(client), full  # type: ignore[method-assign]
+    client.decline_room = lambda _: setattr(client, "out", client.out - 1)  # type: ignore[method-assign]
+
+    assert not log_step(keeper, 3)
+    assert (client.out, client.headers) == (0, [])
+
+
+@pytest.mark.parametrize("where", ["write", "digest"])
+def test_room_is_given_back_whatever_breaks_while_a_segment_is_written(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("of the device")
+
+    client = CountingClient(1 << 30)
+    keeper = logging_keeper(client)
+    monkeypatch.setattr(UnitContent, where, broken)
+    with pytest.raises(RuntimeError, match="of the device"):
+        log_step(keeper, 3)
+    assert (client.out, client.left) == (0, 1 << 30)

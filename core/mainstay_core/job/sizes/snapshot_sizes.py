@@ -16,6 +16,7 @@ is computed here is what they are then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from mainstay_core.base.bounds import MAX_COPY_BYTES
@@ -191,8 +192,6 @@ def plan_snapshots(
     _check_degrees(snapshots, protection, window, num_pods)
     _check_ordering(snapshots, workload)
     models = known_models(workload, shape)
-    if models is not None:
-        check_window(window, most_units(models[0], shape))
     choice = choose_log_of(snapshots, models, shape)
     log = choice.log
     least = None
@@ -209,6 +208,10 @@ def plan_snapshots(
         memory = least + -(-least // MARGIN)
     else:
         memory = whole_quantity(snapshots.memory)
+        most = replace(shape, replicas=shape.lanes)
+        if models is not None:
+            least = store_bytes(models, most, window=window, peers=snapshots.peers, log=log)
+        # The amount cannot change, and the number of replicas can: with fewer a pod keeps more.
         check_memory(snapshots.memory, memory, least or 1)
     if memory > MAX_COPY_BYTES:
         raise InvalidSpecError(
@@ -227,6 +230,27 @@ def plan_snapshots(
         log_reason=choice.reason,
         auto_log=snapshots.replay == "Auto",
     )
+
+
+def check_new_window(snapshots: Snapshots, workload: Workload, shape: JobShape) -> None:
+    """Refuse a window that is too long for a job which is about to begin.
+
+    A job that has begun keeps its window, as it cannot change there: steps that copy nothing cost
+    nothing.
+
+    Args:
+        snapshots: ``spec.snapshots``.
+        workload: says how large the model is, if it is the built-in one.
+        shape: degrees of the job.
+
+    Raises:
+        InvalidSpecError: it has more steps than any stage has units.
+    """
+    if not snapshots.enabled or snapshots.window == "Auto":
+        return
+    models = known_models(workload, shape)
+    if models is not None:
+        check_window(snapshots.window, most_units(models[0], shape))
 
 
 def choose_log_of(
@@ -260,7 +284,8 @@ def check_memory(told: str, memory_bytes: int, least_bytes: int) -> None:
     Args:
         told: ``spec.snapshots.memory`` as the user wrote it.
         memory_bytes: what that is.
-        least_bytes: what a pod keeps.
+        least_bytes: what a pod keeps where each lane has a replica: the least to which any scaling
+            brings it.
 
     Raises:
         InvalidSpecError: it is less.
@@ -272,6 +297,42 @@ def check_memory(told: str, memory_bytes: int, least_bytes: int) -> None:
             f"is {told}, but a pod keeps {show_bytes(least_bytes)} of snapshots and logs; use "
             f"at least {least_mib}Mi",
         )
+
+
+def describe_shortage(snapshots: Snapshots, workload: Workload, shape: JobShape) -> str:
+    """Return what a pod keeps more than ``spec.snapshots.memory`` with the replicas that there are.
+
+    It is empty where the amount is enough, or nobody knows. Such a job trains, and its state may
+    not be covered.
+    """
+    if not snapshots.enabled or snapshots.memory == "Auto":
+        return ""
+    models = known_models(workload, shape)
+    if models is None:
+        return ""
+    log = choose_log_of(snapshots, models, shape).log
+    window = 0 if snapshots.window == "Auto" else snapshots.window
+    least = store_bytes(models, shape, window=window, peers=snapshots.peers, log=log)
+    return shortage(snapshots.memory, whole_quantity(snapshots.memory), least, shape)
+
+
+def shortage(told: str, memory_bytes: int, least_bytes: int, shape: JobShape) -> str:
+    """Return in one sentence that a pod keeps more than it has memory for; empty where it has.
+
+    Args:
+        told: ``spec.snapshots.memory`` as the user wrote it.
+        memory_bytes: what that is.
+        least_bytes: what a pod keeps with as many replicas as there are.
+        shape: degrees of the job.
+    """
+    if memory_bytes >= least_bytes:
+        return ""
+    return (
+        f"{PATH}.memory: is {told}, but with {count(shape.replicas, 'replica')} a pod keeps "
+        f"{show_bytes(least_bytes)} of snapshots and logs: where that finds no room, the state is "
+        f"not covered; use {-(-least_bytes // 2**20)}Mi in a job that is created anew, or more "
+        f"replicas, at most {shape.lanes}"
+    )
 
 
 def _check_degrees(

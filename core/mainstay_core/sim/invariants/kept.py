@@ -16,7 +16,7 @@ from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries, Places
-from mainstay_core.sim.invariants.units import key_of
+from mainstay_core.sim.invariants.units import key_of, unit_number
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import (
@@ -87,8 +87,8 @@ class Kept:
         """All stores that ever were, by address."""
         self._windows: dict[tuple[str, int], Window] = {}
         """That in which members copy at a version of a quorum."""
-        self._copied: dict[tuple[str, Window, int, str], tuple[int, int]] = {}
-        """Who copies a unit of a position in a window, and at which version."""
+        self._copied: dict[tuple[str, Window, int, int], tuple[int, int]] = {}
+        """Who copies a unit of a position in a window of a quorum, and at which version."""
         self._needed_from: dict[int, int] = {}
         """By lineage: before this version nothing is kept."""
 
@@ -100,7 +100,7 @@ class Kept:
         for unit in action.units:
             if not unit.is_full:
                 continue  # compute weights are copied at each version until the state is
-            key = (name, window, plan.position_of(index), unit.name)
+            key = (name, window, plan.position_of(index), unit_number(unit.name))
             first = self._copied.setdefault(key, (index, action.version))
             _hold(
                 first == (index, action.version),
@@ -208,27 +208,25 @@ class Kept:
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 
-    def needless(self, name: str, lineage: int, version: int, newest: int, width: int) -> None:
+    def needless(self, name: str, plan: Plan, lineage: int, version: int, newest: int) -> None:
         """A rank has its store drop what is older than ``version``; it has ``newest`` itself.
 
         Args:
             name: of the trainer.
+            plan: that it has adopted.
             lineage: of the state.
             version: from which on all is kept.
             newest: version that the rank has.
-            width: positions of the job.
         """
         is_first = version > self._needed_from.get(lineage, -1)
         self._needed_from[lineage] = max(version, self._needed_from.get(lineage, 0))
         if self._boundaries is not None:
             self._boundaries.complete_from[lineage] = version
-        for position in range(width):
+        versions = range(version, newest + 1)
+        for position in range(len(plan.positions)):
             for unit in range(self._num_units(position)):
-                kept = [
-                    v
-                    for v in range(version, newest + 1)
-                    if self._was_held(lineage, position, unit, v)
-                ]
+                turns = self._turns(plan, position, unit, versions)
+                kept = [v for v in turns if self._was_held(lineage, position, unit, v)]
                 if self._boundaries is not None:
                     # Until it is there in full, there are the weights that it computes with.
                     kept = [
@@ -245,14 +243,36 @@ class Kept:
                     f"unit {unit} of position {position} was at its holders since",
                 )
                 if is_first:  # later others may have begun the next window, for which it may go
-                    self._check_stayed(name, lineage, position, unit, range(version, newest + 1))
+                    self._check_stayed(name, lineage, position, unit, versions, turns)
+
+    def _turns(self, plan: Plan, position: int, unit: int, versions: range) -> range:
+        """Return the versions at which a complete window may have copied a unit.
+
+        Of a window of this quorum that is known: none if nobody has copied it. Of one of a quorum
+        before, of which members hear as they settle, it is any.
+        """
+        name, first = str(plan.quorum), versions.start
+        window = self._windows.get((name, first))
+        if window is None or window.first != first:
+            return versions
+        copied = self._copied.get((name, window, position, unit))
+        return range(0) if copied is None else range(copied[1], copied[1] + 1)
 
     def _check_stayed(
-        self, name: str, lineage: int, position: int, unit: int, versions: range
+        self, name: str, lineage: int, position: int, unit: int, versions: range, turns: range
     ) -> None:
-        """Check that nothing gave room which a window needs that is complete now."""
-        for kind in (SegmentKind.STATE, SegmentKind.COMPUTE, SegmentKind.GRADIENT):
-            for version in versions:
+        """Check that nothing gave room which a window needs that is complete now.
+
+        It needs the state that it has copied itself. One that was given up may have copied the unit
+        at another of these versions: such a copy goes first where room is short.
+        """
+        needed = {
+            SegmentKind.STATE: turns,
+            SegmentKind.COMPUTE: range(versions.start, turns.stop - 1),
+            SegmentKind.GRADIENT: versions,
+        }
+        for kind, needed_at in needed.items():
+            for version in needed_at:
                 key = key_of(lineage, position, unit, kind, version)
                 _hold(
                     key not in self._counting or not self._gave_room(key),

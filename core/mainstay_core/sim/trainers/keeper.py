@@ -142,7 +142,7 @@ class SegmentKeeper:
         checks = self._world.checks.kept
         # A rank that joins is told what the others have.
         newest = max(state.version, state.settlement.version if state.settlement else 0)
-        checks.needless(self._process.name, lineage, version, newest, len(state.plan.positions))
+        checks.needless(self._process.name, state.plan, lineage, version, newest)
         self._keep_from = version
         self._client.keep_from(lineage, version)
 

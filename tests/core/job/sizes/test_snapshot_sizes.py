@@ -20,7 +20,7 @@ from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.llama_sizes import padded, sizes_of
 from mainstay_core.job.stages import stage_blocks
-from mainstay_core.job.types import whole_quantity
+from mainstay_core.job.types import show_quantity, whole_quantity
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
 from mainstay_core.snapshots.duties import divide_by_weight
 from mainstay_core.snapshots.units import Position
@@ -48,7 +48,7 @@ def job_of(snapshots: dict[str, Any] | None, **sections: Any) -> spec.TrainingJo
 
 def problem(snapshots: dict[str, Any], **sections: Any) -> str:
     with pytest.raises(InvalidSpecError) as caught:
-        job_of(snapshots, **sections)
+        job_of(snapshots, **sections).check_beginning()
     return str(caught.value)
 
 
@@ -244,6 +244,47 @@ def test_a_model_of_ones_own_is_kept_in_the_memory_that_is_given() -> None:
     assert config.memory_bytes == 6 * 10**9 < MAX_COPY_BYTES
 
 
+def test_an_amount_is_judged_by_as_many_replicas_as_there_are_lanes_since_it_cannot_change() -> (
+    None
+):
+    """`kubectl scale` passes the API server: whoever refuses the rest has lost a running job."""
+    deep = {"workload": {"entrypoint": LLAMA, "config": SMALL | {"layers": 30}}}
+    degrees = {"training": {"steps": 60, "lanes": 8}, "spares": {"replicas": 3}}
+
+    def kept(replicas: int, memory: str) -> spec.TrainingJob:
+        parallelism = {"stages": 2, "replicas": replicas}
+        return job_of(
+            {"enabled": True, "memory": memory}, parallelism=parallelism, **deep, **degrees
+        )
+
+    told = problem(
+        {"enabled": True, "memory": "1Ki"},
+        parallelism={"stages": 2, "replicas": 2},
+        **deep,
+        **degrees,
+    )
+    least = told.rpartition("use at least ")[2]
+    words = []
+    for replicas in (8, 7, 4, 1):
+        job = kept(replicas, least)
+        config = job.plan_snapshots()
+        assert config is not None
+        assert config.memory_bytes == whole_quantity(least)
+        words.append(
+            snapshot_sizes.describe_shortage(job.spec.snapshots, job.spec.workload, job.shape)
+        )
+    assert words[0] == ""
+    assert words[1].startswith(
+        f"spec.snapshots.memory: is {least}, but with 7 replicas a pod keeps "
+    )
+    assert words[3].startswith(
+        f"spec.snapshots.memory: is {least}, but with 1 replica a pod keeps "
+    )
+    enough = words[3].partition("use ")[2].partition(" ")[0]
+    job = kept(1, enough)
+    assert not snapshot_sizes.describe_shortage(job.spec.snapshots, job.spec.workload, job.shape)
+
+
 def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
     """Another stage may have fewer: some of its steps copy nothing then."""
     mixture = {"entrypoint": MOE, "config": SMALL | {"experts": 5, "activeExperts": 2}}
@@ -273,4 +314,16 @@ def test_a_window_may_have_a_step_for_each_unit_of_the_largest_stage() -> None:
     ],
 )  # fmt: skip
 def test_amounts_are_read_as_kubernetes_reads_them(text: str, number: int) -> None:
+    assert whole_quantity(text) == number
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"), (7, "7"), (1000, "1k"), (1024, "1Ki"), (3 << 29, "1536Mi"), (8 << 30, "8Gi"),
+        (6 * 10**9, "6G"), (12_000_000, "12M"), (10**9 + 1, "1000000001"),
+    ],
+)  # fmt: skip
+def test_amounts_are_shown_as_users_write_them(number: int, text: str) -> None:
+    assert show_quantity(number) == text
     assert whole_quantity(text) == number
