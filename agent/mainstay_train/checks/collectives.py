@@ -19,6 +19,7 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.comm import mesh
 from mainstay_train.comm.interruptible import newest_of
 
 REPEATED = frozenset(
@@ -75,6 +76,8 @@ class Call:
     kwargs: Mapping[str, Any]
     wait: Wait
     """Waits for a result."""
+    check_group: Callable[[], None] = mesh.check
+    """Raises if results may be anything, as their group has ended."""
 
     def run(self, flips: Sequence[Flip]) -> torch.Tensor:
         """Execute it once; wait for it only where flips are put in."""
@@ -88,6 +91,7 @@ class Call:
 
         Raises:
             MainstayError: three executions had three results here.
+            RuntimeError: two had, and their group has ended: that says nothing of this device.
         """
         primary = self._execute(flips, Execution.PRIMARY)
         checker = self._execute(flips, Execution.CHECKER)
@@ -100,6 +104,7 @@ class Call:
         results = (primary, checker, third)
         judgement = judge(*(bits.digest_of([result]) for result in results), used=False)
         num_elements = bits.count_differing(primary, checker)
+        self.check_group()  # now that all was read: what is aborted is noted first, and then ends
         tell(output=0, num_elements=num_elements, judgement=judgement)
         return checker if judgement.remedy is Remedy.REPAIR else primary
 

@@ -92,11 +92,13 @@ def _device_mesh(size: int, index: int, device_type: str) -> Any:
 
 _entered: Any = None
 """The registered process group: torch's registry does not keep it alive."""
+_group: Group | None = None
+"""Over which collectives on the mesh run."""
 
 
 def enter(group: Group) -> None:
     """Collectives on the inner mesh run over ``group`` from now on."""
-    global _entered
+    global _entered, _group
     leave()
     backend_type = distributed.ProcessGroup.BackendType
     kind = backend_type.NCCL if group.backend == "nccl" else backend_type.GLOO
@@ -111,7 +113,19 @@ def enter(group: Group) -> None:
     entered._set_group_name(GROUP_NAME)
     entered._set_group_desc(group.name)
     distributed_c10d._register_process_group(GROUP_NAME, entered)
-    _entered = entered
+    _entered, _group = entered, group
+
+
+def check() -> None:
+    """Return if what the mesh's collectives have yielded counts, once it was read by the host.
+
+    Raises:
+        RuntimeError: it may be anything, as the group has ended or its connections have failed. It
+            is of the kind as which torch hands on what a backend says.
+    """
+    problem = _group.problem if _group is not None else ""
+    if problem:
+        raise distributed.DistBackendError(problem)
 
 
 def _register(entered: Any, backend: Any, kind: Any, devices: Sequence[str]) -> None:
@@ -122,10 +136,10 @@ def _register(entered: Any, backend: Any, kind: Any, devices: Sequence[str]) -> 
 
 def leave() -> None:
     """The mesh has no group: a collective on it is refused."""
-    global _entered
+    global _entered, _group
     if _entered is not None:
         distributed_c10d._unregister_process_group(GROUP_NAME)
-        held, _entered = [_entered], None
+        held, _entered, _group = [_entered], None, None
         destroy(held)  # a collective that nobody waited for may be under way
 
 

@@ -206,7 +206,11 @@ class Nccl:
             if any(other is group for other in self._aborting):
                 return
             self._aborting.append(group)
-        threading.Thread(target=self._abort, args=(group,), name="abort", daemon=True).start()
+        thread = threading.Thread(target=self._abort, args=(group,), name="abort", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no thread is to be had; else nobody would ever be told of an end
+            self._abort(group)
 
     def _abort(self, group: Any) -> None:
         try:

@@ -23,6 +23,7 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
+from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.scopes import Scope
@@ -270,12 +271,13 @@ class Engine:
                 self.interpreter.run(program, step, chain, deliver, log=log, again=again)
             is_done = True
         except RuntimeError as error:
-            why = chain.broke(error) if chain else ""
-            if not why:
-                raise
-            raise GroupEnded(why) from error
-        except (InvalidSpecError, ProtocolError, WorkloadError):
-            # A collective that is aborted may leave anything, and whoever reads it may stumble.
+            if chain is not None:
+                if why := chain.broke(error):
+                    raise GroupEnded(why) from error
+                chain.check()
+            raise
+        except (InvalidSpecError, ProtocolError, UnreliableDeviceError, WorkloadError):
+            # What is aborted may leave anything, and whoever reads it may stumble.
             if chain is not None:
                 chain.check()
             raise

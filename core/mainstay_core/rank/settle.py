@@ -34,7 +34,7 @@ from mainstay_core.rank.replays.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
 from mainstay_core.rank.steps.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.steps.step_plan import StepPlan
-from mainstay_core.wire.plan import Member, Partial, Plan, follows
+from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, SettleReport
@@ -114,7 +114,6 @@ class Settlement:
     """The type on which chains have disagreed in the step; None: there is none."""
 
 
-@follows
 def settle(
     plan: Plan,
     shards_per_lane: int,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from mainstay_core.base.codec import dumps
@@ -338,7 +337,6 @@ def report_of(state: RankState) -> SettleReport:
     )
 
 
-@lru_cache(maxsize=64)
 def extend_commit_chain(commit_chain: str, commit: Commit) -> str:
     """Return the commit chain after one more commit.
 

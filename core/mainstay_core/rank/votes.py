@@ -15,7 +15,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
 from mainstay_core.rank.saving.saves import Saves, judge_saves
 from mainstay_core.rank.settle import StateAction
-from mainstay_core.wire.plan import Plan, follows
+from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Commit, SettleReport, Vote
 
 CLIP_EPSILON = 1e-6
@@ -59,7 +59,6 @@ class Verdict:
     of it can be believed."""
 
 
-@follows
 def judge(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_total: str) -> Verdict:
     """Return the verdict on the votes of all members, in member order.
 

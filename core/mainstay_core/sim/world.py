@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.rank import machine as rank_machine
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.faults import Faults
 from mainstay_core.sim.scenarios.scenario import Scenario
@@ -16,6 +19,7 @@ from mainstay_core.sim.stage import Stage
 from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.supervisor.state import MAX_NAMED
 from mainstay_core.wire.facts import Named
+from mainstay_core.wire.plan import follows
 
 CALM_S = 240.0
 """Once faults are over and everything can be replaced, a job must finish within so long."""
@@ -58,7 +62,8 @@ class World(Stage):
         """Run until the job has ended, or something is wrong."""
         violation = where = ""
         try:
-            self._run()
+            with _decided_once():
+                self._run()
         except Violation as found:
             violation, where = str(found), self.describe()
         except (AssertionError, LookupError, TypeError, ValueError, MainstayError) as error:
@@ -160,6 +165,22 @@ class World(Stage):
     @staticmethod
     def _settled(trainer: Trainer) -> bool:
         return trainer.quorum is not None and trainer.state.settled == trainer.quorum.id
+
+
+@contextlib.contextmanager
+def _decided_once() -> Iterator[None]:
+    """Have ranks of one plan that judge the same votes, or settle on the same reports, do it once.
+
+    A rank of a job does so once in any case, and what it decides on may be large.
+    """
+    before = {name: getattr(rank_machine, name) for name in ("settle", "judge")}
+    try:
+        for name, decide in before.items():
+            setattr(rank_machine, name, follows(decide))
+        yield
+    finally:
+        for name, decide in before.items():
+            setattr(rank_machine, name, decide)
 
 
 def simulate(scenario: Scenario, *, tracing: bool = False) -> Outcome:

@@ -174,9 +174,8 @@ class _Derived:
     """
 
     __slots__ = ("_followed", "_guards", "_positions", "_ranks_per_stage")
-    _followed: dict[str, tuple[tuple[object, ...], Any]]
-    """By the name of a pure function of the plan: its other arguments the last time, and what it
-    returned."""
+    _followed: dict[object, tuple[tuple[object, ...], Any]]
+    """By a pure function of the plan: its other arguments the last time, and what it returned."""
     _guards: tuple[object, int, tuple[Any, ...]]
     """What guards were planned for last (blocks, number), and who guards then
     (:func:`mainstay_core.reinitialisation.guards.plan_guards`)."""
@@ -184,20 +183,20 @@ class _Derived:
     _ranks_per_stage: int
 
     def follow(
-        self, name: str, others: tuple[object, ...], decide: Callable[[], _Followed]
+        self, function: object, others: tuple[object, ...], decide: Callable[[], _Followed]
     ) -> _Followed:
         """Return what a pure function of the plan and other values comes to (:func:`follows`).
 
         Args:
-            name: of the function.
+            function: which one.
             others: its other arguments, which never change.
             decide: calls it.
         """
         if not hasattr(self, "_followed"):
             object.__setattr__(self, "_followed", {})
-        known = self._followed.get(name)
+        known = self._followed.get(function)
         if known is None or known[0] != others:
-            known = self._followed[name] = others, decide()
+            known = self._followed[function] = others, decide()
         followed: _Followed = known[1]
         return followed
 
@@ -350,15 +349,19 @@ def follows(
 ) -> Callable[Concatenate[Plan, _Others], _Followed]:
     """Have a plan keep what a pure function of it and of other values came to last.
 
-    In each step the same work follows from a plan. And all ranks of one process, as in a
-    simulation, judge the same votes and settle on the same reports.
+    In each step the same work follows from a plan. What it follows from is kept as long as the
+    plan, so it is to be small.
     """
 
     @wraps(decide)
     def once(plan: Plan, /, *args: _Others.args, **named: _Others.kwargs) -> _Followed:
-        # A list may change later, and then it is no longer what was decided on.
-        others = tuple(tuple(arg) if isinstance(arg, list) else arg for arg in args)
-        key = (*others, *named.items())
-        return plan.follow(decide.__qualname__, key, lambda: decide(plan, *args, **named))
+        by_place = tuple(_kept(arg) for arg in args)
+        by_name = tuple((name, _kept(arg)) for name, arg in named.items())
+        return plan.follow(decide, (by_place, by_name), lambda: decide(plan, *args, **named))
 
     return once
+
+
+def _kept(argument: object) -> object:
+    """A list may change later, and then it is no longer what was decided on."""
+    return tuple(argument) if isinstance(argument, list) else argument

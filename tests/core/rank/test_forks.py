@@ -670,6 +670,13 @@ def test_norms_of_inner_ranks_add_up_by_block() -> None:
     assert norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
 
 
+def test_the_chain_of_commits_is_of_what_is_told_and_not_of_what_equals_it() -> None:
+    """Ranks with equal numbers of other bytes would have other certificates."""
+    commit = Commit(step=1, norm=0.0, scale=1.0, tokens=1, loss=1.0, data="0" * 32)
+    chains = [extend_commit_chain("x", replace(commit, norm=norm)) for norm in (0.0, -0.0)]
+    assert chains[0] != chains[1]
+
+
 def test_norms_are_no_part_of_the_commit_chain() -> None:
     with_norms = commit(3, 1.0, 2.0)
 

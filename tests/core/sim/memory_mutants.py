@@ -14,7 +14,7 @@ from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base.shape import Order
 from mainstay_core.rank import machine as rank_machine
-from mainstay_core.rank import session, settle, windows
+from mainstay_core.rank import recheck, session, settle, windows
 from mainstay_core.rank.events import KeepFrom
 from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.rank.settle import Settlement
@@ -140,13 +140,14 @@ async def _log_without_holders(
     return True
 
 
-_JUDGE, _REFUSED = rank_machine.judge, vars(rank_machine)["_refused"]
+_NOTE_CLEAN, _REFUSED = recheck.note_clean, vars(rank_machine)["_refused"]
 _VOTES: list[Sequence[Vote]] = []
 
 
-def _judge_and_remember(plan: Any, votes: Sequence[Vote], *rest: Any) -> Any:
+def _note_clean_and_remember(state: RankState, votes: Sequence[Vote]) -> RankState:
+    """Each rank comes here with the votes that it has judged."""
     _VOTES[:] = [votes]
-    return _JUDGE(plan, votes, *rest)
+    return _NOTE_CLEAN(state, votes)
 
 
 def _refused_counts_copies(state: RankState, verdict: Any, prefix: Any, *rest: Any) -> Any:
@@ -246,7 +247,7 @@ MEMORY_MUTANTS = {
     "refused-state-counts": Mutant(
         "copies of states that a vote has found bad complete a window",
         [
-            (rank_machine, "judge", _judge_and_remember),
+            (recheck, "note_clean", _note_clean_and_remember),
             (rank_machine, "_refused", _refused_counts_copies),
         ],
         ("corrupt-state",),

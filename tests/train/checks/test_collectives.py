@@ -19,12 +19,13 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import checker
+from mainstay_train.checks import checker, collectives
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.waiting import Waiting
+from mainstay_train.comm import mesh
 from mainstay_train.comm.interruptible import InterruptibleGroup
 
 NAME = "checks-of-collectives"
@@ -234,3 +235,27 @@ def test_a_collective_that_is_over_or_whose_group_has_ended_is_no_window(
     assert work.is_over
     of.ended = None
     assert work.is_over == is_completed
+
+
+def test_what_a_cell_that_has_ended_leaves_in_memory_accuses_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second of two sums is aborted: it ends without an error, with something else."""
+    group, sums = SimpleNamespace(problem=""), [2.0, 2.0, 3.0]
+    monkeypatch.setattr(mesh, "_group", group)
+
+    def all_reduce(*args: Any, **kwargs: Any) -> torch.Tensor:
+        del args, kwargs
+        group.problem = "" if len(sums) == 3 else "a peer is gone"
+        return torch.tensor([sums.pop()])
+
+    monkeypatch.setattr(collectives.Call, "_do_some", lambda _, differs, __: differs)
+    schema = torch.ops._c10d_functional.all_reduce.default._schema
+    all_reduce._schema = schema  # type: ignore[attr-defined]
+    told: list[Any] = []
+    call = collectives.Call(
+        all_reduce, [torch.ones(1), "sum", NAME], {}, lambda result, _: result, mesh.check
+    )
+    with pytest.raises(RuntimeError, match="a peer is gone"):
+        call.check([], lambda **findings: told.append(findings))
+    assert not told

@@ -224,6 +224,18 @@ def test_an_error_that_no_operation_tells_is_told_by_the_group(played_gpu):
     assert backend.problem(group) == "NCCL has met a COMM_ERROR"
 
 
+def test_an_abort_for_which_there_is_no_thread_is_over_as_well(monkeypatch):
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    backend, done = Nccl(), []
+    group = types.SimpleNamespace(abort=lambda: done.append("aborted"))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    backend.abort(group)
+    assert done == ["aborted"]
+    assert backend.finish_aborts(timedelta(seconds=0))
+
+
 def test_an_abort_ends_the_connecting(played_gpu):
     backend = Nccl()
     group = make_communicator(backend=backend)

@@ -14,7 +14,8 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base import device as devices
-from mainstay_train.comm.chains import Mark
+from mainstay_train.checks.calls import UnreliableDeviceError
+from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
@@ -254,3 +255,50 @@ def test_a_partial_whose_types_a_chains_end_cut_off_is_dropped_as_a_whole():
         each.reduce(None, whole, [0], 0)
         ballots.append(each.ballot(None, whole, 0, SLOT, ""))
     assert ballots[0] == ballots[1]
+
+
+class Standing:
+    """A group of a chain."""
+
+    problem = ""
+
+    def __init__(self):
+        self._ended = None
+
+    def broke(self, error):
+        del error
+        return ""
+
+    def check(self):
+        if self._ended is not None:
+            raise GroupEnded(self._ended)
+
+    def shutdown(self, why):
+        self._ended = why
+
+
+@pytest.mark.parametrize("with_mesh", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("split_with_sizes expects non-negative sizes"),
+        UnreliableDeviceError("three results"),
+        workload.WorkloadError("no such token"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_over_what_an_ended_chain_has_left_is_the_end_of_the_chain(
+    monkeypatch, error, with_mesh
+):
+    engine = make_engine()
+    chain = ChainGroups("chain", Standing(), Standing() if with_mesh else None)
+
+    def stumble(*_, **__):
+        raise error
+
+    monkeypatch.setattr(engine.interpreter, "run", stumble)
+    with pytest.raises(type(error)):
+        engine.compute(TYPES, 0, chain)
+    chain.shutdown("a cell is gone")
+    with pytest.raises(GroupEnded, match="a cell is gone"):
+        engine.compute(TYPES, 0, chain)
