@@ -118,24 +118,19 @@ def check(
         UnreliableDeviceError: it is the device that computes other bits each time.
     """
     check_budget(memory_bytes, memory_of(device), str(device), mode, plan)
-    batch = model.dataset.batch(trial.ADDRESS)
-    x = trial.activation(model, device)
-    for number, spec, _ in trial.kinds(model):
-        given = batch.tokens.to(device) if number == 0 else x
-        targets = batch.targets.to(device) if spec.is_last else None
-        (block,) = model.build([number], device)
-        trial.fill(block)
-        run = partial(_run, block, given, targets)
+    for kind in trial.prepared(model, device):
+        name = kind.spec.name
+        run = partial(_run, kind.build(model, device), kind.given, kind.targets)
         rounds = [run() for _ in range(QUIET)]
         if any(found for _, found in rounds):
             rounds += [run() for _ in range(ROUNDS - len(rounds))]
-            _judge([found for _, found in rounds], spec.name, device, mode)
+            _judge([found for _, found in rounds], name, device, mode)
         elif changed := trial.differing(*(outputs for outputs, _ in rounds)):
             raise _refusal(
-                mode, f"block {spec.name!r} gives other bits of {changed} when it is run again"
+                mode, f"block {name!r} gives other bits of {changed} when it is run again"
             )
         if mode is Mode.FULL and plan is not PlanName.NAIVE:
-            _try_late(run, spec.name, device, plan)
+            _try_late(run, name, device, plan)
 
 
 def check_repeats(model: Workload, device: torch.device, every_steps: int) -> None:
@@ -150,23 +145,18 @@ def check_repeats(model: Workload, device: torch.device, every_steps: int) -> No
         InvalidSpecError: a block is no pure function.
         UnreliableDeviceError: it is the device that computes other bits each time.
     """
-    batch = model.dataset.batch(trial.ADDRESS)
-    x = trial.activation(model, device)
-    for number, spec, _ in trial.kinds(model):
-        given = batch.tokens.to(device) if number == 0 else x
-        targets = batch.targets.to(device) if spec.is_last else None
-        (block,) = model.build([number], device)
-        trial.fill(block)
-        changed = _changes(partial(trial.run_once, block, given, targets))
+    for kind in trial.prepared(model, device):
+        block = kind.build(model, device)
+        changed = _changes(partial(trial.run_once, block, kind.given, kind.targets))
         if len(changed) < NEEDED:
             continue
         _require_repeating(device)
         what, _ = Counter(changed).most_common(1)[0]
         raise InvalidSpecError(
             WITNESS_FIELD,
-            f"is {every_steps}, but block {spec.name!r} gave other bits of {what} when it was run "
-            f"again, {len(changed)} of {ROUNDS} times, so it is no pure function and would differ "
-            f"on every device; {_ADVICE}, or use 0",
+            f"is {every_steps}, but block {kind.spec.name!r} gave other bits of {what} when it was "
+            f"run again, {len(changed)} of {ROUNDS} times, so it is no pure function and would "
+            f"differ on every device; {_ADVICE}, or use 0",
         )
 
 

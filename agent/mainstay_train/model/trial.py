@@ -11,6 +11,7 @@ the blocks that train find it there.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -32,24 +33,19 @@ def check(model: Workload, device: torch.device) -> Mapping[str, str]:
         InvalidSpecError: a block cannot be compiled here, or two runs of it have other bits.
     """
     entry = {"compile": compilation.describe(device)}
-    batch = model.dataset.batch(ADDRESS)
-    x = activation(model, device)
-    for number, spec, _ in kinds(model):
-        given = batch.tokens.to(device) if number == 0 else x
-        targets = batch.targets.to(device) if spec.is_last else None
+    for kind in prepared(model, device):
         try:
-            (block,) = model.build([number], device, compiles=True)
-            fill(block)
-            first, second = (run_once(block, given, targets) for _ in range(2))
+            block = kind.build(model, device, compiles=True)
+            first, second = (run_once(block, kind.given, kind.targets) for _ in range(2))
         except Exception as error:
             if compilation.is_refusal(error):
-                raise compilation.refused(spec.name, error) from error
+                raise compilation.refused(kind.spec.name, error) from error
             raise
         if differing(first, second):
             raise InvalidSpecError(
                 compilation.PATH,
-                f"is Blocks, but two runs of block {spec.name!r} as compiled code have other bits; "
-                "use Off",
+                f"is Blocks, but two runs of block {kind.spec.name!r} as compiled code have other "
+                "bits; use Off",
             )
     return entry
 
@@ -65,17 +61,11 @@ def find_unskippable(model: Workload, device: torch.device) -> dict[str, str]:
     Returns:
         Of each block whose bits differ, what differs. Its units must not be skipped.
     """
-    batch = model.dataset.batch(ADDRESS)
-    x = activation(model, device)
     found: dict[str, str] = {}
-    for number, spec, alike in kinds(model):
-        given = batch.tokens.to(device) if number == 0 else x
-        targets = batch.targets.to(device) if spec.is_last else None
-        (block,) = model.build([number], device)
-        fill(block)
-        difference = _difference(block, given, targets)
+    for kind in prepared(model, device):
+        difference = _difference(kind.build(model, device), kind.given, kind.targets)
         if difference:
-            found |= dict.fromkeys(alike, difference)
+            found |= dict.fromkeys(kind.alike, difference)
     return found
 
 
@@ -122,6 +112,35 @@ def fill(block: Block) -> None:
     block.initialize(0)
     block.masters.add_(_waves(block.masters.shape).to(block.device), alpha=0.02)
     block.refresh()
+
+
+class Kind(NamedTuple):
+    """Blocks that are alike, and what the first of them is tried with."""
+
+    number: int
+    """Of the first one in the model."""
+    spec: BlockSpec
+    alike: list[str]
+    """Names of all."""
+    given: torch.Tensor
+    """Its input: tokens, or what a block before it gives."""
+    targets: torch.Tensor | None
+
+    def build(self, model: Workload, device: torch.device, *, compiles: bool = False) -> Block:
+        """Return the first one, with weights to be tried with."""
+        (block,) = model.build([self.number], device, compiles=compiles)
+        fill(block)
+        return block
+
+
+def prepared(model: Workload, device: torch.device) -> Iterator[Kind]:
+    """Yield each kind of block with its inputs on a device."""
+    batch = model.dataset.batch(ADDRESS)
+    x = activation(model, device)
+    for number, spec, alike in kinds(model):
+        given = batch.tokens.to(device) if number == 0 else x
+        targets = batch.targets.to(device) if spec.is_last else None
+        yield Kind(number, spec, alike, given, targets)
 
 
 def kinds(model: Workload) -> Iterator[tuple[int, BlockSpec, list[str]]]:
