@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.e2e.harness import Layout, local_job, make_job, run_disturbed, run_undisturbed
+
+Expected = Callable[[Layout], tuple[Path, dict[str, Any]]]
+"""Gives the corpus and the undisturbed report of a layout."""
 
 ACTIONS = ("kill-trainer", "kill-pod")
 PHASES = ("forward", "backward", "reduce", "vote", "apply")
@@ -93,6 +97,21 @@ def check_disturbed_run(
     recoveries = [r for r in report["recoveries"] if r["method"] not in ("start", "join")]
     assert len(recoveries) >= len(faults), report["recoveries"]
     assert all(recovery["exact"] for recovery in report["recoveries"])
+
+
+def find_undisturbed(factory: pytest.TempPathFactory, steps: int) -> Expected:
+    """Return what gives the corpus and the undisturbed report of a layout: each is run once."""
+    corpus = write_corpus(factory.mktemp("corpus"))
+    known: dict[str, dict[str, Any]] = {}
+
+    def find(layout: Layout) -> tuple[Path, dict[str, Any]]:
+        key = repr(layout.least)
+        if key not in known:
+            directory = factory.mktemp("undisturbed")
+            known[key] = run_undisturbed(directory, layout.least, steps, corpus)
+        return corpus, known[key]
+
+    return find
 
 
 def write_corpus(directory: Path) -> Path:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e import matrix
-from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
+from tests.e2e.harness import Layout, local_job, make_job
 from tests.e2e.test_flips import DYNAMIC, FULL, NUM_STEPS, PIGGYBACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
@@ -17,7 +16,6 @@ STEP = 2
 TWO_STAGES = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
 CELLS = Layout(stages=2, lanes=2, ranks_per_stage=2, ranks_per_pod=2, spares=0)
 FOUR = Layout(lanes=4, dtype="bfloat16", spares=0)
-Expected = Callable[[Layout], tuple[Path, dict[str, Any]]]
 
 
 def flip(replica: int, stage: int, phase: str = "forward", **fields: Any) -> dict[str, Any]:
@@ -41,24 +39,13 @@ def kill(replica: int, stage: int, phase: str, **at: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """Return the corpus and the undisturbed report of a layout: each is run once."""
-    corpus = matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
-    known: dict[str, dict[str, Any]] = {}
-
-    def find(layout: Layout) -> tuple[Path, dict[str, Any]]:
-        key = repr(layout.least)
-        if key not in known:
-            directory = tmp_path_factory.mktemp("undisturbed")
-            known[key] = run_undisturbed(directory, layout.least, NUM_STEPS, corpus)
-        return corpus, known[key]
-
-    return find
+def expected(tmp_path_factory: pytest.TempPathFactory) -> matrix.Expected:
+    return matrix.find_undisturbed(tmp_path_factory, NUM_STEPS)
 
 
 def run(
     tmp_path: Path,
-    expected: Expected,
+    expected: matrix.Expected,
     layout: Layout,
     spec: dict[str, Any],
     faults: list[dict[str, Any]],
@@ -89,7 +76,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_wrong_bits_in_one_step_are_both_found(
-    tmp_path: Path, expected: Expected, name: str
+    tmp_path: Path, expected: matrix.Expected, name: str
 ) -> None:
     spec, faults = PAIRS[name]
 
@@ -119,7 +106,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_wrong_bit_beside_a_loss_changes_no_digest(
-    tmp_path: Path, expected: Expected, name: str
+    tmp_path: Path, expected: matrix.Expected, name: str
 ) -> None:
     spec, faults = LOSSES[name]
 
@@ -131,7 +118,7 @@ def test_a_wrong_bit_beside_a_loss_changes_no_digest(
 
 @pytest.mark.parametrize("part", ["masters", "moments"])
 def test_a_wrong_bit_in_the_state_of_whom_a_joiner_copies_is_handed_on_to_nobody(
-    tmp_path: Path, expected: Expected, part: str
+    tmp_path: Path, expected: matrix.Expected, part: str
 ) -> None:
     wrong = {
         "at": {"step": STEP + 1},
@@ -148,7 +135,7 @@ def test_a_wrong_bit_in_the_state_of_whom_a_joiner_copies_is_handed_on_to_nobody
 
 @pytest.mark.parametrize("operator", ["aten.mm", "_c10d_functional.all_reduce"])
 def test_piggyback_finds_a_wrong_forward_of_a_cell_of_two_ranks(
-    tmp_path: Path, expected: Expected, operator: str
+    tmp_path: Path, expected: matrix.Expected, operator: str
 ) -> None:
     """Sums over the cell carry it to the other rank, whose kernels are not blamed."""
     fault = flip(0, 0, operator=operator, block=1)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.e2e import matrix
-from tests.e2e.harness import Layout, LocalJob, local_job, make_job, run_undisturbed
+from tests.e2e.harness import Layout, LocalJob, local_job, make_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 
@@ -23,23 +22,11 @@ WITNESS: dict[str, Any] = {
     "detection": {"witness": {"everySteps": 1}},
     "recovery": {"onTaint": "Restart"},
 }
-Expected = Callable[[Layout], tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """Return the corpus and the undisturbed report of a layout: each is run once."""
-    corpus = matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
-    known: dict[str, dict[str, Any]] = {}
-
-    def find(layout: Layout) -> tuple[Path, dict[str, Any]]:
-        key = repr(layout.least)
-        if key not in known:
-            directory = tmp_path_factory.mktemp("undisturbed")
-            known[key] = run_undisturbed(directory, layout.least, NUM_STEPS, corpus)
-        return corpus, known[key]
-
-    return find
+def expected(tmp_path_factory: pytest.TempPathFactory) -> matrix.Expected:
+    return matrix.find_undisturbed(tmp_path_factory, NUM_STEPS)
 
 
 def always_wrong(stage: int, in_pass: str) -> dict[str, Any]:
@@ -70,7 +57,7 @@ def device(finding: dict[str, Any]) -> tuple[str, int]:
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("in_pass", ["backward", "weight"])
 def test_a_device_that_is_always_wrong_in_a_pass_is_named_within_a_round_and_replaced(
-    tmp_path: Path, expected: Expected, in_pass: str, stage: int, lanes: int
+    tmp_path: Path, expected: matrix.Expected, in_pass: str, stage: int, lanes: int
 ) -> None:
     layout = Layout(stages=2, lanes=lanes, shards_per_lane=2, spares=1)
     corpus, undisturbed = expected(layout)
@@ -112,7 +99,7 @@ def test_a_device_that_is_always_wrong_in_a_pass_is_named_within_a_round_and_rep
 
 @pytest.mark.parametrize("stage", [0, 1])
 def test_of_two_replicas_without_a_spare_both_are_named_until_one_comes(
-    tmp_path: Path, expected: Expected, stage: int
+    tmp_path: Path, expected: matrix.Expected, stage: int
 ) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     corpus, undisturbed = expected(layout)

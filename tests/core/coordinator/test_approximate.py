@@ -35,7 +35,7 @@ from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
-from mainstay_core.wire.plan import Method
+from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.reinitialisation import (
     MAX_REFUSED_STATES,
     MAX_TOLD_FORKS,
@@ -1206,9 +1206,8 @@ def test_the_wait_for_who_was_cut_off_is_another_than_that_for_an_outline(start:
     assert len({lack.stages for lack in lacks}) == 1
 
 
-def test_who_waits_for_an_outline_and_for_who_was_cut_off_says_both(start: Start) -> None:
-    """The store was lost, too: until it has been told of the blocks, it knows of no fork."""
-    world = patient(start)
+def forget_all_but_the_plan(world: Any) -> tuple[Plan, Member]:
+    """Lose the store while a member is cut off; return the plan and this member."""
     plan, silent = world.plan, world.member(0, 1)
     world.state = machine.initial(world.state.config, world.now_s)
     world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
@@ -1216,6 +1215,13 @@ def test_who_waits_for_an_outline_and_for_who_was_cut_off_says_both(start: Start
     world.register("spare")
     world.up("spare")
     world.tick(**{silent.slot.pod: 99.0})
+    return plan, silent
+
+
+def test_who_waits_for_an_outline_and_for_who_was_cut_off_says_both(start: Start) -> None:
+    """The store was lost, too: until it has been told of the blocks, it knows of no fork."""
+    world = patient(start)
+    plan, silent = forget_all_but_the_plan(world)
     outline, exact = "no trainer has told again yet", f"unless {silent.slot.pod} is heard in time"
 
     def reasons() -> list[bool]:
@@ -1232,13 +1238,7 @@ def test_who_waits_for_an_outline_and_for_who_was_cut_off_says_both(start: Start
 
 def test_who_was_cut_off_is_waited_for_after_the_word_on_the_blocks(start: Start) -> None:
     world = patient(start)
-    plan, silent = world.plan, world.member(0, 1)
-    world.state = machine.initial(world.state.config, world.now_s)
-    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
-    world.send(Tick(heard=world.state.unheard))
-    world.register("spare")
-    world.up("spare")
-    world.tick(**{silent.slot.pod: 99.0})
+    plan, silent = forget_all_but_the_plan(world)
     first = plan.members[0]
     world.up(first.slot.pod, life=first.incarnation, outline=OUTLINE)
 

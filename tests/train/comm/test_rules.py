@@ -86,19 +86,26 @@ def make(room: Room, rank: int, connect_s: float = LONG_S, size: int = 2) -> Gro
 
 
 @contextlib.contextmanager
-def pair() -> Iterator[Group]:
-    """Rank 0 of two that have met; rank 1 never takes part in anything."""
+def both() -> Iterator[tuple[Group, Group]]:
+    """Two ranks that have met; the second one never takes part in anything."""
     room = Room()
-    groups = [make(room, rank) for rank in range(2)]
+    groups = make(room, 0), make(room, 1)
     peer = threading.Thread(target=groups[1].connect)
     peer.start()
     groups[0].connect()
     peer.join()
     try:
-        yield groups[0]
+        yield groups
     finally:
         for group in groups:
             group.shutdown("the test is over")
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[Group]:
+    """Rank 0 of two that have met."""
+    with both() as (group, _):
+        yield group
 
 
 def receive(group: Group) -> torch.Tensor:
@@ -313,18 +320,10 @@ class AfterALoss:
 
 
 def a_connection_is_lost_behind_the_host() -> None:
-    room = Room()
-    groups = [make(room, rank) for rank in range(2)]
-    peer = threading.Thread(target=groups[1].connect)
-    peer.start()
-    groups[0].connect()
-    peer.join()
-    groups[0].receive(Message(torch.empty(SIZE), 1, 0))
-    groups[1].shutdown(SHUT)
-    try:
-        must_end(lambda: groups[0].wait_for(AfterALoss(groups[0])))
-    finally:
-        groups[0].shutdown("the test is over")
+    with both() as (group, peer):
+        group.receive(Message(torch.empty(SIZE), 1, 0))
+        peer.shutdown(SHUT)
+        must_end(lambda: group.wait_for(AfterALoss(group)))
 
 
 class Settable:
@@ -381,21 +380,15 @@ def torch_meets_an_error_before_the_chain_looks() -> None:
 
 def a_connection_is_lost_before_the_chain_looks() -> None:
     """The device gets to a moment behind a receive, whatever that has got."""
-    room = Room()
-    groups = [make(room, rank) for rank in range(2)]
-    peer = threading.Thread(target=groups[1].connect)
-    peer.start()
-    groups[0].connect()
-    peer.join()
-    chain, moment = ChainGroups("chain", groups[0], None), Settable()
-    mark = chain.mark(moment)
-    groups[0].receive(Message(torch.empty(SIZE), 1, 0))
-    groups[1].shutdown(SHUT)
-    groups[0].process_group.transport.has_problem.wait()
-    moment.over.set()
-    chain.judge()
-    counts = mark.counts
-    chain.shutdown("the test is over")
+    with both() as (group, peer):
+        chain, moment = ChainGroups("chain", group, None), Settable()
+        mark = chain.mark(moment)
+        group.receive(Message(torch.empty(SIZE), 1, 0))
+        peer.shutdown(SHUT)
+        group.process_group.transport.has_problem.wait()
+        moment.over.set()
+        chain.judge()
+        counts = mark.counts
     if counts is not False:
         raise RuleBrokenError("what came over a connection that has failed counts")
 
