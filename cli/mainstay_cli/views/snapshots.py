@@ -51,6 +51,11 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         f"  {count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in {used}",
         f"  {summary['coverage']}",
     ]
+    if summary.get("expected_bytes"):
+        lines[2:2] = [
+            f"  a store is expected to hold {show_bytes(summary['expected_bytes'])} at its "
+            f"fullest, and {show_bytes(summary['bound_bytes'])} at most"
+        ]
     if summary.get("ordering"):
         order, log = summary["ordering"], name_log(summary.get("log", ""))
         told = f"  units are copied in the order {order}; a lost state is made anew from {log}"
