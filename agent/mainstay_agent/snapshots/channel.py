@@ -7,7 +7,8 @@ must not be written before the other side has said that it has them.
 Each call into the kernel, and each time that a thread is woken, costs as much as copying tens of
 kilobytes. So what comes behind a body is received with its end, as far as it is there
 (``AHEAD_BYTES``): the next heads, small bodies, and the beginning of a large one, which alone are
-copied from there. Heads that wait to be sent leave in one call.
+copied from there. Heads that wait to be sent leave in one call. While a body comes, a store is woken
+for many bytes of it at a time (``LEAST_BYTES``).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ SCRATCH_BYTES = 256 << 10
 AHEAD_BYTES = 16 << 10
 """Received at most behind what is wanted now. It is the room of each connection, and what is copied
 of a large body."""
+LEAST_BYTES = 512 << 10
+"""Of a body that comes: a store is not woken for less, or for less than the rest of it. A peer that
+sends less than this while its connection may be idle counts as one that sends nothing."""
 MAX_HEADS = 64
 """Heads that leave in one call; the kernel takes 1024 (UIO_MAXIOV)."""
 
@@ -77,6 +81,8 @@ class Channel(ABC):
         self._unsent: deque[memoryview | Span] = deque()
         self._part, self._body_size, self._skipped = _Part.PREFIX, 0, 0
         self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._least = 1
+        """Bytes with which the socket is readable; its end always is."""
         self._taken = self._received = 0
         """Bytes of it that were taken, and that were received."""
         self._want(bytearray(PREFIX.size))
@@ -209,6 +215,10 @@ class Channel(ABC):
         self._buffer, self._view = buffer, memoryview(buffer)
 
     def _read(self) -> None:
+        self._read_what_is_there()
+        self._wait_for_more()
+
+    def _read_what_is_there(self) -> None:
         left = TURN_BYTES
         while self.reads_always or not self._unsent:
             self._take_ahead()
@@ -221,6 +231,17 @@ class Channel(ABC):
                 left -= self._receive(left)
             except BlockingIOError:
                 return
+
+    def _wait_for_more(self) -> None:
+        """Have the kernel say that there is something to read once it is worth it.
+
+        Whatever ended the reading: what is left of a body must not be less than what is waited for.
+        """
+        is_body = self._part is _Part.BODY
+        least = min(LEAST_BYTES, self._view.nbytes) if is_body else 1
+        if least != self._least:
+            self._least = least
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
 
     def _take_ahead(self) -> None:
         """Fill what is wanted, as far as it was received already."""

@@ -273,14 +273,15 @@ class SegmentClient:
 
     def _note_held(self, answer: frames.Held) -> None:
         """Note what holders have confirmed. Called by the reader thread, under the lock."""
-        if answer.request not in self._unheld:
-            raise RemoteProtocolError("an answer to nothing")
-        written = self._unheld.pop(answer.request)
-        written.why_not = answer.why_not
-        if written.sent_bytes and not answer.why_not:
-            self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
-        if written.key is not None and not answer.why_not:
-            self.note_held(written.key)
+        for request in (answer.request, *answer.also):
+            written = self._unheld.pop(request, None)
+            if written is None:
+                raise RemoteProtocolError("an answer to nothing")
+            written.why_not = answer.why_not
+            if written.sent_bytes and not answer.why_not:
+                self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
+            if written.key is not None and not answer.why_not:
+                self.note_held(written.key)
 
     def _is_open(self, key: SegmentKey) -> bool:
         written = self._written.get(key)

@@ -4,7 +4,8 @@ On a socket a message is the head of a frame (:mod:`mainstay_core.base.frames`).
 its requests; an answer carries the number of what it answers. Another pod's store and a reader get
 their answers in the order of their requests, and only a segment has a body. The bytes of segments
 never pass between a trainer and its own pod's store: both have the arena mapped. A holder confirms
-in one message all segments that have come when it has time to answer.
+in one message all segments that have come when it has time to answer, and a store tells its trainer
+in one message of all that are held.
 """
 
 from __future__ import annotations
@@ -223,6 +224,8 @@ class Held:
     """The one with which it was written, or sent again."""
     why_not: Sentence
     """Why it is not at all of them; empty if it is."""
+    also: Annotated[tuple[Count, ...], Longest(MAX_CONFIRMED)] = field(default=(), metadata=OMITTED)
+    """Other requests with the same answer."""
     kind: Literal["held"] = "held"
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from tests.agent.snapshots.test_ends import calling
 from tests.agent.snapshots.test_store import write
 from tests.core.segments.keys import header_of, key_of
 
-from mainstay_agent.snapshots.channel import AHEAD_BYTES, Channel
+from mainstay_agent.snapshots.channel import AHEAD_BYTES, LEAST_BYTES, TURN_BYTES, Channel
 from mainstay_core.base.admission import Bounds
 from mainstay_core.base.frames import FrameParser, pack_json
 from mainstay_core.base.ids import JobUid, PodUid
@@ -134,6 +134,30 @@ def answers_of(caller: socket.socket, number: int) -> list[str]:
         for frame in parser.feed(data):
             kinds += [frame.kind] * frame.head.get("number", 1)
     return kinds
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_rest_of_a_body_wakes_the_store_however_short_it_is(
+    make_store: Make, make_client: MakeClient, seed: int
+) -> None:
+    """The kernel wakes it for many bytes at a time, but for the last ones, too."""
+    rng, pod = random.Random(seed), make_store("a", 8 * TURN_BYTES)
+    sizes = [rng.choice([LEAST_BYTES, TURN_BYTES]) + rng.randrange(-50, 5000) for _ in range(6)]
+    bodies = [rng.randbytes(size) for size in sizes]
+    keys = [key_of(version) for version in range(len(sizes))]
+    with calling(pod) as caller:
+        for key, body in zip(keys, bodies, strict=True):
+            left = frames.encode(frames.Segment(header=header_of(key, len(body))), len(body)) + body
+            while left:
+                size = rng.choice([1, 1000, LEAST_BYTES - 1, LEAST_BYTES, TURN_BYTES])
+                caller.sendall(left[:size])
+                left = left[size:]
+        assert answers_of(caller, len(keys)) == ["stored"] * len(keys)
+    client = make_client(pod)
+    for key, body in zip(keys, bodies, strict=True):
+        into = bytearray(len(body))
+        client.fetch(key, [], memoryview(into))
+        assert bytes(into) == body
 
 
 def test_segments_that_come_together_are_confirmed_together_and_in_their_place(
