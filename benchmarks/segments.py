@@ -2,9 +2,9 @@
 
     python benchmarks/segments.py [--quick] [--rounds 20]
 
-Three processes on loopback addresses, as in a job: a trainer with its client, the writer's store and
-the holder's. Both stores' processes have another memory file as well. In turns, round by round, the
-same number of bytes goes from the writer's process to the holder's:
+Three processes on loopback addresses, as in a job: a trainer with its client, the writer's store
+and the holder's. Both stores' processes have another memory file as well. In turns, round by round,
+the same number of bytes goes from the writer's process to the holder's:
 
 - bare: ``os.sendfile`` over one blocking connection, ``recv_into`` at the other end, and one byte
   back for each segment;
@@ -215,8 +215,7 @@ def compare(
     pairs = statistics.median(b / s for b, s in zip(*took.values(), strict=True))
     total = size * number / MIB
     each = {
-        way: ", ".join(f"{1e6 * s / total / rounds:.0f}" for s in used)
-        for way, used in cpu.items()
+        way: ", ".join(f"{1e6 * s / total / rounds:.0f}" for s in used) for way, used in cpu.items()
     }
     busier = max(cpu["bare"][1:]) / max(cpu["store"][1:])
     print(

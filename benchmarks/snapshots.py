@@ -209,8 +209,8 @@ def measure_memory(config: dict[str, Any]) -> None:
         lanes=1, shards_per_lane=1, replicas=1, min_replicas=1, stages=1, steps=1, seed=0
     )
     print(
-        "| snapshots | window | lags of windows | held at most, MiB | expected with the two largest "
-        "lags in a row | held over that | expected | bound |"
+        "| snapshots | window | lags of windows | held at most, MiB | expected with the two "
+        "largest lags in a row | held over that | expected | bound |"
     )
     print("| --- |" + " --- |" * 7)
     with running_stores(MEMORY_BYTES) as stores:

@@ -126,7 +126,6 @@ def test_a_built_in_model_says_how_much_a_store_is_expected_to_hold_and_at_most(
     assert told[0]["bound_bytes"] < told[1]["bound_bytes"]
 
 
-
 def test_what_the_store_before_a_restart_told_counts_no_more(snapshot_job: Job) -> None:
     job = snapshot_job
     job.agent("store", status("pod-0", 0, address="pod-0:2"))

@@ -7,8 +7,8 @@ must not be written before the other side has said that it has them.
 Each call into the kernel, and each time that a thread is woken, costs as much as copying tens of
 kilobytes. So what comes behind a body is received with its end, as far as it is there
 (``AHEAD_BYTES``): the next heads, small bodies, and the beginning of a large one, which alone are
-copied from there. Heads that wait to be sent leave in one call. While a body comes, a store is woken
-for many bytes of it at a time (``LEAST_BYTES``).
+copied from there. Heads that wait to be sent leave in one call. While a body comes, a store is
+woken for many bytes of it at a time (``LEAST_BYTES``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A connection is opened for the first segment and hangs up some time after the last. Segments are
 sent one behind the other, without waiting for the answers, which come in the same order, one answer
-for all segments that have come by then. What is not begun yet takes no part in keeping a segment: one that is dropped meanwhile is not sent.
+for all segments that have come by then. What is not begun yet takes no part in keeping a segment:
+one that is dropped meanwhile is not sent.
 """
 
 from __future__ import annotations

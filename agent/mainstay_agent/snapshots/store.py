@@ -47,8 +47,8 @@ BOUNDS = Bounds(total=128)
 """On connections that have proved nothing: pods that call are few."""
 MAX_CALLERS = 512
 """Pods and readers at a time that have proved themselves: a descriptor, what is received ahead
-(``channel.AHEAD_BYTES``) and the room of one segment each. Whoever is turned away sees its connection
-end."""
+(``channel.AHEAD_BYTES``) and the room of one segment each. Whoever is turned away sees its
+connection end."""
 MAX_TRAINERS = 2 * MAX_SLOTS_PER_POD
 """Connections of trainers at a time: one that ends may still be there when the next one comes."""
 MAX_LINES = 4 * MAX_HOLDERS

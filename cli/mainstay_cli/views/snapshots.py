@@ -52,10 +52,9 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         f"  {summary['coverage']}",
     ]
     if summary.get("expected_bytes"):
-        lines[2:2] = [
-            f"  a store is expected to hold {show_bytes(summary['expected_bytes'])} at its "
-            f"fullest, and {show_bytes(summary['bound_bytes'])} at most"
-        ]
+        expected, bound = summary["expected_bytes"], summary["bound_bytes"]
+        told = f"{show_bytes(expected)} at its fullest, and {show_bytes(bound)} at most"
+        lines.insert(2, f"  a store is expected to hold {told}")
     if summary.get("ordering"):
         order, log = summary["ordering"], name_log(summary.get("log", ""))
         told = f"  units are copied in the order {order}; a lost state is made anew from {log}"

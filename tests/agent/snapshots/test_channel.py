@@ -1,4 +1,4 @@
-"""Frames arrive as they were sent, however the kernel cuts them, and answers come in their order."""
+"""Frames arrive as they were sent, however the kernel cuts them; answers come in their order."""
 
 from __future__ import annotations
 

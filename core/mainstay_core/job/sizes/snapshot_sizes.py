@@ -11,8 +11,8 @@ each step what the pod's own ranks gave their neighbours
 (MoEvement, arXiv 2412.15411, section 3.2: one persisted checkpoint and one in flight). The ranks of
 a position divide its parts among them. So a lost replica makes the others' shares larger.
 
-Two numbers follow. The *bound* (:func:`store_bytes`) is what a store must have room for: a replica is
-missing, and each window waits :data:`LAG_STEPS` for its copies. The *expected* bytes
+Two numbers follow. The *bound* (:func:`store_bytes`) is what a store must have room for: a replica
+is missing, and each window waits :data:`LAG_STEPS` for its copies. The *expected* bytes
 (:func:`expected_store_bytes`) are what it holds at its fullest while nobody is lost and each window
 is complete with the votes on its last version.
 """
@@ -81,8 +81,8 @@ def store_bytes(
 ) -> int:
     """Return the least memory with which a pod keeps all that it has to keep.
 
-    It is a bound, with windows that wait :data:`LAG_STEPS` for their holders each time. No pod has a
-    larger share of a position than its ranks would have if all of them were of the largest
+    It is a bound, with windows that wait :data:`LAG_STEPS` for their holders each time. No pod has
+    a larger share of a position than its ranks would have if all of them were of the largest
     position. It holds such shares for as many other pods as each part has peers, and for one more,
     as peers are chosen by failure domain and stage before size.
 

@@ -136,7 +136,8 @@ def test_no_pod_keeps_more_than_is_asked_for(seed: int) -> None:
     num_pods = -(-stages * replicas // shape.ranks_per_pod)
     window, peers = rng.randrange(1, 9), rng.randrange(0, min(4, num_pods))
     least = snapshot_sizes.store_bytes([model], shape, window=window, peers=peers)
-    assert 0 < snapshot_sizes.expected_store_bytes([model], shape, window=window, peers=peers) < least
+    expected = snapshot_sizes.expected_store_bytes([model], shape, window=window, peers=peers)
+    assert 0 < expected < least
     for there in {replicas, max(1, replicas - 1)}:
         held = keep(model, shape, window, peers, rng.randrange(1, 4), there)
         assert max(held.values()) <= least
@@ -155,7 +156,11 @@ def model_of(*blocks: BlockSizes) -> ModelSizes:
 
 
 def play(
-    blocks: Sequence[BlockSizes], turns: Sequence[int], length: int, lags: Sequence[int], memory: int
+    blocks: Sequence[BlockSizes],
+    turns: Sequence[int],
+    length: int,
+    lags: Sequence[int],
+    memory: int,
 ) -> int:
     """Keep windows and logs in a store's index, as the trainer of a lone pod does.
 
