@@ -135,7 +135,7 @@ def expected_store_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Course:
-    """What a job goes through while a store keeps what is computed."""
+    """The course of a job for which it is computed what a store holds."""
 
     lag: int
     num_cells: int
