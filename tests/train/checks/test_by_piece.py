@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from tests.train.checks.single import flip_of, run
+from tests.train.checks.step import Step
 
 from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks import bits, by_piece
 from mainstay_train.checks.kernels import kernel_of
@@ -94,6 +96,26 @@ def test_a_flip_names_what_the_whole_call_writes(output: int, execution: Executi
     assert finding.remedy is (Remedy.REPAIR if wrong else Remedy.NOTHING)
     assert (finding.operator, finding.output) == ("aten._fused_adamw_", output)
     assert finding.num_elements == 1
+
+
+@pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
+def test_a_step_whose_optimizer_goes_by_pieces_ends_as_one_without_checks(
+    execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_piece, "PIECE_ELEMENTS", 64)
+    step = Step("llama", recompute=False, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    spots = [s for s in step.list(Mode.FULL) if s.kernel == "aten._fused_adamw_"]
+    assert step.run(Mode.FULL).digests == clean.digests
+    flip = spots[2].flip(output=1, element=70, bit=25, execution=execution)
+
+    ended = step.run(Mode.FULL, flip, spots[2])
+
+    assert ended.digests == clean.digests
+    (finding,) = ended.findings
+    assert (finding.operator, finding.ordinal) == ("aten._fused_adamw_", spots[2].ordinal)
+    assert finding.output == 1
+    assert finding.block == spots[2].place.name
 
 
 def test_lists_of_other_sizes_and_gaps_are_not_cut() -> None:
