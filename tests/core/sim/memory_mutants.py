@@ -22,7 +22,7 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
-from mainstay_core.sim import draw
+from mainstay_core.sim import draw, segments
 from mainstay_core.sim.scenarios.fault_draws import draw_losses
 from mainstay_core.sim.scenarios.scenario import Fault, Scenario
 from mainstay_core.sim.segments import SegmentStore
@@ -303,10 +303,11 @@ MEMORY_MUTANTS = {
     ),
     "not-looked-at-as-it-comes": Mutant(
         "what a quorum writes that has a successor is not sent to that one's stores",
-        [(Recopies, "came", lambda *_: None)],
+        # Messages with commits would take each seed another course than the one that is known.
+        [(Recopies, "came", lambda *_: None), (segments, "plan_record_line", lambda *_: ())],
         _IN_MEMORY,
-        first=333,
         draws=lambda seed, _: draw(seed),
+        first=333,
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",
