@@ -209,8 +209,6 @@ def wide(kills: int) -> None:
 
 def mask(rounds: int, kills: int) -> None:
     """Print the rows of losses that are masked, without snapshots and with them."""
-    print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
-    print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
     labels, ratios = ("without snapshots", "with snapshots"), list[float]()
     found = {label: Times() for label in labels}
     for number in range(rounds):
@@ -221,7 +219,11 @@ def mask(rounds: int, kills: int) -> None:
             times = measure("mask", 3, 1, kill_trainer, kills, **snapshots)
             of_round[label] = statistics.median(times.beyond)
             found[label].add(times)
+            beyond = median_and_p90(times.beyond)
+            print(f"round {number}, {label}: beyond {beyond} ms", flush=True)
         ratios.append(of_round["with snapshots"] / of_round["without snapshots"])
+    print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
+    print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
     for label, times in found.items():
         show(f"trainer, 3 x 1, {label}", times)
     without, with_them = (statistics.median(found[label].beyond) for label in labels)
