@@ -215,7 +215,7 @@ def mask(rounds: int, kills: int) -> None:
         of_round = {}
         for label in labels if number % 2 == 0 else labels[::-1]:
             enabled = label == "with snapshots"
-            snapshots = {"snapshots": {"enabled": True}} if enabled else {}
+            snapshots: dict[str, Any] = {"snapshots": {"enabled": True}} if enabled else {}
             times = measure("mask", 3, 1, kill_trainer, kills, **snapshots)
             of_round[label] = statistics.median(times.beyond)
             found[label].add(times)
