@@ -1,6 +1,6 @@
 """Measures the time from kill -9 to the next committed step, beside torchrun's elastic restart.
 
-    python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|wide|torchrun|rebuild]
+    python benchmarks/recovery.py [--quick] [--kills 20] [--only ours|wide|mask|torchrun|rebuild]
 
 Processes of a local run are killed from outside, at a known time and anywhere in a step. Per kill:
 
@@ -14,6 +14,9 @@ Processes of a local run are killed from outside, at a known time and anywhere i
 
 ``--only wide`` kills pods of a job of 64 ranks, 16 lanes of 4 stages with a pod for each rank. In
 the same run 64 processes of plain torch make four groups of 16 anew.
+
+``--only mask`` kills trainers whose stage has other copies, in jobs without snapshots and with them
+by turns: such a loss reads no segment, so it must not take longer for them.
 
 In the same run: torchrun with our model as a plain module in a DDP loop and a checkpoint per
 step (a killed worker; one agent for three workers, and an agent for each), and a bare rebuild of
@@ -36,6 +39,7 @@ from functools import partial  # noqa: E402
 from typing import Any  # noqa: E402
 
 from support import rebuild, torchrun, wide_rebuild  # noqa: E402
+from support.intervals import shown  # noqa: E402
 from support.local_run import (  # noqa: E402
     POLL_S,
     TINY_LLAMA,
@@ -63,6 +67,16 @@ LANES, STAGES_OF_WIDE = 16, 4
 class Times:
     """Seconds, one entry per kill."""
 
+    def add(self, others: Times) -> None:
+        """Count the kills of another run as well."""
+        for mine, more in zip(self._lists(), others._lists(), strict=True):
+            mine.extend(more)
+        self.lost_steps += others.lost_steps
+
+    def _lists(self) -> list[list[float]]:
+        own = (self.step, self.beyond, self.stall, self.join, self.all)
+        return [*own, *self.parts.values()]
+
     step: list[float] = field(default_factory=list)
     beyond: list[float] = field(default_factory=list)
     stall: list[float] = field(default_factory=list)
@@ -79,6 +93,7 @@ def measure(
     kill: Callable[[Mapping[str, Any]], float],
     kills: int,
     poll_s: float = POLL_S,
+    **spec: Any,
 ) -> Times:
     """Kill ``kills`` times, one after the other, each in a whole job.
 
@@ -89,6 +104,7 @@ def measure(
         name,
         training={"steps": 1_000_000, "seed": 7, "lanes": lanes, "shardsPerLane": 1},
         parallelism={"stages": stages},
+        **spec,
     )
     times, draw = Times(), random.Random(SEED)
     with local_run(job, poll_s=poll_s) as run:
@@ -191,12 +207,40 @@ def wide(kills: int) -> None:
     )
 
 
+def mask(rounds: int, kills: int) -> None:
+    """Print the rows of losses that are masked, without snapshots and with them."""
+    labels, ratios = ("without snapshots", "with snapshots"), list[float]()
+    found = {label: Times() for label in labels}
+    for number in range(rounds):
+        of_round = {}
+        for label in labels if number % 2 == 0 else labels[::-1]:
+            enabled = label == "with snapshots"
+            snapshots: dict[str, Any] = {"snapshots": {"enabled": True}} if enabled else {}
+            times = measure("mask", 3, 1, kill_trainer, kills, **snapshots)
+            of_round[label] = statistics.median(times.beyond)
+            found[label].add(times)
+            beyond = median_and_p90(times.beyond)
+            print(f"round {number}, {label}: beyond {beyond} ms", flush=True)
+        ratios.append(of_round["with snapshots"] / of_round["without snapshots"])
+    print("| killed | kills | step | beyond | stall |", " | ".join(STAGES), "| join | all | lost |")
+    print("| --- |" + " --- |" * (6 + len(STAGES)), flush=True)
+    for label, times in found.items():
+        show(f"trainer, 3 x 1, {label}", times)
+    without, with_them = (statistics.median(found[label].beyond) for label in labels)
+    print(
+        f"\nbeyond a step with snapshots over without: {with_them / without:.2f} of all kills' "
+        f"medians; of each round's {', '.join(f'{r:.2f}' for r in ratios)}, "
+        f"mean {shown(ratios)}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few kills, two rows, one torchrun")
     parser.add_argument("--kills", type=int, help="per row (20; quick: 4)")
     parser.add_argument("--restarts", type=int, help="of torchrun, per row (4; quick: 1)")
-    parser.add_argument("--only", choices=("ours", "wide", "torchrun", "rebuild"))
+    parser.add_argument("--only", choices=("ours", "wide", "mask", "torchrun", "rebuild"))
+    parser.add_argument("--rounds", type=int, default=4, help="of --only mask")
     args = parser.parse_args()
     kills = args.kills or (4 if args.quick else 20)
     restarts = args.restarts or (1 if args.quick else 4)
@@ -204,6 +248,10 @@ def main() -> None:
     compared: dict[str, list[float]] = {}
     if args.only == "wide":
         wide(args.kills or 8)
+        return
+    if args.only == "mask":
+        mask(args.rounds, args.kills or 5)
+        print(f"load average after: {os.getloadavg()[0]:.1f}")
         return
     if args.only in (None, "rebuild"):
         compared["bare rebuild of a gloo group"] = rebuild.measure(kills, REBUILD_ELEMENTS)

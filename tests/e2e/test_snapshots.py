@@ -409,3 +409,34 @@ def test_a_spare_that_holds_the_only_copy_gives_a_lost_stage_its_state(
     assert report["digests"]["steps"] == expected[:9]
     assert [r["method"] for r in report["recoveries"] if r["method"] != "join"] == ["replay"]
     assert report["steps"]["lost"] == 0
+
+
+@pytest.mark.chaos
+def test_a_job_goes_on_from_its_spare_when_every_pod_with_a_trainer_is_lost(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    loss = Loss(lost="pod", at="vote", place="first", window=1, stages=1)
+    spec = loss.spec
+    spec["snapshots"]["peers"] = 1
+    (tmp_path / "gates").mkdir()
+    steps = range(HELD_AT + 1)
+    job = make_job(loss.layout, 9, corpus, tmp_path / "gates", steps, **spec)
+    with local_job(tmp_path, job, loss.faults(HELD_AT)) as running:
+        running.wait_until_all_up(2)
+        for step in steps:
+            running.wait_for_members(step, 1)
+            if step < HELD_AT:
+                (tmp_path / "gates" / str(step)).touch()
+        pods = {str(m["rank"]): str(m["slot"]).partition("/")[0] for m in running.fetch("members")}
+        with store_of(running, pods["spare"]) as copies:
+            # No step waits until a spare has its commit.
+            running.wait_until(
+                lambda: HELD_AT - 1 in {r.commit.step for r in copies.report(0).records}
+            )
+        (tmp_path / "gates" / str(HELD_AT)).touch()
+        report = running.report()
+
+    expected = undisturbed["llama", "float32", 1]["digests"]["steps"]
+    assert report["digests"]["steps"] == expected[:9]
+    assert [r["method"] for r in report["recoveries"] if r["method"] != "join"] == ["replay"]
+    assert report["steps"]["lost"] == 0

@@ -15,7 +15,6 @@ from typing import Any
 from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.segments import frames
 from mainstay_core.segments.deliveries import note_needless
 from mainstay_core.segments.evictions import needed_in
@@ -29,9 +28,14 @@ of a segment takes room. A store that has nothing to send hangs up sooner."""
 
 
 class Awaited:
-    """Readers that wait for a segment which is not there yet."""
+    """Readers that wait for a segment which is not there yet.
 
-    def __init__(self) -> None:
+    Args:
+        came: called with each segment that has come.
+    """
+
+    def __init__(self, came: Callable[[SegmentKey], None]) -> None:
+        self._came = came
         self._callers: dict[SegmentKey, list[Caller]] = {}
 
     def wait(self, key: SegmentKey, caller: Caller) -> None:
@@ -40,6 +44,7 @@ class Awaited:
 
     def come(self, key: SegmentKey) -> None:
         """Have those look again who wait for a segment: it is there."""
+        self._came(key)
         for caller in self._callers.pop(key, ()):
             caller.look_again()
 
@@ -72,7 +77,7 @@ class Caller(Channel):
         awaited: Awaited,
         report: Callable[[int], StoreReport],
     ) -> None:
-        super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
+        super().__init__(connection, arena.fd, frames.MAX_PEER_HEAD_BYTES)
         self._arena, self._index, self._awaited = arena, index, awaited
         self._report = report
         self._wanted: frames.Fetch | None = None
@@ -108,6 +113,8 @@ class Caller(Channel):
             case frames.Doubt():
                 self._index.doubt(message.key, message.nonce, message.digest)
                 self.send(frames.encode(frames.Noted()))
+            case frames.PassRecord() as message:
+                self._index.record(message.record, is_passed=True)
         return None
 
     def finish(self) -> None:
@@ -117,7 +124,7 @@ class Caller(Channel):
         self._incoming = self._room = None
         if room is not None:
             # What is kept may have changed while the body came.
-            self._refusal = self._index.refusal_of(header)
+            self._refusal = self._index.refusal_of(header, is_again=self._is_again)
             if self._refusal or self._has_newer(header):
                 self._index.give_room_back(room)
             else:
@@ -142,11 +149,12 @@ class Caller(Channel):
 
     def _take(self, message: frames.Segment) -> memoryview | None:
         header, index = message.header, self._index
-        self._incoming, self._refusal = header, index.refusal_of(header)
+        self._holders, self._is_again = message.holders, message.is_again
+        self._incoming = header
+        self._refusal = index.refusal_of(header, is_again=message.is_again)
         if not self._refusal:
             note_needless(index, message)
-            self._refusal = index.refusal_of(header)
-        self._holders, self._is_again = message.holders, message.is_again
+            self._refusal = index.refusal_of(header, is_again=message.is_again)
         if self._refusal or self._has_newer(header):
             return None
         self._room = index.take_room(

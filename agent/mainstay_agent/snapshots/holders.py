@@ -14,7 +14,7 @@ import secrets
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from mainstay_agent.snapshots.arena import Arena
@@ -25,6 +25,7 @@ from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Pu
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.wire.segments import Holder, SegmentKey
+from mainstay_core.wire.votes import CommitRecord
 
 STALL_S = 30.0
 """How long a holder may take nothing of what is sent and answer nothing. Then it counts as gone, so
@@ -77,6 +78,10 @@ class HolderLine(Channel):
         self._waiting: deque[Parcel] = deque()
         self._sent: deque[tuple[Parcel, Segment]] = deque()
         """Those whose answers are still to come; the last one may not be all sent."""
+        self._records: deque[CommitRecord] = deque()
+        """Commits that go before the next segment."""
+        self.has_passed_on = False
+        """Whether any were to be sent."""
 
     @property
     def interest(self) -> int:
@@ -86,13 +91,18 @@ class HolderLine(Channel):
     @property
     def has_more(self) -> bool:
         """Whether there is something to send."""
-        return super().has_more or (self._is_proved and bool(self._waiting))
+        return super().has_more or (self._is_proved and bool(self._waiting or self._records))
 
     def put(self, parcel: Parcel) -> None:
         """Send a segment after those before it."""
         if not (self._waiting or self._sent):
             self.moved_at_s = self._clock()
         self._waiting.append(parcel)
+
+    def pass_on(self, records: Iterable[CommitRecord]) -> None:
+        """Send commits; nobody answers."""
+        self.has_passed_on = True
+        self._records.extend(records)
 
     def turn(self, events: int) -> None:
         if not self._is_open:
@@ -103,7 +113,10 @@ class HolderLine(Channel):
             super().turn(events)
 
     def refill(self) -> bool:
-        """Queue the next segment that is still kept; return whether there was one."""
+        """Queue the next commit, or segment that is still kept; return whether there was one."""
+        if self._is_proved and self._records:
+            self.queue(frames.encode(frames.PassRecord(record=self._records.popleft())))
+            return True
         while self._is_proved and self._waiting:
             parcel = self._waiting.popleft()
             segment = self._index.find(parcel.key)
@@ -148,6 +161,7 @@ class HolderLine(Channel):
             parcel.done(f"{self._address}: {why}")
         self._sent.clear()
         self._waiting.clear()
+        self._records.clear()
 
     def due_s(self) -> float:
         return self.moved_at_s + (STALL_S if self._waiting or self._sent else LINGER_S)

@@ -32,12 +32,16 @@ from mainstay_core.base.errors import ProtocolError, brief
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.frames import MAX_PEER_HEAD_BYTES
 from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
+from mainstay_core.snapshots.stores import plan_record_line
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreStatus
+from mainstay_core.wire.votes import CommitRecord
 from mainstay_net.acceptor import listen
 from mainstay_net.entrance import Entrance
 
@@ -93,7 +97,7 @@ class SegmentStore:
         self._pod, self._local, self._secret, self._is_cut = pod, address, secret, is_cut
         self._arena = Arena(memory_bytes)
         self._index = SegmentIndex(job, self._arena.size_bytes)
-        self._awaited = Awaited()
+        self._awaited = Awaited(self._came)
         self._entrance = Entrance(listen(address), secret, (Purpose.SNAPSHOT,), BOUNDS)
         self._trainers = _listen_here(path)
         self._wakes, self._wake = socket.socketpair()
@@ -105,6 +109,8 @@ class SegmentStore:
         self._plans: deque[tuple[Plan, int, int]] = deque(maxlen=1)
         """The newest plan that was not looked at yet, with peers and domains of copies."""
         self._recopies = Recopies(pod)
+        self._passed_to: tuple[Holder, ...] = ()
+        """Stores of pods without a member that hear of commits from this one."""
         self._sweeps_at_s = time.monotonic()
         self._is_closed = self._is_paused = False
         self._doubts: deque[Doubts] = deque(maxlen=1)
@@ -193,7 +199,7 @@ class SegmentStore:
 
     def _wait_s(self) -> float | None:
         """Return after how many seconds there is something to do in any case; None: never."""
-        if self._check is not None:
+        if self._check is not None or self._recopies.due(self._index.from_version) is not None:
             return 0.0
         waits = [self._entrance.wait_s()]
         if self._is_paused or any(channel.due_s() is not None for channel in self._channels):
@@ -292,6 +298,7 @@ class SegmentStore:
             self._awaited,
             self._deliver,
             self._report,
+            self._record,
             Holder(pod=self._pod, address=self.address),
         )
         self._add(line)
@@ -316,6 +323,26 @@ class SegmentStore:
 
     def _report(self, lineage: int) -> StoreReport:
         return self._index.report(self._pod, self.address, lineage)
+
+    def _record(self, record: CommitRecord) -> None:
+        """Keep a commit that a trainer tells, and pass it on to pods without a member."""
+        self._index.record(record)
+        for holder in self._passed_to:
+            self._pass_on(holder, (record,))
+
+    def _pass_on(self, holder: Holder, records: Sequence[CommitRecord]) -> None:
+        """Pass commits on: all that are kept if it is the first time over this connection."""
+        line = self._lines.get((holder.address, True))
+        try:
+            line = line or self._call(holder.address, is_again=True)
+        except (OSError, ValueError, OverflowError) as error:
+            logger.info("no commits are passed on to %s: %s", holder.pod, brief(error))
+            return
+        due = records if line.has_passed_on else self._index.records
+        short = [record for record in due if record_bytes(record) <= MAX_PEER_HEAD_BYTES]
+        if len(short) < len(due):
+            logger.warning("commits of more than %d bytes are not passed on", MAX_PEER_HEAD_BYTES)
+        line.pass_on(short)
 
     def _deliver(
         self,
@@ -344,22 +371,32 @@ class SegmentStore:
         while self._plans:
             plan, peers, domains = self._plans.popleft()
             self._recopies.adopt(plan, peers=peers, domains=domains)
+            self._passed_to = plan_record_line(plan, self._pod)
+            for holder in self._passed_to:
+                self._pass_on(holder, self._index.records)
         while self._doubts:
             for header in self._sums.take_headers(self._doubts.popleft()):
                 self._index.doubt(header.key, header.nonce, header.digest)
         self._answer()
 
+    def _came(self, key: SegmentKey) -> None:
+        """Note that a segment is here, whose holders the newest plan may not name."""
+        segment = self._index.find(key)
+        assert segment is not None
+        self._recopies.came(Held(key, segment.holders))
+
     def _recopy(self) -> None:
-        """Send again what has lost holders, after a new plan or a new complete window."""
+        """Send again what has too few holders, if there is a reason to look at it."""
         index = self._index
         plan = self._recopies.due(index.from_version)
         if plan is None:
             return
-        segments = {s.header.key: s for s in index.needed(plan.lineage)}
+        wanted = self._recopies.wanted(index.from_version)
+        segments = {s.header.key: s for s in index.needed(plan.lineage, wanted)}
         kept = [Held(key, segment.holders) for key, segment in segments.items()]
         recopies = self._recopies.look(index.from_version, kept)
         if recopies:
-            logger.info("%d segments have lost holders and are sent again", len(recopies))
+            logger.info("%d segments have too few holders and are sent again", len(recopies))
         for recopy in recopies:
             segment = segments[recopy.key]
             for holder in recopy.to:
@@ -369,6 +406,7 @@ class SegmentStore:
 
     def _recopied(self, segment: Segment, recopy: Recopy, holder: Holder, why_not: str) -> None:
         """Note that one more pod keeps a segment, or has not taken it."""
+        self._recopies.answered(recopy, holder, is_kept=not why_not)
         if why_not:
             logger.info("%s is not at one more pod, %s: %s", recopy.key, holder.pod, why_not)
             return

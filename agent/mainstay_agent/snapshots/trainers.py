@@ -19,6 +19,7 @@ from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentKey, StoreReport
+from mainstay_core.wire.votes import CommitRecord
 
 Deliver = Callable[[SegmentKey, Sequence[Holder], int, Callable[[str], None]], None]
 """Sends a segment to holders, with the version from which on they keep; then calls with why it is
@@ -35,6 +36,7 @@ class TrainerLine(Channel):
         awaited: readers that wait for a segment.
         deliver: sends segments to holders.
         report: returns what is kept of a lineage.
+        record: keeps a commit.
         own: the pod of this store, and where it listens.
     """
 
@@ -48,12 +50,13 @@ class TrainerLine(Channel):
         awaited: Awaited,
         deliver: Deliver,
         report: Callable[[int], StoreReport],
+        record: Callable[[CommitRecord], None],
         own: Holder,
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
         self._arena, self._index, self._awaited = arena, index, awaited
         self._own = own
-        self._deliver, self._report = deliver, report
+        self._deliver, self._report, self._record = deliver, report, record
         self._name = ""
         self._rooms: dict[int, Span] = {}
         self._reads: dict[int, Segment] = {}
@@ -124,7 +127,7 @@ class TrainerLine(Channel):
             case frames.Written():
                 self._keep(message)
             case frames.KeepRecord():
-                index.record(message.record)
+                self._record(message.record)
             case frames.KeepFrom():
                 index.keep_from(
                     message.lineage,

@@ -30,6 +30,7 @@ from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     MAX_BAD,
     BadSegment,
+    SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
@@ -53,6 +54,9 @@ from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
 
 logger = logging.getLogger(__name__)
+
+_Attempt = tuple[SegmentKey, str]
+"""The key of a copy, and the nonce of the quorum in which it is written."""
 
 
 class Wait:
@@ -109,14 +113,16 @@ class SegmentKeeper:
         """Guards what follows."""
         self._to_copy = 0
         """Units whose state must not be written yet."""
-        self._states: dict[SegmentKey, bool] = {}
+        self._states: dict[_Attempt, bool] = {}
         """States of the window in flight that are not known to be at their holders; whether they
         were given to the store."""
-        self._sending: dict[SegmentKey, tuple[set[SegmentKey], Callable[[Op], None]]] = {}
+        self._window_of: tuple[Window, str] | None = None
+        """That window, and the nonce of its quorum: the next one may begin the same anew."""
+        self._sending: dict[_Attempt, tuple[set[_Attempt], Callable[[Op], None]]] = {}
         """With each state of the window in flight those of its instalment that are not known to be
         at their holders, and what is called once none is left. The copying thread's."""
-        self._window_sent: Window | None = None
-        """To which these belong."""
+        self._window_sent: tuple[Window, str] | None = None
+        """To which these belong, as before. The copying thread's."""
         self._cached: tuple[StageState, torch.Tensor, UnitBytes] | None = None
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
@@ -198,9 +204,11 @@ class SegmentKeeper:
         with self._changed:
             unheld = self._client.pending()
             self._states = {
-                key: given for key, given in self._states.items() if not given or key in unheld
+                attempt: given
+                for attempt, given in self._states.items()
+                if not given or attempt[0] in unheld
             }
-            pending = [key.version for key in self._states]
+            pending = [key.version for key, _ in self._states]
         return SnapshotStatus(
             logged=logged,
             copied=min(pending, default=version + 1),
@@ -238,49 +246,57 @@ class SegmentKeeper:
         place = self._place(plan, index, lineage)
         keys = [place.key(unit.name, unit.kind, action.version) for unit in action.units]
         places = {key: unit.place for key, unit in zip(keys, action.units, strict=True)}
-        hook = self._hook()
-        self._worker.submit(lambda: self._begin_instalment(action.window, keys, hook))
+        attempts = [(key, plan.quorum.nonce) for key in keys]
+        window, hook = (action.window, plan.quorum.nonce), self._hook()
+        self._worker.submit(lambda: self._begin_instalment(window, attempts, hook))
         with self._changed:
-            if self._writer.window != action.window:
+            self._writer.window = action.window
+            if self._window_of != window:
                 # What is left of another window is worth nothing: this one copies everything anew.
-                self._writer.window, self._states = action.window, {}
-            self._states |= dict.fromkeys(keys, False)
+                self._window_of, self._states = window, {}
+            self._states |= dict.fromkeys(attempts, False)
             self._to_copy += len(keys)
         for key in keys:
-            self._worker.submit(lambda key=key: self._copy_state(place, key, places[key]))  # type: ignore[misc]
+            copy = partial(self._copy_state, place, key, action.window, places[key])
+            self._worker.submit(copy)
         self._worker.submit(lambda: hook(Op.SNAPSHOT_COPIED))
 
     def _begin_instalment(
-        self, window: Window, keys: Sequence[SegmentKey], hook: Callable[[Op], None]
+        self, window: tuple[Window, str], attempts: Sequence[_Attempt], hook: Callable[[Op], None]
     ) -> None:
         if window != self._window_sent:
             self._window_sent, self._sending = window, {}
-        self._sending |= dict.fromkeys(keys, (set(keys), hook))
+        self._sending |= dict.fromkeys(attempts, (set(attempts), hook))
 
-    def _note_held(self, key: SegmentKey) -> None:
+    def _note_held(self, header: SegmentHeader) -> None:
         """Note that all holders have a segment. The thread that reads calls this, with its lock."""
-        if key.kind in COPIES:
-            self._worker.submit(lambda: self._end_sending(key))
+        if header.key.kind in COPIES:
+            self._worker.submit(lambda: self._end_sending((header.key, header.nonce)))
 
-    def _end_sending(self, key: SegmentKey) -> None:
-        found = self._sending.pop(key, None)
+    def _end_sending(self, attempt: _Attempt) -> None:
+        found = self._sending.pop(attempt, None)
         if found is None:
-            return  # it is a log, or of another window
+            return  # it is of another window, or of another quorum that copied the same
         left, hook = found
-        left.discard(key)
+        left.discard(attempt)
         if not left:
             hook(Op.SNAPSHOT_HELD)
 
-    def _copy_state(self, place: Place, key: SegmentKey, place_in_order: int) -> None:
+    def _copy_state(
+        self, place: Place, key: SegmentKey, window: Window, place_in_order: int
+    ) -> None:
         try:
-            self._writer.write_unit(place, key, self._has_left, place_in_order=place_in_order)
+            self._writer.write_unit(
+                place, key, self._has_left, place_in_order=place_in_order, window=window
+            )
         except (StoreFull, StoreGone) as error:
             # The window is never complete then, which the votes tell; training goes on.
             logger.warning("no snapshot: %s", error)
             return
+        attempt = key, place.plan.quorum.nonce
         with self._changed:
-            if key in self._states:
-                self._states[key] = True
+            if attempt in self._states:
+                self._states[attempt] = True
 
     def _has_left(self) -> None:
         with self._changed:

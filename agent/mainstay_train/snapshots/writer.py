@@ -136,7 +136,7 @@ class SegmentWriter:
 
         def ask(key: SegmentKey) -> None:
             size_bytes = place.units.size_bytes(key.unit, key.kind)
-            asked.append(self._ask_room(key, size_bytes, may_evict=True))
+            asked.append(self._ask_room(key, size_bytes, self.window))
 
         try:
             for number, key in enumerate(keys):
@@ -150,8 +150,9 @@ class SegmentWriter:
             for room in asked:
                 self._client.decline_room(room)
 
-    def _ask_room(self, key: SegmentKey, size_bytes: int, *, may_evict: bool) -> AskedRoom:
-        first = self.window.first if self.window and may_evict else 0
+    def _ask_room(self, key: SegmentKey, size_bytes: int, window: Window | None) -> AskedRoom:
+        """Ask for room; older segments may go for what a window needs."""
+        first = window.first if window else 0
         return self._client.ask_room(size_bytes, needed_in(key, first))
 
     def write_unit(
@@ -162,6 +163,7 @@ class SegmentWriter:
         digest: str | None = None,
         place_in_order: int = 0,
         asked: AskedRoom | None = None,
+        window: Window | None = None,
     ) -> None:
         """Write a unit's segment and give it to the store. The rest is as :meth:`write` says.
 
@@ -172,9 +174,19 @@ class SegmentWriter:
             digest: of the unit; None where nobody has computed it.
             place_in_order: of a unit's state in the order of the window.
             asked: the room that :meth:`rooms` asked for.
+            window: of which a state is copied.
         """
         content = UnitContent(place.units, key, digest)
-        took = self.write(place, key, content, place.own.holders, left, place_in_order, asked=asked)
+        took = self.write(
+            place,
+            key,
+            content,
+            place.own.holders,
+            left,
+            place_in_order,
+            asked=asked,
+            window=window,
+        )
         self._note_copy(Leg.COPY, content.size_bytes, took.copy_ns)
         if digest is None:
             self._note_copy(Leg.HOST, content.size_bytes, took.digest_ns)
@@ -189,6 +201,7 @@ class SegmentWriter:
         place_in_order: int = 0,
         may_evict: bool = True,
         asked: AskedRoom | None = None,
+        window: Window | None = None,
     ) -> Took:
         """Write a segment and give it to the store.
 
@@ -201,6 +214,7 @@ class SegmentWriter:
             place_in_order: of a unit's state in the order of the window.
             may_evict: whether older segments may go to give room to it.
             asked: its room, if the store was asked before.
+            window: for which it is written; None: the one that is in flight now.
 
         Returns:
             What the copy and its digest took.
@@ -209,9 +223,11 @@ class SegmentWriter:
             StoreFull: there is no room for it.
             StoreGone: the store has ended.
         """
+        # Once it has left, the state may be written, and the next window may begin.
+        window = window or self.window
         try:
             if asked is None:
-                asked = self._ask_room(key, content.size_bytes, may_evict=may_evict)
+                asked = self._ask_room(key, content.size_bytes, window if may_evict else None)
             room = self._client.take_room(asked)
             began_ns = time.monotonic_ns()
             with self._given_back_if_broken(room):  # by the device
@@ -229,11 +245,12 @@ class SegmentWriter:
             unit_name=content.name,
             num_units=len(place.units.names),
             nonce=place.plan.quorum.nonce,
-            window=self.window.first if self.window else 0,
-            num_instalments=self.window.length if self.window else 0,
+            window=window.first if window else 0,
+            num_instalments=window.length if window else 0,
             size_bytes=room.memory.nbytes,
             digest=digest,
             place=place_in_order,
+            quorum=place.plan.quorum.id,
         )
         self._client.written(room, header, holders, self.keep_from)
         return took

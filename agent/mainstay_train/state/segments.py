@@ -49,7 +49,7 @@ class Fetched(NamedTuple):
 class _Written:
     """A segment that this trainer wrote."""
 
-    key: SegmentKey | None = None  # None: of a vote that rests on logs
+    header: SegmentHeader | None = None  # None: of a vote that rests on logs
     why_not: str | None = None
     """Why it is not at all its holders; empty if it is, None while that is open."""
     sent_bytes: int = 0
@@ -87,8 +87,8 @@ class SegmentClient:
         """Those whose holders have not all answered, by the request to send them."""
         self.note_sent: Callable[[int, int], None] = lambda _size_bytes, _elapsed_ns: None
         """Called when all holders have a segment: with the bytes sent, and what that took."""
-        self.note_held: Callable[[SegmentKey], None] = lambda _key: None
-        """Called likewise with its key, if no other pod keeps it, too; it must not wait."""
+        self.note_held: Callable[[SegmentHeader], None] = lambda _header: None
+        """Called likewise with its header, if no other pod keeps it, too; it must not wait."""
         self._store = StoreConnection(path, slot, incarnation, self._note_held)
         self._changed = self._store.changed
         """Guards what is written; notified with everything that may end a wait."""
@@ -194,7 +194,7 @@ class SegmentClient:
                 self._lineage = header.key.lineage
                 self._drop_older(self._lineage, 0)
             sent = _Written(
-                key=header.key,
+                header=header,
                 sent_bytes=header.size_bytes * len(holders),
                 began_ns=time.monotonic_ns(),
             )
@@ -280,8 +280,8 @@ class SegmentClient:
             written.why_not = answer.why_not
             if written.sent_bytes and not answer.why_not:
                 self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
-            if written.key is not None and not answer.why_not:
-                self.note_held(written.key)
+            if written.header is not None and not answer.why_not:
+                self.note_held(written.header)
 
     def _is_open(self, key: SegmentKey) -> bool:
         written = self._written.get(key)

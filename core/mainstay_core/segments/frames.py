@@ -50,6 +50,8 @@ SOCKET_NAME = "snapshots.sock"
 
 MAX_CONFIRMED = 1 << 20
 """Segments that one message confirms: more than a holder reads before it answers."""
+MAX_PEER_HEAD_BYTES = 1 << 20
+"""Of a head that another pod sends, which has proved itself: a commit of many thousand experts."""
 
 T = TypeVar("T")
 SizeBytes = Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
@@ -349,7 +351,15 @@ class Noted:
     kind: Literal["noted"] = "noted"
 
 
-FromPeer = Segment | Fetch | AskReport | Doubt
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRecord:
+    """A store passes a commit on, to a pod whose trainers hear of none. There is no answer."""
+
+    record: CommitRecord
+    kind: Literal["record"] = "record"
+
+
+FromPeer = Segment | Fetch | AskReport | Doubt | PassRecord
 ToHolder = Stored | Refused
 ToReader = Segment | Header | Missing | Reported | Noted
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
@@ -365,7 +375,7 @@ _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "found": Found, "not-found": NotFound,
 }  # fmt: skip
 _FROM_PEER: Mapping[str, type[FromPeer]] = {
-    "segment": Segment, "fetch": Fetch, "report": AskReport, "doubt": Doubt,
+    "segment": Segment, "fetch": Fetch, "report": AskReport, "doubt": Doubt, "record": PassRecord,
 }  # fmt: skip
 _TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
 _TO_READER: Mapping[str, type[ToReader]] = {

@@ -12,16 +12,16 @@ trainers of the pod alone may take it back, when the job goes on from an older c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import JobUid, PodUid
-from mainstay_core.base.words import count, quote, show_bytes
+from mainstay_core.base.words import count, quote
 from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.records import CommitRecords
-from mainstay_core.segments.report_sizes import MAX_REPORT_BYTES, report_bytes
+from mainstay_core.segments.report_sizes import bounded
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
@@ -69,6 +69,20 @@ class _Unit:
     num_units: int
     segments: dict[SegmentKey, Segment] = field(default_factory=dict)
 
+    def told(self, place: UnitKey) -> UnitHeld:
+        versions: dict[SegmentKind, list[int]] = {kind: [] for kind in SegmentKind}
+        for key in sorted(self.segments):
+            versions[key.kind].append(key.version)
+        return UnitHeld(
+            position=place[0],
+            unit=place[1],
+            unit_name=self.unit_name,
+            num_units=self.num_units,
+            states=tuple(versions[SegmentKind.STATE][-MAX_HELD_STATES:]),
+            gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
+            computes=tuple(runs_of(versions[SegmentKind.COMPUTE])[-MAX_RUNS:]),
+        )
+
 
 class SegmentIndex:
     """The segments of one store, and the arena in which they lie.
@@ -88,6 +102,8 @@ class SegmentIndex:
         """What crossed boundaries."""
         self._votes = BoundaryVotes(self._logs.__contains__)
         self._records = CommitRecords()
+        self._has_trainers = False
+        """Whether a trainer of the pod has told a commit."""
         self._num_empty = 0
         """Segments without bytes."""
         self._lineage = 0
@@ -155,10 +171,10 @@ class SegmentIndex:
 
         If all of it is not enough, nothing goes. Nor does anything at the version at which a window
         begins, unless that begins because another one is complete: all have settled, and some may
-        be making this very version anew from what is here. Whoever has no commits cannot tell.
+        be making this very version anew from what is here. Without a trainer no store can tell.
         """
         at = self._at_hand()
-        if not self._records or (window >= at and self._completed_at != at):
+        if not self._has_trainers or (window >= at and self._completed_at != at):
             return
         segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
         kept = (Kept(key, segment.header.window) for key, segment in segments.items())
@@ -205,8 +221,11 @@ class SegmentIndex:
 
     # Segments --------------------------------------------------------------------
 
-    def refusal_of(self, header: SegmentHeader) -> str:
-        """Return why a segment is not kept here; empty if it is."""
+    def refusal_of(self, header: SegmentHeader, *, is_again: bool = False) -> str:
+        """Return why a segment is not kept here; empty if it is.
+
+        One that is sent again takes the place of no good one, however old that is.
+        """
         key, unit = header.key, self._units.get((header.key.position, header.key.unit))
         if header.job != self._job:
             return f"{key} is of job {quote(header.job)}, this store is of job {quote(self._job)}"
@@ -226,6 +245,9 @@ class SegmentIndex:
             )
         if unit is None and len(self._units) >= MAX_HELD_UNITS:
             return f"{key} is of one more unit than the {MAX_HELD_UNITS} of which a store keeps any"
+        here = None if is_again else self.find(key)
+        if here is not None and not here.is_doubted and here.header.quorum > header.quorum:
+            return f"{key} came after what quorum {here.header.quorum}, a newer one, has written"
         return ""
 
     def put(self, header: SegmentHeader, room: Span, holders: tuple[Holder, ...] = ()) -> Segment:
@@ -315,22 +337,24 @@ class SegmentIndex:
         if not segment.num_readers:
             self._spans.free(segment.span)
 
-    def needed(self, lineage: int) -> list[Segment]:
+    def needed(self, lineage: int, among: Collection[SegmentKey] | None = None) -> list[Segment]:
         """Return what a replay in a lineage may need of units, by key.
 
         States of a window that is not complete do not count: the next settle gives it up. Copies
         that somebody has found damaged do: nobody here can tell whose memory was wrong. Boundary
-        logs stay with their sender.
+        logs stay with their sender. With ``among`` only these keys are looked at.
         """
         if lineage != self._lineage:
             return []
         found = [
             s
-            for unit in self._units.values()
-            for s in unit.segments.values()
+            for s in (self._of_units() if among is None else filter(None, map(self.find, among)))
             if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= self._from_version
         ]
         return sorted(found, key=lambda s: s.header.key)
+
+    def _of_units(self) -> list[Segment]:
+        return [s for unit in self._units.values() for s in unit.segments.values()]
 
     def note_voted(self, voted: VotedLogs) -> str:
         """Note that a vote rests on boundary logs; return which one is lacking, empty if none is.
@@ -372,13 +396,17 @@ class SegmentIndex:
 
     # Commits, and what goes ------------------------------------------------------
 
-    def record(self, record: CommitRecord) -> None:
-        """Keep the record of a commit."""
-        if record.lineage < self._lineage:
+    def record(self, record: CommitRecord, *, is_passed: bool = False) -> None:
+        """Keep a commit; one that another store passes on takes no place where votes are known."""
+        if record.lineage < self._lineage or (is_passed and self._knows(record)):
             return
+        self._has_trainers |= not is_passed
         self._move_to(record.lineage)
         if record.commit.step >= self._from_version:
             self._records.put(record)
+
+    def _knows(self, record: CommitRecord) -> bool:
+        return record.lineage == self._lineage and self._is_judged(record.commit.step)
 
     def keep_from(
         self,
@@ -435,8 +463,7 @@ class SegmentIndex:
 
     def segments(self) -> list[Segment]:
         """Return all that is kept: of units, and then boundary logs."""
-        of_units = [s for unit in self._units.values() for s in unit.segments.values()]
-        return [*of_units, *self._logs.values()]
+        return [*self._of_units(), *self._logs.values()]
 
     def _drop(self, keys: Iterable[SegmentKey]) -> None:
         for key in keys:
@@ -456,20 +483,11 @@ class SegmentIndex:
             pod=pod,
             address=address,
             lineage=lineage,
-            units=tuple(
-                _line_of(place, unit) for place, unit in sorted(self._units.items(), key=_at)
-            ),
+            units=tuple(self._units[place].told(place) for place in sorted(self._units)),
             records=self.records,
             logs=tuple(self.log_runs()[-MAX_HELD_LOGS:]),
         )
-        size = report_bytes(report)
-        if size <= MAX_REPORT_BYTES:
-            return report
-        problem = (
-            f"what it holds takes {show_bytes(size)} to tell, and a report has at most "
-            f"{show_bytes(MAX_REPORT_BYTES)} (fewer units to a pod take less)"
-        )
-        return StoreReport(pod=pod, address=address, lineage=lineage, problem=problem)
+        return bounded(report)
 
     def log_runs(self) -> list[LogsHeld]:
         """Return the boundary logs that votes rest on, those of types and steps in a row as one."""
@@ -478,22 +496,3 @@ class SegmentIndex:
     def good_log_runs(self) -> list[LogsHeld]:
         """Return the same of logs that nobody has found damaged."""
         return self._votes.list_runs(self._lineage, lambda key: not self._logs[key].is_doubted)
-
-
-def _at(item: tuple[UnitKey, _Unit]) -> UnitKey:
-    return item[0]
-
-
-def _line_of(place: UnitKey, unit: _Unit) -> UnitHeld:
-    versions: dict[SegmentKind, list[int]] = {kind: [] for kind in SegmentKind}
-    for key in sorted(unit.segments):
-        versions[key.kind].append(key.version)
-    return UnitHeld(
-        position=place[0],
-        unit=place[1],
-        unit_name=unit.unit_name,
-        num_units=unit.num_units,
-        states=tuple(versions[SegmentKind.STATE][-MAX_HELD_STATES:]),
-        gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
-        computes=tuple(runs_of(versions[SegmentKind.COMPUTE])[-MAX_RUNS:]),
-    )

@@ -51,6 +51,20 @@ def report_bytes(report: StoreReport) -> int:
     )
 
 
+def bounded(report: StoreReport) -> StoreReport:
+    """Return a report; one that no message could carry counts as empty, and says why."""
+    size = report_bytes(report)
+    if size <= MAX_REPORT_BYTES:
+        return report
+    problem = (
+        f"what it holds takes {show_bytes(size)} to tell, and a report has at most "
+        f"{show_bytes(MAX_REPORT_BYTES)} (fewer units to a pod take less)"
+    )
+    return StoreReport(
+        pod=report.pod, address=report.address, lineage=report.lineage, problem=problem
+    )
+
+
 def fit_reports(reports: Sequence[StoreReport], max_bytes: int) -> tuple[StoreReport, ...]:
     """Return what of some reports fits into a message, and says what does not.
 

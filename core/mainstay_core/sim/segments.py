@@ -8,7 +8,7 @@ a term beside them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
@@ -23,6 +23,7 @@ from mainstay_core.segments.frames import (
     KeepRecord,
     Missing,
     Noted,
+    PassRecord,
     Refused,
     Reported,
     Segment,
@@ -40,9 +41,10 @@ from mainstay_core.sim.invariants.units import is_whole
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
 from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
-from mainstay_core.snapshots.stores import store_addresses
+from mainstay_core.snapshots.stores import plan_record_line, store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
+from mainstay_core.wire.votes import CommitRecord
 
 RECOPIED_S = 0.2
 """When it is looked whether what was to be sent again is at its new holders."""
@@ -76,14 +78,14 @@ class SegmentStore:
         """Who waits for a segment, and the nonce of the quorum in which it is to be written."""
         self._num_open = 0
         """Copies that are sent again, and not answered yet."""
-        self.has_failed = False
-        """Whether one of them was not taken since the newest plan."""
         self.is_mute = False
         """Whether it does not answer the next question of another pod."""
         self.has_been_full = False
         self._plan: Plan | None = None
         """The newest that was adopted."""
         self._recopies = Recopies(pod)
+        self._passed_to: tuple[Holder, ...] = ()
+        """Stores of pods without a member that hear of commits from this one."""
         self._given_up: set[SegmentKey] = set()
         world.network.listen(address, Listener(process, accept=self._accept))
         world.checks.kept.stores[address] = self
@@ -120,6 +122,10 @@ class SegmentStore:
                 end.send((HeldEverywhere(request=message.request, why_not=why), None))
             case KeepRecord():
                 index.record(message.record)
+                for holder in self._passed_to:
+                    self._pass_on(holder, (message.record,))
+            case PassRecord():
+                index.record(message.record, is_passed=True)
             case KeepFrom():
                 index.keep_from(
                     message.lineage,
@@ -191,6 +197,12 @@ class SegmentStore:
         self._given_up |= {key for key in before if not self.keeps(key)}
         self._given_up.discard(header.key)
         self._bytes[header.key] = content
+        self._recopies.came(Held(header.key, holders))
+        if self._plan is not None:  # of which whoever wrote it may not have heard
+            named = set(store_addresses(self._plan).values())
+            if not named.issuperset(holder.address for holder in holders):
+                keys = frozenset({header.key})
+                self._process.after(RECOPIED_S, self._check_recopied, self._plan, keys, 0)
         whole = is_whole(header, content)
         self._world.checks.kept.written(self.address, header.key, is_whole=whole)
         waiting = self._waiting.pop(header.key, [])
@@ -213,7 +225,7 @@ class SegmentStore:
 
     def _take(self, message: Segment, content: terms.UnitTerm) -> Stored | Refused:
         """Take a segment of another pod, which also says what is needed no more."""
-        if not self._index.refusal_of(message.header):
+        if not self._index.refusal_of(message.header, is_again=message.is_again):
             note_needless(self._index, message)
         here = self._index.find(message.header.key)
         if message.is_again and here is not None and not here.is_doubted:
@@ -260,18 +272,27 @@ class SegmentStore:
 
     def adopt(self, plan: Plan) -> None:
         """Send again what a plan leaves with too few holders."""
-        self.has_failed, self._plan = False, plan
+        self._plan, self._passed_to = plan, plan_record_line(plan, self._pod)
+        for holder in self._passed_to:
+            self._pass_on(holder, self._index.records)
         self._recopies.adopt(plan, peers=self._config.peers, domains=self._config.domains)
         self._recopy()
         keys = frozenset(s.header.key for s in self._index.needed(plan.lineage))
         self._process.after(RECOPIED_S, self._check_recopied, plan, keys, 0)
+
+    def _pass_on(self, holder: Holder, records: Sequence[CommitRecord]) -> None:
+        line = self._line(holder.address, is_again=True)
+        for record in records if line.has_passed_on else self._index.records:
+            line.tell((PassRecord(record=record), None))
+        line.has_passed_on = True
 
     def _recopy(self) -> None:
         index = self._index
         plan = self._recopies.due(index.from_version)
         if plan is None:
             return
-        needed = {s.header.key: s for s in index.needed(plan.lineage)}
+        wanted = self._recopies.wanted(index.from_version)
+        needed = {s.header.key: s for s in index.needed(plan.lineage, wanted)}
         kept = [Held(key, segment.holders) for key, segment in needed.items()]
         for recopy in self._recopies.look(index.from_version, kept):
             self._send_again(needed[recopy.key], recopy)
@@ -287,9 +308,10 @@ class SegmentStore:
 
             def answered(why: str, holder: Holder = holder) -> None:
                 self._num_open -= 1
-                self.has_failed = self.has_failed or bool(why)
                 if not why:
                     segment.holders = holders_after(segment.holders, recopy, holder)
+                self._recopies.answered(recopy, holder, is_kept=not why)
+                self._recopy()
 
             self._num_open += 1
             frame = message, self._bytes[recopy.key]
@@ -338,8 +360,8 @@ class SegmentStore:
 
     @property
     def is_sending(self) -> bool:
-        """Whether something that it sends again is not answered yet."""
-        return self._num_open > 0
+        """Whether something that it sends again is not answered, or finds nobody to take it."""
+        return self._num_open > 0 or self._recopies.is_waiting
 
     def has_adopted(self, plan: Plan) -> bool:
         """Whether a plan is the newest that it has sent again for."""
@@ -359,17 +381,22 @@ class _HolderLine:
         self._end: End | None = None
         self._queue: list[Frame] = []
         self._unanswered: deque[Callable[[str], None]] = deque()
-        self.ended = False
+        self.ended = self.has_passed_on = False
+        """Whether it is over, and whether commits were sent."""
         world.network.connect(process, address, self._opened, self._over, ANSWER_S)
 
     def send(self, frame: Frame, answered: Callable[[str], None]) -> None:
         """Send a segment; ``answered`` is called once with why it is not kept."""
         self._unanswered.append(answered)
+        self.tell(frame)
+        self._process.after(ANSWER_S, self._late, answered)
+
+    def tell(self, frame: Frame) -> None:
+        """Send what has no answer."""
         if self._end is None:
             self._queue.append(frame)
         else:
             self._end.send(frame)
-        self._process.after(ANSWER_S, self._late, answered)
 
     def _opened(self, end: End) -> None:
         if self.ended:

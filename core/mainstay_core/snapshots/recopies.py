@@ -8,13 +8,19 @@ had to have. If that is the store of a pod without a member, the first of one wi
 too: no trainer tells the other one which window is complete. Nobody has to be asked: all that is
 needed stands in the plan, and beside the segment.
 
+A quorum may go on for a while under a plan that has a successor. So what it writes is looked at as
+well when it comes: the newest plan may not name all of its holders. A store that does not take what
+is sent again is passed over for the next one. Where none is left, all are asked again at the next
+window, and after a step, two steps, four and so on: there may be room again.
+
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainstay_core.base.ids import PodUid
@@ -22,7 +28,7 @@ from mainstay_core.snapshots.copies import CopyDemand, plan_copies
 from mainstay_core.snapshots.stores import store_addresses, store_pods
 from mainstay_core.snapshots.units import Position
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.segments import Holder, SegmentKey
+from mainstay_core.wire.segments import BOUNDARY_KINDS, Holder, SegmentKey
 
 
 class Held(NamedTuple):
@@ -43,7 +49,13 @@ class Recopy(NamedTuple):
 
 
 def plan_recopies(
-    plan: Plan, pod: PodUid, kept: Iterable[Held], *, peers: int, domains: int
+    plan: Plan,
+    pod: PodUid,
+    kept: Iterable[Held],
+    *,
+    peers: int,
+    domains: int,
+    refused: Collection[Holder] = (),
 ) -> list[Recopy]:
     """Return what a pod's store sends, in the order of ``kept``.
 
@@ -57,10 +69,15 @@ def plan_recopies(
         kept: its segments that a replay may need.
         peers: other pods that are to keep each.
         domains: failure domains that they are to span.
+        refused: stores that did not take what was sent to them again.
+
+    Returns:
+        What is to be sent; to fewer stores than it lacks, or to none, if no others are left.
     """
     addresses = store_addresses(plan)
     if pod not in addresses:
         return []
+    left_out = {holder.pod for holder in refused if addresses.get(holder.pod) == holder.address}
     wanted = 1 + min(peers, len(addresses) - 1)
     with_member = {member.slot.pod for member in plan.members}
     found = []
@@ -75,7 +92,7 @@ def plan_recopies(
         chooser, position = senders[0], held.key.position
         if (chooser, position) not in choices:
             choices[chooser, position] = _ranked(plan, chooser, position, peers, domains)
-        keeping = {holder.pod for holder in living}
+        keeping = {holder.pod for holder in living} | left_out
         new = [p for p in choices[chooser, position] if p not in keeping][: wanted - len(living)]
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
         sender_first = sorted(living, key=lambda h: h.pod != pod)
@@ -83,8 +100,22 @@ def plan_recopies(
     return found
 
 
+@dataclass(slots=True, eq=False)
+class _Sent:
+    """A segment that is on its way to other stores again."""
+
+    recopy: Recopy
+    left: set[Holder]
+    """Those that have not answered."""
+    has_failed: bool = False
+    """Whether one of them has not taken it."""
+
+
 class Recopies:
     """Remembers what a store has looked at under the plan that is held, to look at nothing twice.
+
+    Of the segments that some store did not take, one is tried at other stores, and the rest once
+    it has found one: bytes for which nobody has room travel once to each store, not all of them.
 
     Args:
         pod: whose store it is.
@@ -93,14 +124,81 @@ class Recopies:
     def __init__(self, pod: PodUid) -> None:
         self._pod = pod
         self._plan: Plan | None = None
+        self._stores = frozenset[Holder]()
+        """Those that the plan names."""
         self._peers = self._domains = 1
-        self._from_version = 0
+        self._from_version = -1
         self._seen: set[SegmentKey] = set()
+        self._new: set[SegmentKey] = set()
+        """Those to be looked at before the next window."""
+        self._sent: dict[SegmentKey, _Sent] = {}
+        self._lacking: set[SegmentKey] = set()
+        """Those that some store did not take."""
+        self._tried: SegmentKey | None = None
+        """The one of them that is tried at others."""
+        self._refused: set[Holder] = set()
+        """Stores that are not asked now, as they did not take something."""
+        self._step = -1
+        """The newest of which something came."""
+        self._num_steps, self._patience_steps = 0, 1
+        """Steps that began since all stores were asked, and after how many they are again."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something lacks holders, as stores that were asked have not taken it."""
+        return bool(self._lacking)
 
     def adopt(self, plan: Plan, *, peers: int, domains: int) -> None:
         """Begin anew with a plan; arguments as those of :func:`plan_recopies`."""
         self._plan, self._peers, self._domains = plan, peers, domains
-        self._from_version, self._seen = -1, set()
+        self._stores = frozenset(Holder(pod=p, address=a) for p, a in store_addresses(plan).items())
+        self._from_version, self._step = -1, -1
+        self._seen, self._new, self._sent = set(), set(), {}
+        self._lacking, self._tried = set(), None
+        self._ask_all_again(1)
+
+    def came(self, held: Held) -> None:
+        """Note that a segment has come, perhaps in place of one of the same key."""
+        key = held.key
+        self._sent.pop(key, None)
+        self._seen.discard(key)
+        self._lacking.discard(key)
+        if self._tried == key:
+            self._tried = None
+        if self._plan is None or key.kind in BOUNDARY_KINDS:
+            return
+        if not self._stores.issuperset(held.holders):
+            self._new.add(key)
+        if key.version <= self._step:
+            return
+        self._step = key.version
+        self._num_steps += 1
+        if self._lacking and self._tried is None and self._num_steps >= self._patience_steps:
+            self._ask_all_again(2 * self._patience_steps)
+            self._try_one()
+
+    def answered(self, recopy: Recopy, holder: Holder, *, is_kept: bool) -> None:
+        """Note what became of a segment that was sent again to a store."""
+        key, sent = recopy.key, self._sent.get(recopy.key)
+        if sent is None or sent.recopy is not recopy:
+            return  # another plan has come, or another segment in its place
+        sent.left.discard(holder)
+        sent.has_failed |= not is_kept
+        if not is_kept:
+            self._refused.add(holder)
+        if sent.left:
+            return
+        del self._sent[key]
+        was_tried = key == self._tried
+        if was_tried:
+            self._tried = None
+        if sent.has_failed:
+            self._lacking.add(key)
+        elif was_tried:  # there may be room for more
+            self._new |= self._lacking - self._sent.keys()
+            self._lacking &= self._sent.keys()  # these may lack more than they are on their way to
+        if self._tried is None:
+            self._try_one()
 
     def due(self, from_version: int) -> Plan | None:
         """Return the plan under which it is to be looked; None if that is done.
@@ -108,21 +206,62 @@ class Recopies:
         Args:
             from_version: first version of the newest window that the store knows to be complete.
         """
-        return self._plan if from_version != self._from_version else None
+        return self._plan if self._new or from_version != self._from_version else None
+
+    def wanted(self, from_version: int) -> frozenset[SegmentKey] | None:
+        """Return the keys of what is to be looked at, if that is due; None: all that is kept.
+
+        Args:
+            from_version: as :meth:`due` was asked.
+        """
+        return None if from_version != self._from_version else frozenset(self._new)
 
     def look(self, from_version: int, kept: Iterable[Held]) -> list[Recopy]:
         """Return what the store sends now, in the order of ``kept``.
 
         Args:
             from_version: as :meth:`due` was asked.
-            kept: the store's segments that a replay may need.
+            kept: the store's segments that a replay may need, of those that are :meth:`wanted`.
         """
         if self._plan is None:
             return []
-        self._from_version, kept = from_version, list(kept)
-        new = [held for held in kept if held.key not in self._seen]
-        self._seen = {held.key for held in kept}
-        return plan_recopies(self._plan, self._pod, new, peers=self._peers, domains=self._domains)
+        kept, new = list(kept), self._new
+        if from_version != self._from_version:
+            self._from_version = from_version
+            self._ask_all_again(1)
+            new |= {h.key for h in kept if h.key not in self._seen} | self._lacking
+            self._tried, self._seen = None, {held.key for held in kept}
+        self._new = set()
+        self._lacking -= new - self._sent.keys()
+        looked = [held for held in kept if held.key in new and held.key not in self._sent]
+        self._seen |= {held.key for held in looked}
+        found = plan_recopies(
+            self._plan,
+            self._pod,
+            looked,
+            peers=self._peers,
+            domains=self._domains,
+            refused=self._refused,
+        )
+        wanted = 1 + min(self._peers, len(self._stores) - 1)
+        self._lacking |= {recopy.key for recopy in found if len(recopy.holders) < wanted}
+        found = [recopy for recopy in found if recopy.to]
+        self._sent |= {recopy.key: _Sent(recopy, set(recopy.to)) for recopy in found}
+        if self._tried is not None and self._tried not in self._sent:
+            is_left = self._tried in self._lacking  # as no other store is
+            self._tried = None
+            if not is_left:
+                self._try_one()
+        return found
+
+    def _ask_all_again(self, patience_steps: int) -> None:
+        self._refused, self._num_steps, self._patience_steps = set(), 0, patience_steps
+
+    def _try_one(self) -> None:
+        """Have the first segment looked at that some store did not take."""
+        if self._lacking:
+            self._tried = min(self._lacking)
+            self._new.add(self._tried)
 
 
 def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> tuple[Holder, ...]:

@@ -7,12 +7,27 @@ from collections import Counter
 from mainstay_core.base.ids import PodUid
 from mainstay_core.snapshots.copies import StorePod
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.segments import Holder
 
 
 def store_addresses(plan: Plan) -> dict[PodUid, str]:
     """Return where each store of segments that a plan names listens, by its pod."""
     found = {host.pod: host.snapshots for host in plan.hosts if host.snapshots}
     return found | {other.pod: other.address for other in plan.other_stores}
+
+
+def plan_record_line(plan: Plan, pod: PodUid) -> tuple[Holder, ...]:
+    """Return the stores of pods without a member to which a pod's store passes commits on.
+
+    No trainer tells them any. Each gets them from the store of one pod with a member, which all
+    serve about as many: by uid in turn.
+    """
+    senders = sorted(host.pod for host in plan.hosts if host.snapshots)
+    if pod not in senders:
+        return ()
+    others = sorted(plan.other_stores, key=lambda other: other.pod)
+    mine = others[senders.index(pod) :: len(senders)]
+    return tuple(Holder(pod=other.pod, address=other.address) for other in mine)
 
 
 def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:

@@ -163,6 +163,8 @@ class SegmentHeader:
     checks it."""
     place: Count = field(default=0, metadata=OMITTED)
     """Of a state's unit in the order in which its window copies the units of the position."""
+    quorum: Count = field(default=0, metadata=OMITTED)
+    """Number of the quorum in which it was written: of two copies that of the newer one counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

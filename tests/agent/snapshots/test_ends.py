@@ -21,7 +21,7 @@ from tests.core.segments.keys import header_of, key_of
 
 from mainstay_agent.snapshots import callers, holders, store
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.frames import FIRST_HEAD_BYTES, PREFIX, pack, parse_head
+from mainstay_core.base.frames import PREFIX, pack, parse_head
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import MAX_SEGMENT_BYTES, Holder
@@ -221,7 +221,7 @@ def test_a_connection_that_hung_up_after_a_while_is_opened_again(
     "said",
     [
         pytest.param(pack({"kind": "nonsense"}), id="another kind"),
-        pytest.param(PREFIX.pack(FIRST_HEAD_BYTES + 1, 0), id="a long head"),
+        pytest.param(PREFIX.pack(frames.MAX_PEER_HEAD_BYTES + 1, 0), id="a long head"),
         pytest.param(PREFIX.pack(10, MAX_SEGMENT_BYTES + 1), id="a long body"),
         pytest.param(PREFIX.pack(0, 10), id="no head"),
         pytest.param(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 from tests.agent.snapshots.conftest import HOST, Pod
-from tests.agent.snapshots.test_store import flush, write
+from tests.agent.snapshots.test_store import PAGE, flush, write
 from tests.core.plans import make_plan
-from tests.core.segments.keys import header_of, key_of
+from tests.core.segments.keys import header_of, key_of, record_of
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.index import SegmentIndex
@@ -75,6 +75,36 @@ def test_a_store_that_hears_later_that_a_window_is_complete_sends_that_again_too
     wait_for(other, [3, 4])
 
 
+def test_what_comes_under_the_plan_before_is_sent_to_a_store_that_the_newest_one_names(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    writer, other = make_client(a), make_client(b)
+    write(writer, key_of(3), b"before", [GONE])
+    a.store.adopt(plan_of(a, b), peers=1, domains=1)
+    wait_for(other, [3])
+
+    write(writer, key_of(4), b"after", [GONE])
+
+    wait_for(other, [3, 4])
+
+
+@pytest.mark.parametrize("full", ["b", "c"])
+def test_what_a_full_store_does_not_take_goes_to_one_that_has_room(
+    make_store: Make, make_client: MakeClient, full: str
+) -> None:
+    sizes = {"a": 8 * PAGE, "b": 8 * PAGE, "c": 8 * PAGE, full: PAGE}
+    pods = {pod: make_store(pod, size) for pod, size in sizes.items()}
+    clients = {pod: make_client(pods[pod]) for pod in pods}
+    (roomy,) = {"b", "c"} - {full}
+    write(clients["a"], key_of(3), bytes(2 * PAGE), [GONE])
+
+    pods["a"].store.adopt(plan_of(*pods.values()), peers=1, domains=1)
+
+    wait_for(clients[roomy], [3])
+    assert versions_at(clients[full]) == []
+
+
 def test_a_store_that_starts_again_in_its_pod_gets_again_what_the_one_before_had(
     make_store: Make, make_client: MakeClient
 ) -> None:
@@ -105,6 +135,30 @@ def test_what_is_sent_again_never_takes_the_place_of_something_newer(
     second.fetch(key_of(3), (), memoryview(into))
     assert bytes(into) == b"fresh"
     assert versions_at(third) == [3]
+
+
+def test_commits_come_to_a_spare_with_a_plan_and_as_they_are_told(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    """Else its copies make nothing anew where all pods with trainers are lost together."""
+    a, b, spare = make_store("a"), make_store("b"), make_store("s")
+    member, other, reader = make_client(a), make_client(b), make_client(spare)
+    # That of a model of many experts is longer than what a stranger may say.
+    many = replace(record_of(4), gradients=("g" * 32,) * 4096)
+    member.record(record_of(3))
+    member.record(many)
+    flush(member)
+
+    a.store.adopt(plan_of(a, spare), peers=1, domains=1)
+    b.store.adopt(plan_of(a, spare), peers=1, domains=1)
+    while [r.commit.step for r in reader.report(0).records] != [3, 4]:
+        pass
+    other.record(record_of(9))
+    member.record(record_of(5))
+    while len(reader.report(0).records) < 3:
+        pass
+
+    assert list(reader.report(0).records) == [record_of(3), many, record_of(5)]
 
 
 def test_another_pods_trainer_hears_what_a_store_keeps(

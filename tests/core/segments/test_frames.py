@@ -58,6 +58,8 @@ def test_what_pods_say_to_each_other_arrives() -> None:
     segment, fetch = frames.Segment(header=HEADER, keep_from=2), frames.Fetch(key=key_of(3))
     assert frames.decode_from_peer(head_of(segment, b"12345"), 5) == segment
     assert frames.decode_from_peer(head_of(fetch), 0) == fetch
+    passed = frames.PassRecord(record=record_of(3))
+    assert frames.decode_from_peer(head_of(passed), 0) == passed
     assert frames.decode_to_holder(head_of(frames.Stored()), 0) == frames.Stored()
     refused = frames.Refused(why="full")
     assert frames.decode_to_holder(head_of(refused), 0) == refused

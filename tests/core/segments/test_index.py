@@ -13,6 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
 from mainstay_core.segments import records as records_module
+from mainstay_core.segments import report_sizes
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.report_sizes import (
@@ -88,6 +89,27 @@ def test_a_segment_of_the_same_key_takes_the_place_of_the_first() -> None:
 
     assert index.find(key_of(3)) is again
     assert index.free_bytes == PAGE_BYTES
+
+
+@pytest.mark.parametrize("kind", ["state", "compute", "gradient"])
+def test_what_a_newer_quorum_has_written_stays_whichever_comes_last(kind: str) -> None:
+    """Pods that copied a unit in the quorum before may be late with it."""
+    key = key_of(6, kind=kind)
+    older = header_of(key, window=4, quorum=2, nonce="older")
+    newer = header_of(key, window=6, quorum=3, nonce="newer")
+
+    index = store()
+    put(index, older)
+    assert put(index, newer) is index.find(key)
+
+    index = store()
+    segment = put(index, newer)
+    assert "quorum 3" in index.refusal_of(older)
+    assert index.refusal_of(older, is_again=True) == "", "that takes nothing's place"
+    assert index.refusal_of(newer) == ""
+    index.doubt(key, "newer", "d")
+    assert index.refusal_of(older) == "", "a good copy takes the place of a damaged one"
+    assert index.find(key) is segment
 
 
 def test_bytes_that_somebody_reads_stay_until_the_last_one_is_done() -> None:
@@ -322,10 +344,35 @@ def test_a_report_that_no_message_carries_counts_as_empty_and_says_why(
         index.record(record_of(version))
     size = report_bytes(report(index))
     assert report(index).problem == ""
-    monkeypatch.setattr(index_module, "MAX_REPORT_BYTES", size - 1)
+    monkeypatch.setattr(report_sizes, "MAX_REPORT_BYTES", size - 1)
     told = report(index)
     assert (told.units, told.records, told.logs) == ((), (), ())
     assert told.problem.startswith("what it holds takes ")
+
+
+def test_a_commit_that_is_passed_on_takes_no_place_of_one_whose_votes_are_known() -> None:
+    index = store()
+    rolled = replace(record_of(4), states=(), gradients=())
+    for own in (record_of(3, chain="own"), rolled):
+        index.record(own)
+    for step in (3, 4, 5):
+        index.record(record_of(step, chain="passed"), is_passed=True)
+    assert [r.chain for r in index.records] == ["own", "passed", "passed"]
+    index.record(record_of(1, lineage=1), is_passed=True)
+    assert [r.commit.step for r in index.records] == [1], "its votes were of another lineage"
+    index.record(record_of(9), is_passed=True)
+    assert len(index.records) == 1
+
+
+@pytest.mark.parametrize("is_passed", [False, True])
+def test_a_store_without_a_trainer_drops_nothing_for_a_window_in_flight(is_passed: bool) -> None:
+    """It cannot tell whether the version at hand is one that others make anew."""
+    index = store(2)
+    for version in (2, 3):
+        put(index, header_of(key_of(version), window=version))
+        index.record(record_of(version), is_passed=is_passed)
+    index.record(record_of(4), is_passed=is_passed)
+    assert (index.take_room(1, window=4) is None) is is_passed
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -545,10 +592,16 @@ def test_a_store_keeps_what_its_twin_keeps(seed: int) -> None:
         key = key_of(version, rng.randrange(3), kind, lineage, rng.randrange(2))
         action = rng.choice(["put", "put", "put", "discard", "keep", "record", "hold", "release"])
         if action == "put":
-            more = {"nonce": str(rng.random()), "window": rng.randrange(version + 1)}
+            more = {
+                "nonce": str(rng.random()),
+                "window": rng.randrange(version + 1),
+                "quorum": rng.randrange(3),
+            }
             header = header_of(key, rng.randrange(3 * PAGE_BYTES), **more)
             refusal = index.refusal_of(header)
-            assert (refusal == "") == (lineage >= twin.lineage)
+            here = twin.kept.get(key)
+            is_late = here is not None and here.quorum > header.quorum
+            assert (refusal == "") == (lineage >= twin.lineage and not is_late)
             room = index.take_room(header.size_bytes)
             if refusal == "" and room is not None:
                 index.put(header, room)

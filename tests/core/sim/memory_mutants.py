@@ -22,14 +22,14 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.segments import index
 from mainstay_core.segments.evictions import Kept
 from mainstay_core.segments.spans import PAGE_BYTES
-from mainstay_core.sim import draw
+from mainstay_core.sim import draw, segments
 from mainstay_core.sim.scenarios.fault_draws import draw_losses
-from mainstay_core.sim.scenarios.scenario import Scenario
+from mainstay_core.sim.scenarios.scenario import Fault, Scenario
 from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.sim.trainers import keeper
 from mainstay_core.sim.trainers.keeper import SegmentKeeper
 from mainstay_core.snapshots import recopies
-from mainstay_core.snapshots.recopies import Recopy
+from mainstay_core.snapshots.recopies import Recopies, Recopy
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import Commit, SnapshotStatus, Vote
@@ -76,6 +76,18 @@ def draw_short(seed: int, kinds: tuple[str, ...]) -> Scenario:
     )
     config = replace(scenario.config, shape=shape, snapshots=snapshots)
     return replace(scenario, config=config, units=2, faults=())
+
+
+def draw_lone_pod(seed: int) -> Scenario:
+    """Return a job of one rank that loses the pod of this rank, and has spares with copies."""
+    scenario, rng = draw_snapshots(seed, ("damage-segment",)), random.Random(f"lone {seed}")
+    shape = replace(scenario.config.shape, lanes=1, replicas=1, stages=1)
+    snapshots = scenario.config.snapshots
+    assert snapshots is not None
+    snapshots = replace(snapshots, peers=rng.choice((1, 2)), boundary=False)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=2)
+    loss = Fault(kind="kill-pod", point=rng.choice(("LOG", "vote-posted")), times=rng.randint(5, 8))
+    return replace(scenario, config=config, apis=1, units=2, faults=(loss,))
 
 
 def _complete_at_once(
@@ -288,6 +300,14 @@ MEMORY_MUTANTS = {
         "what has lost a holder stays with those that are left until the next window is complete",
         [(recopies, "plan_recopies", _nothing_again)],
         _IN_MEMORY,
+    ),
+    "not-looked-at-as-it-comes": Mutant(
+        "what a quorum writes that has a successor is not sent to that one's stores",
+        # Messages with commits would take each seed another course than the one that is known.
+        [(Recopies, "came", lambda *_: None), (segments, "plan_record_line", lambda *_: ())],
+        _IN_MEMORY,
+        draws=lambda seed, _: draw(seed),
+        first=333,
     ),
     "replay-without-commit": Mutant(
         "a gradient that is kept is applied again whether or not its step was committed",

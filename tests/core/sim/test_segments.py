@@ -13,10 +13,11 @@ from tests.core.sim.memory_mutants import draw_snapshots
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import Discard, Segment
 from mainstay_core.sim import terms
-from mainstay_core.sim.engine import Process
+from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.network import End
 from mainstay_core.sim.segments import SegmentStore
 from mainstay_core.sim.surroundings import Surroundings
+from mainstay_core.snapshots.recopies import Recopies
 from mainstay_core.wire.segments import Holder, SegmentHeader
 
 PLAN = with_stores(make_plan({0: ["a.1", "b.1", "c.1"]}))
@@ -101,3 +102,25 @@ def test_a_whole_copy_mends_a_damaged_one() -> None:
     run.tell("c", Segment(header=run.header), run.content)
     run.tell("c", Discard(key=KEY))
     assert run.lacking("bc")
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_what_comes_under_the_plan_before_is_held_to_have_all_holders(
+    monkeypatch: pytest.MonkeyPatch, is_looked_at: bool
+) -> None:
+    """The quorum before goes on, and writes to a store that the newest plan does not name."""
+    run = Run()
+    run.world.checks.plans.append(PLAN)
+    header = replace(run.header, key=replace(KEY, version=KEY.version + 1))
+    message = Segment(header=header, holders=(STORES["a"], STORES["b"], GONE))
+    run.tell("b", message, run.content)
+    run.adopt()
+    places = frozenset(holder.address for holder in message.holders)
+    run.kept.held(header.key, run.content, places)
+    if is_looked_at:
+        run.tell("a", message, run.content)
+        assert run.stores["c"].keeps(header.key)
+        return
+    monkeypatch.setattr(Recopies, "came", lambda *_: None)
+    with pytest.raises(Violation, match="with too few holders"):
+        run.tell("a", message, run.content)

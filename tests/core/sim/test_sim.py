@@ -37,7 +37,7 @@ from tests.core.sim.fork_mutants import (
     ends_of,
     repeating,
 )
-from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_short
+from tests.core.sim.memory_mutants import MEMORY_MUTANTS, draw_lone_pod, draw_short
 from tests.core.sim.mutants import MUTANTS, applied, draw_deaths_with_bad_states, find
 from tests.core.sim.taint_mutants import BESIDE, TAINT_MUTANTS, draw_lost_stores, draw_lost_words
 
@@ -111,6 +111,19 @@ def test_a_step_that_the_members_left_rolled_over_is_made_again_from_their_store
 def test_what_a_store_could_not_send_in_a_cut_is_no_matter_of_another_one() -> None:
     outcome = simulate(draw(25100))
     assert not outcome.violation, outcome.violation
+
+
+def test_what_a_quorum_writes_that_has_a_successor_is_where_that_one_looks_for_it() -> None:
+    outcome = simulate(draw(333))
+    assert not outcome.violation, outcome.violation
+
+
+def test_spares_make_a_job_anew_whose_pods_with_trainers_are_all_lost() -> None:
+    """They hold copies of the state like any pod, and hear of commits from pods with trainers."""
+    for seed in range(4, 8):
+        outcome = simulate(draw_lone_pod(seed))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        assert outcome.seen["replayed"], f"seed {seed}"
 
 
 def test_a_store_whose_trainer_is_new_hears_late_which_window_is_complete() -> None:

@@ -84,6 +84,184 @@ def test_it_is_looked_once_for_a_plan_and_once_more_for_each_newer_window() -> N
     assert [r.key for r in recopies.look(4, [newer])] == [newer.key]
 
 
+def few_stores() -> Plan:
+    """Four pods of a stage each, which want one more copy of everything."""
+    names = {n: [f"{pod}.1"] for n, pod in enumerate("abcd")}
+    return with_stores(make_plan(names))
+
+
+def adopted(pod: str = "a", plan: Plan | None = None, peers: int = 1) -> Recopies:
+    recopies = Recopies(PodUid(pod))
+    recopies.adopt(plan or few_stores(), peers=peers, domains=2)
+    assert recopies.look(0, []) == []
+    return recopies
+
+
+def look(recopies: Recopies, *kept: Held, from_version: int = 0) -> list[Recopy]:
+    """Look as a store does, which looks only at what is wanted."""
+    if recopies.due(from_version) is None:
+        return []
+    wanted = recopies.wanted(from_version)
+    return recopies.look(from_version, [h for h in kept if wanted is None or h.key in wanted])
+
+
+def test_what_is_written_with_a_holder_that_the_plan_does_not_name_is_sent_again_as_it_comes() -> (
+    None
+):
+    """A quorum goes on while the plan that follows is held already."""
+    recopies, whole, short = adopted(), Held(key_of(3), ()), Held(key_of(4, kind="gradient"), ())
+    whole = whole._replace(holders=(store("a"), store("b")))
+    short = short._replace(holders=(store("a"), store("away")))
+    recopies.came(whole)
+    assert recopies.due(0) is None
+    recopies.came(short)
+    assert [r.key for r in look(recopies, whole, short)] == [short.key]
+    assert recopies.due(0) is None
+
+    again = short._replace(holders=(store("a"), store("b", before="-before")))
+    recopies.came(again)
+    assert [r.key for r in look(recopies, whole, again)] == [short.key], "it was written again"
+
+
+def test_a_state_of_a_window_in_flight_waits_until_that_is_complete() -> None:
+    recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
+    recopies.came(state)
+    assert look(recopies) == [], "no replay needs it yet"
+    assert [r.key for r in look(recopies, state, from_version=3)] == [state.key]
+
+
+def test_a_store_that_takes_nothing_is_passed_over_for_the_next() -> None:
+    recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
+    recopies.came(state)
+    asked = []
+    while found := look(recopies, state):
+        (recopy,) = found
+        (to,) = recopy.to
+        asked.append(to.pod)
+        recopies.answered(recopy, to, is_kept=False)
+    assert sorted(asked) == ["b", "c", "d"]
+    assert recopies.is_waiting
+
+
+def test_stores_that_took_nothing_are_asked_again_after_one_step_two_and_four() -> None:
+    """Room comes with a step, and with the next window: not all hear of that at once."""
+    recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
+    recopies.came(state)
+    asked_at = list[int]()
+    for step in range(3, 20):
+        recopies.came(Held(key_of(step, kind="gradient"), (store("a"), store("b"))))
+        num_asked = 0
+        while found := look(recopies, state):
+            (recopy,) = found
+            num_asked += 1
+            recopies.answered(recopy, recopy.to[0], is_kept=False)
+        assert num_asked in (0, 3), "each of them, or none"
+        asked_at += [step] * bool(num_asked)
+    assert asked_at == [3, 4, 6, 10, 18]
+    (recopy,) = look(recopies, state, from_version=3)
+    recopies.answered(recopy, recopy.to[0], is_kept=True)
+    assert not recopies.is_waiting
+
+
+def test_of_many_that_find_no_room_one_is_tried_and_the_rest_follow_it() -> None:
+    recopies = adopted()
+    states = [Held(key_of(version), (store("a"), store("away"))) for version in range(3, 9)]
+    for state in states:
+        recopies.came(state)
+    first = look(recopies, *states)
+    assert len(first) == 6
+    for recopy in first:
+        recopies.answered(recopy, recopy.to[0], is_kept=False)
+    (tried,) = look(recopies, *states)
+    assert tried.to != first[0].to
+    recopies.answered(tried, tried.to[0], is_kept=True)
+    rest = look(recopies, *(s for s in states if s.key != tried.key))
+    assert [r.to for r in rest] == [tried.to] * 5
+    for recopy in rest:
+        recopies.answered(recopy, recopy.to[0], is_kept=True)
+    assert not recopies.is_waiting
+    assert look(recopies, *states) == []
+
+
+def test_what_is_dropped_while_it_is_tried_leaves_the_others_their_turn() -> None:
+    recopies = adopted()
+    states = [Held(key_of(version), (store("a"), store("away"))) for version in (3, 4)]
+    for state in states:
+        recopies.came(state)
+    for recopy in look(recopies, *states):
+        recopies.answered(recopy, recopy.to[0], is_kept=False)
+    assert look(recopies, states[1]) == [], "the first has gone meanwhile"
+    assert [r.key for r in look(recopies, states[1])] == [states[1].key]
+
+
+def test_answers_of_another_plan_or_to_another_copy_change_nothing() -> None:
+    recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
+    recopies.came(state)
+    (before,) = look(recopies, state)
+    recopies.came(state)
+    (again,) = look(recopies, state)
+    recopies.answered(before, before.to[0], is_kept=False)
+    assert recopies.due(0) is None
+    assert not recopies.is_waiting
+    recopies.adopt(few_stores(), peers=1, domains=2)
+    recopies.answered(again, again.to[0], is_kept=False)
+    assert not recopies.is_waiting
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_segment_has_its_holders_as_soon_as_stores_with_room_are_there(seed: int) -> None:
+    """Whatever comes when, under whichever plan: once some have room, nothing is left short."""
+    rng = random.Random(seed)
+    names = "abcdefg"[: rng.randint(3, 7)]
+    every, peers = make_plan({n: [f"{pod}.1"] for n, pod in enumerate(names)}), rng.randint(1, 2)
+    plan = with_stores(every)
+    recopies = Recopies(PodUid("a"))
+    recopies.adopt(plan, peers=peers, domains=2)
+    full = {store(pod) for pod in names[1:] if rng.random() < 0.6}
+    kept: dict[SegmentKey, Held] = {}
+    on_their_way: list[tuple[Recopy, Holder]] = []
+    from_version, wanted = 0, 1 + min(peers, len(names) - 1)
+
+    def is_short(held: Held) -> bool:
+        return len({h for h in held.holders if h.pod in names}) < wanted
+
+    def go_on() -> None:
+        """Look, and have some stores answer, in any order."""
+        found = look(recopies, *kept.values(), from_version=from_version)
+        on_their_way.extend((recopy, to) for recopy in found for to in recopy.to)
+        rng.shuffle(on_their_way)
+        for recopy, to in [on_their_way.pop() for _ in range(rng.randint(0, len(on_their_way)))]:
+            is_kept = to not in full
+            if is_kept and recopy.key in kept:
+                held = kept[recopy.key]
+                holders = holders_after(held.holders, recopy, to)
+                kept[recopy.key] = held._replace(holders=holders)
+            recopies.answered(recopy, to, is_kept=is_kept)
+
+    for version in range(1, 16):
+        for unit in range(rng.randint(1, 3)):
+            others = [store(pod) for pod in names[1:] if store(pod) not in full]
+            others += [store("gone"), store("away")]
+            holders = (store("a"), *rng.sample(others, min(peers, len(others))))
+            held = Held(key_of(version, unit=unit, kind="gradient"), holders)
+            kept[held.key] = held
+            recopies.came(held)
+        go_on()
+        if rng.random() < 0.1:
+            from_version = version
+            kept = {key: held for key, held in kept.items() if key.version >= version}
+        if rng.random() < 0.2:
+            full = {store(pod) for pod in names[1:] if rng.random() < 0.5}
+    full = {store(pod) for pod in rng.sample(names[1:], len(names) - 1 - peers)}
+    for version in range(16, 64):
+        recopies.came(Held(key_of(version, kind="gradient"), (store("a"),)))
+        for _ in range(20):
+            go_on()
+    assert [held.key for held in kept.values() if is_short(held)] == []
+    assert not recopies.is_waiting
+    assert not on_their_way
+
+
 def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_before() -> None:
     before = store("a", before="-before")
     few = with_stores(make_plan({0: ["a.1"], 1: ["b.1"]}))

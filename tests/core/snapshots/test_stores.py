@@ -8,8 +8,14 @@ import pytest
 from tests.core.plans import make_plan
 from tests.core.rank.replays.test_authors import with_spare, with_stores
 
+from mainstay_core.base.ids import PodUid
 from mainstay_core.snapshots.copies import Copies, CopyDemand, plan_copies
-from mainstay_core.snapshots.stores import lacks_holders, store_addresses, store_pods
+from mainstay_core.snapshots.stores import (
+    lacks_holders,
+    plan_record_line,
+    store_addresses,
+    store_pods,
+)
 from mainstay_core.snapshots.units import Position
 from mainstay_core.wire.plan import Plan
 
@@ -24,6 +30,19 @@ def test_stores_are_those_of_members_and_of_other_pods() -> None:
     assert [(pod.pod, pod.stages) for pod in store_pods(plan, peers=1)] == [
         ("a", (0,)), ("b", (1,)), ("c", (0,)), ("d", (1,)), ("s", ()),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_spares", range(7))
+def test_each_pod_without_a_member_hears_of_commits_from_one_that_has_one(num_spares: int) -> None:
+    spares = "stuvwxyz"[:num_spares]
+    plan = with_spare(TWO_STAGES, *spares)
+    lines = {pod: plan_record_line(plan, PodUid(pod)) for pod in ("a", "b", "c", "d", *spares)}
+
+    told = [(holder.pod, holder.address) for line in lines.values() for holder in line]
+    assert sorted(told) == [(pod, f"store-{pod}") for pod in spares]
+    assert all(lines[spare] == () for spare in spares)
+    numbers = [len(lines[pod]) for pod in "abcd"]
+    assert max(numbers) - min(numbers) <= 1
 
 
 FOUR_STAGES = with_stores(make_plan({0: ["a.1", "b.1", "c.1", "d.1"]}))

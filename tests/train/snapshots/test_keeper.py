@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -106,7 +107,7 @@ class PlayedClient:
 
     def __init__(self) -> None:
         self.headers: list[SegmentHeader] = []
-        self.note_held: Callable[[SegmentKey], None] = lambda _: None
+        self.note_held: Callable[[SegmentHeader], None] = lambda _: None
 
     def ask_room(self, size_bytes: int, window: int = 0) -> Any:
         del window
@@ -155,15 +156,103 @@ def test_an_instalment_is_held_once_all_holders_have_each_of_its_units() -> None
     keeper._worker.wait_idle()
     assert ops == [Op.SNAPSHOT_COPIED] * 2
 
-    before, first, second = (header.key for header in client.headers)
-    for key in (first, replace(first, kind=SegmentKind.GRADIENT), before):
-        client.note_held(key)
+    before, first, second = client.headers
+    gradient = replace(first, key=replace(first.key, kind=SegmentKind.GRADIENT))
+    for header in (first, gradient, before):
+        client.note_held(header)
     keeper._worker.wait_idle()
     assert ops[2:] == [Op.SNAPSHOT_HELD], "of the instalment before"
     client.note_held(second)
     client.note_held(second)
     keeper._worker.end()
     assert ops[2:] == [Op.SNAPSHOT_HELD] * 2
+
+
+def test_an_instalment_is_not_held_by_what_a_quorum_before_has_copied_of_it() -> None:
+    """A settle begins the window anew where it began, while the copies before are on their way."""
+    state = optimizer.StageState(
+        [blocks.Block(blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50)))],
+        optimizer.adamw(),
+    )
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    client, ops = PlayedClient(), list[Op]()
+    keeper = keeper_of(SimpleNamespace(state=state, reducer=reducer), client, ops.append)
+    keeper.start({})
+    plan, due = (
+        make_plan({0: ["pod.1"]}),
+        Snapshot(4, Window(first=4, length=1), (PlacedUnit("a", 0),)),
+    )
+    again = replace(plan, quorum=replace(plan.quorum, id=plan.quorum.id + 1, nonce="again"))
+    for of in (plan, again):
+        keeper.snapshot(of, 0, 0, due)
+    keeper._worker.wait_idle()
+    before, after = client.headers
+    assert before.key == after.key
+    assert (before.quorum, after.quorum) == (plan.quorum.id, again.quorum.id)
+
+    ops.clear()
+    client.note_held(after)
+    keeper._worker.wait_idle()
+    assert ops == [Op.SNAPSHOT_HELD]
+    ops.clear()
+    keeper.snapshot(again, 0, 0, due)
+    client.note_held(before)
+    keeper._worker.end()
+    assert ops == [Op.SNAPSHOT_COPIED], "what is held is of the quorum before"
+
+
+def test_a_vote_tells_of_the_copies_of_its_own_quorum_alone() -> None:
+    """Two losses before a commit: the second quorum's window begins where that of the first did."""
+    specs = [blocks.BlockSpec(name=name, build=lambda: nn.Linear(30, 50)) for name in "ab"]
+    state = optimizer.StageState([blocks.Block(spec) for spec in specs], optimizer.adamw())
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    client, unheld = PlayedClient(), dict[SegmentKey, str]()
+    client.pending = lambda: unheld  # type: ignore[attr-defined]
+    keeper = keeper_of(SimpleNamespace(state=state, reducer=reducer), client)
+    window, plan = Window(first=4, length=1), make_plan({0: ["pod.1"]})
+    again = replace(plan, quorum=replace(plan.quorum, id=plan.quorum.id + 1, nonce="again"))
+    keeper.snapshot(plan, 0, 0, Snapshot(4, window, (PlacedUnit("a", 0), PlacedUnit("b", 1))))
+    keeper._worker.wait_idle()
+    a, b = (header.key for header in client.headers)
+    unheld[b] = "its holder is gone"
+    assert keeper.status(4, logged=True).copied == 4
+
+    may_copy = threading.Event()
+
+    def hold() -> None:
+        may_copy.wait()
+
+    keeper._worker.submit(hold)
+    place = keeper._place(plan, 0, 0)
+    keeper.snapshot(again, 0, 0, Snapshot(4, window, (PlacedUnit("a", 0),)))
+    with keeper._changed:
+        keeper._to_copy += 1
+    keeper._copy_state(place, a, window, 0)  # the last copy of the quorum before
+    assert keeper.status(4, logged=True).copied == 4, "its own is still to be made"
+    may_copy.set()
+    keeper._worker.end()
+    assert keeper.status(4, logged=True).copied == 5, "unit b is another member's to copy"
+
+
+def test_a_state_names_the_window_of_its_instalment_when_the_next_one_has_begun() -> None:
+    """As soon as it has left, apply may write the state, and the next window may begin."""
+    spec = blocks.BlockSpec(name="a", build=lambda: nn.Linear(30, 50))
+    state = optimizer.StageState([blocks.Block(spec)], optimizer.adamw())
+    reducer = SimpleNamespace(reduced=torch.zeros(state.layout.size))
+    client = PlayedClient()
+    keeper = keeper_of(SimpleNamespace(state=state, reducer=reducer), client)
+    window, left = Window(first=4, length=1), keeper._has_left
+
+    def left_and_gone_on() -> None:
+        left()
+        keeper._writer.window = Window(first=5, length=3)
+
+    keeper._has_left = left_and_gone_on  # type: ignore[method-assign]
+    keeper.snapshot(make_plan({0: ["pod.1"]}), 0, 0, Snapshot(4, window, (PlacedUnit("a", 0),)))
+    keeper._worker.end()
+
+    (header,) = client.headers
+    assert (header.key.version, header.window, header.num_instalments) == (4, 4, 1)
 
 
 def test_a_damaged_copy_counts_again_once_all_have_loaded_what_was_before_it() -> None:

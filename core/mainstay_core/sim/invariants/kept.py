@@ -36,12 +36,8 @@ class Store(Protocol):
         """Whether it lives, and never lacked room for what came."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether something that it sent again was not taken since its newest plan."""
-
-    @property
     def is_sending(self) -> bool:
-        """Whether something that it sends again is not answered yet."""
+        """Whether something that it sends again is not answered, or finds nobody to take it."""
 
     @property
     def from_version(self) -> int:
@@ -157,7 +153,7 @@ class Kept:
             peers: other pods that are to keep each.
         """
         stores = [self.stores[address] for address in addresses]
-        if any(store.has_failed or not store.is_open for store in stores):
+        if not all(store.is_open for store in stores):
             return []
         oldest = max(store.from_version for store in stores)
         wanted = 1 + min(peers, len(stores) - 1)

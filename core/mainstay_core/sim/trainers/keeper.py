@@ -77,11 +77,14 @@ class SegmentKeeper:
         self._sending: list[Instalment] = []
         """Those that are in the own store, and not known to be at all holders."""
         self._to_copy = 0
-        self._states: dict[SegmentKey, bool] = {}
-        """States of the window in flight; whether they were given to the store."""
+        self._states: dict[tuple[SegmentKey, str], bool] = {}
+        """States of the window in flight, with the nonce of their quorum; whether they were given
+        to the store."""
         self._places: dict[SegmentKey, int] = {}
         """Of the same in the window's order."""
         self._window: Window | None = None
+        self._window_in = ""
+        """Nonce of its quorum."""
         self._keep_from = 0
         self._bad: list[BadSegment] = []
         self._is_full = False
@@ -109,7 +112,7 @@ class SegmentKeeper:
 
     def status(self, version: int, *, logged: bool) -> SnapshotStatus:
         """Return what to say of segments in the vote on the step at ``version``."""
-        left = [k.version for k, given in self._states.items() if not self._is_copied(k, given)]
+        left = [k.version for (k, _), g in self._states.items() if not self._is_copied(k, g)]
         return SnapshotStatus(
             logged=logged,
             copied=min(left, default=version + 1),
@@ -163,13 +166,15 @@ class SegmentKeeper:
         own = self._authorship(plan, index)
         self._world.checks.kept.copies(plan, index, action)
         position = plan.position_of(index)
-        if self._window != action.window:
-            self._window, self._states, self._places = action.window, {}, {}
+        window = action.window, plan.quorum.nonce
+        if (self._window, self._window_in) != window:
+            (self._window, self._window_in), self._states, self._places = window, {}, {}
+            self._sending = []
         instalment = Instalment()
         for unit in action.units:
             number = unit_number(unit.name)
             key = key_of(lineage, position, number, unit.kind, action.version)
-            self._states[key], self._places[key] = False, unit.place
+            self._states[key, plan.quorum.nonce], self._places[key] = False, unit.place
             self._to_copy += 1
             instalment.keys.append(key)
             cell = self._owner.made_cell()
@@ -185,14 +190,15 @@ class SegmentKeeper:
     ) -> Steps[None]:
         yield self._world.pace.segment_s()
         self._write(plan, holders, key, cell.params)
-        if key in self._states:
-            self._states[key] = True
+        if (key, plan.quorum.nonce) in self._states:
+            self._states[key, plan.quorum.nonce] = True
         self._to_copy -= 1
         self._changed.fire()
         instalment.num_copied += 1
         if instalment.num_copied < len(instalment.keys):
             return
-        self._sending.append(instalment)
+        if plan.quorum.nonce == self._window_in:
+            self._sending.append(instalment)
         self._owner.strike("SNAPSHOT_COPIED")
 
     def _note_held(self, key: SegmentKey) -> None:
@@ -316,6 +322,7 @@ class SegmentKeeper:
             size_bytes=size_of(key.unit, key.kind),
             digest=terms.term("bytes", content),
             place=self._places.get(key, 0),
+            quorum=plan.quorum.id,
         )
         self._client.write(header, content, holders, self._keep_from)
 
