@@ -76,8 +76,20 @@ def inject(
     as_json: AS_JSON = False,
 ) -> None:
     if file is not None:
-        if target is not None or action is not None:
-            raise UsageError("give either --file or --target and --action")
+        others = {
+            "--target": target,
+            "--action": action,
+            "--at-step": at_step,
+            "--phase": phase,
+            "--delay-ms": delay_ms,
+            "--for": for_s,
+            "--factor": factor,
+            "--steps": steps,
+            "--flip": flip,
+        }
+        beside = _given(others)
+        if beside:
+            raise UsageError(f"--file says all of its faults; leave {', '.join(beside)} out")
         entries = manifests.load_yaml(file)
         if not isinstance(entries, list):
             raise UsageError(f"{file}: expected a list of faults")
@@ -106,11 +118,13 @@ def inject(
 
 @app.command(
     "ls",
-    help="List the faults of a job: where they fire, and what became of each.\n\n"
+    help="List the faults of a job, running or ended: where they fire, and what became of each.\n\n"
     "Example: mainstay faults ls demo",
 )
 def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
-    listed = asyncio.run(_fetch(runs.find_running(job)))
+    run = runs.find(job)
+    running = run.is_running()
+    listed = asyncio.run(_fetch(run)) if running else runs.read_report(run).get("faults", [])
     print(json.dumps(listed, indent=1) if as_json else render(listed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mainstay_core.job import spec
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A YAML loader that refuses a key that is given twice."""
+    """A YAML loader that refuses a key that is given twice, and reads 1e-3 as kubectl does."""
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -33,6 +34,12 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
 
 _StrictLoader.add_constructor(
     yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
+)
+# PyYAML reads 1e-3 and 1.5e3 as texts, kubectl as numbers: a file must mean the same to both.
+_StrictLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
 )
 
 
@@ -79,9 +86,9 @@ def load_job(path: Path, name: str | None = None) -> JobFile:
         UsageError: the file or the job cannot be used.
     """
     manifest = load_yaml(path)
-    if name is not None and isinstance(manifest, dict):
-        metadata = manifest.get("metadata")
-        manifest = manifest | {"metadata": (metadata or {}) | {"name": name}}
+    metadata = manifest.get("metadata") or {} if isinstance(manifest, dict) else None
+    if name is not None and isinstance(metadata, dict):
+        manifest = manifest | {"metadata": metadata | {"name": name}}
     try:
         job = spec.parse_training_job(manifest)
         entrypoint = _absolute_entrypoint(path, job.spec.workload.entrypoint)

@@ -24,7 +24,7 @@ import yaml
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.base.files import write_whole
+from mainstay_cli.base.files import check_place, write_whole
 from mainstay_cli.base.logs import last_line, read_since
 from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight, shortage
@@ -88,6 +88,8 @@ def run_job(
         CliError: it cannot be run here, failed, or was interrupted.
     """
     try:
+        if options.report is not None:
+            check_place(options.report, "--report")
         search = manifests.search_path(file.path)
         needs = preflight.Needs.from_environment()
         preflight.check_entrypoint(file.job, search)
@@ -452,5 +454,4 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write a report as indented JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(report, indent=1) + "\n")

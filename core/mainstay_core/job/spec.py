@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import pydantic
 import pydantic.alias_generators
 
-from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
+from mainstay_core.base.bounds import MAX_HOSTS, MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape, Order
@@ -61,6 +61,7 @@ from mainstay_core.job.sentences import (
     swapped_only_with,
 )
 from mainstay_core.job.sizes import snapshot_sizes
+from mainstay_core.job.sizes.built_in_sizes import check_built_in
 from mainstay_core.job.sizes.snapshot_logs import LogChoice
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
 from mainstay_core.job.types import (
@@ -100,7 +101,7 @@ class TrainingJobSpec(Section):
     training: Training
     parallelism: Parallelism = Parallelism()
     redundancy: IntOrAuto = "Auto"
-    """Hosts of a shard type. Auto takes the number with the least expected time to train."""
+    """Lanes whose replicas take a shard type over first. Auto: the number that costs least time."""
     pipeline: Pipeline = Pipeline()
     workload: Workload
     runtime: Runtime = Runtime()
@@ -191,6 +192,7 @@ class TrainingJob(Section):
         Raises:
             InvalidSpecError: names the field and what would be right.
         """
+        check_built_in(self.spec.workload, self.shape)
         snapshot_sizes.check_new_window(self.spec.snapshots, self.spec.workload, self.shape)
 
     def choose_log(self) -> LogChoice | None:
@@ -326,11 +328,11 @@ def _check_topology(spec: TrainingJobSpec) -> None:
             "spec.parallelism.minReplicas",
             f"is {parallelism.min_replicas}, must be at most the replicas ({replicas})",
         )
-    if isinstance(spec.redundancy, int) and spec.redundancy > lanes:
+    if isinstance(spec.redundancy, int) and spec.redundancy > min(lanes, MAX_HOSTS):
         raise InvalidSpecError(
             "spec.redundancy",
-            f"is {spec.redundancy}, but a shard type has at most one host per lane; use at most "
-            f"{lanes}, or Auto",
+            f"is {spec.redundancy}, but a shard type has at most one host per lane, and "
+            f"{MAX_HOSTS} in all; use at most {min(lanes, MAX_HOSTS)}, or Auto",
         )
     num_ranks = replicas * parallelism.stages * parallelism.ranks_per_stage
     if parallelism.ranks_per_pod > num_ranks:

@@ -287,7 +287,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.parallelism.minReplicas", 5, "must be at most the replicas (4)"),
         ("spec.parallelism.ranksPerPod", 5, "the job has only 4 ranks"),
         ("spec.parallelism.ranksPerStage", 0, "is 0, must be greater than or equal to 1"),
-        ("spec.redundancy", 5, "at most one host per lane; use at most 4"),
+        ("spec.redundancy", 5, "at most one host per lane, and 28 in all; use at most 4, or Auto"),
         ("spec.pipeline.order", "Swapped", "a single stage has nothing to swap; use InOrder, or"),
         ("spec.pipeline.order", "Reverse", "must be 'InOrder' or 'Swapped'"),
         ("spec.pipeline.cut", "Even", "must be 'Balanced' or 'Equal'"),
@@ -426,6 +426,18 @@ def test_a_mistake_is_named_with_its_path_and_what_is_right(
     error = problem(job_with(path, value))
     assert error.field.startswith(path)
     assert words in str(error)
+
+
+def test_a_shard_type_has_no_more_hosts_than_the_planner_can_spread() -> None:
+    data = job_with("spec.training", {"steps": 1, "lanes": 40})
+    for redundancy, is_good in ((28, True), (29, False)):
+        data["spec"] |= {"redundancy": redundancy, "parallelism": {"replicas": 2}}
+        if is_good:
+            spec.parse_training_job(data)
+        else:
+            assert "is 29, but a shard type has at most one host per lane, and 28" in str(
+                problem(data)
+            )
 
 
 def approximate_job(**spec: Any) -> dict[str, Any]:
