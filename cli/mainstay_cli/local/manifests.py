@@ -16,6 +16,10 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
 
 
+NUMBER_TAG = "tag:mainstay.dev,2026:number"
+"""Of numbers with an exponent, of which PyYAML knows few."""
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that refuses a key that is given twice, and reads 1e-3 as kubectl does."""
 
@@ -32,15 +36,22 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
     return loader.construct_mapping(node, deep=True)
 
 
+def _number_with_exponent(_: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    """Return the number of a text such as 1e-3; a whole one is an integer, as in kubectl's JSON."""
+    number = float(node.value)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
 _StrictLoader.add_constructor(
     yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
 )
 # PyYAML reads 1e-3 and 1.5e3 as texts, kubectl as numbers: a file must mean the same to both.
 _StrictLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
+    NUMBER_TAG,
     re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
+_StrictLoader.add_constructor(NUMBER_TAG, _number_with_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

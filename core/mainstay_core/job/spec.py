@@ -33,7 +33,7 @@ from mainstay_core.job.approximation import (
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.guards import check_guards, check_two_ends, resolve_guards
-from mainstay_core.job.refusals import explain
+from mainstay_core.job.refusals import explain, join_path, locate
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
     Checkpoint,
@@ -300,16 +300,8 @@ def parse_training_job(data: object) -> TrainingJob:
 def _check_document(data: Mapping[str, Any]) -> None:
     """Refuse what could be neither stored nor sent to a pod, wherever it stands."""
     problem = Tree().problem_of(data)
-    if problem is None:
-        return
-    for path in ("spec.workload.config", "spec.workload.args", "spec.template"):
-        part: Any = data
-        for name in path.split("."):
-            part = part.get(name) if isinstance(part, Mapping) else None
-        found = Tree().problem_of(part)
-        if found is not None:
-            raise InvalidSpecError(path, found)
-    raise InvalidSpecError("document", problem)
+    if problem is not None:
+        raise InvalidSpecError(join_path(locate(data, Tree().problem_of)), problem)
 
 
 def _check_topology(spec: TrainingJobSpec) -> None:

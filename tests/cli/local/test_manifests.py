@@ -116,13 +116,14 @@ def test_what_concerns_a_cluster_alone_is_left_alone_in_a_local_run(tmp_path: Pa
 
 
 def test_numbers_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
-    numbers = {"1e-3": 1e-3, "2.5e4": 2.5e4, "-1E+2": -100.0, ".5e1": 5.0, "3": 3, "0.1": 0.1}
+    numbers = {"1e-3": 1e-3, "2.5e4": 2.5e4, "-1E+2": -100, ".5e1": 5, "1e30": 1e30}
     text = "\n".join(f"k{i}: {number}" for i, number in enumerate(numbers)) + "\nt: 1e\nu: e3\n"
     found = manifests.load_yaml(write(tmp_path, text))
     assert found == {f"k{i}": value for i, value in enumerate(numbers.values())} | {
         "t": "1e",
         "u": "e3",
     }
+    assert [type(found[f"k{i}"]) for i in range(5)] == [float, int, int, int, float]
 
 
 def test_a_name_is_given_to_no_job_whose_metadata_are_none(tmp_path: Path) -> None:

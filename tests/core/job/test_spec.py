@@ -411,6 +411,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
             "makes 67108864 ranks (4 replicas x 4096 stages x 4096 ranks); a plan has at most",
         ),
         ("spec.workload.config", {"x": float("inf")}, "contains inf, which is not a finite number"),
+        ("spec.training.steps", 10**30, "spec.training.steps: contains an integer of more than 64"),
         ("spec.workload.config", {"x": 10**30}, "contains an integer of more than 64 bits"),
         ("spec.workload.config", {"\ud800": 1}, "half of a surrogate pair"),
         ("spec.template", {"spec": {"x": ["\ud800"]}}, "half of a surrogate pair"),
