@@ -15,7 +15,6 @@ from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
 
-
 NUMBER_TAG = "tag:mainstay.dev,2026:number"
 """Of numbers with an exponent, of which PyYAML knows few."""
 
