@@ -40,7 +40,7 @@ def load_report(path: Path) -> dict[str, Any]:
         UsageError: the file is no report.
     """
     try:
-        report = json.loads(path.read_text())
+        report: Any = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -52,7 +52,7 @@ def load_report(path: Path) -> dict[str, Any]:
         _history_of(report)
     except (MalformedError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: its lineage is not understood: {error}") from error
-    return report
+    return dict(report)
 
 
 def describe_equality(left: dict[str, Any], right: dict[str, Any]) -> str:

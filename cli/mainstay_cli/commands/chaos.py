@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -74,12 +75,11 @@ def run(
     ] = None,
     ui: Annotated[Ui, typer.Option(help="A live table in a terminal, or lines.")] = Ui.AUTO,
 ) -> None:
-    if report is not None:
-        check_place(report, "--report")
+    check_place(report or Path(os.devnull), "--report")
     draws = {"--only": only, "--run": run_number}
     if flips is not None:
         of_runs = {"--steps": steps, "--faults-file": faults_file, "--out": out}
-        _refuse("--flips", draws | of_runs | {"--hang-after": hang_after})
+        _refuse("--flips", {**draws, **of_runs, "--hang-after": hang_after})
         _run_flips(file, flips, seed, report)
         return
     if faults_file is not None:

@@ -76,23 +76,9 @@ def inject(
     as_json: AS_JSON = False,
 ) -> None:
     if file is not None:
-        others = {
-            "--target": target,
-            "--action": action,
-            "--at-step": at_step,
-            "--phase": phase,
-            "--delay-ms": delay_ms,
-            "--for": for_s,
-            "--factor": factor,
-            "--steps": steps,
-            "--flip": flip,
-        }
-        beside = _given(others)
-        if beside:
-            raise UsageError(f"--file says all of its faults; leave {', '.join(beside)} out")
-        entries = manifests.load_yaml(file)
-        if not isinstance(entries, list):
-            raise UsageError(f"{file}: expected a list of faults")
+        when = {"--at-step": at_step, "--phase": phase, "--delay-ms": delay_ms}
+        how = {"--for": for_s, "--factor": factor, "--steps": steps, "--flip": flip}
+        entries = _read_entries(file, {"--target": target, "--action": action, **when, **how})
     else:
         if target is None or action is None:
             raise UsageError("--target and --action are missing (or --file)")
@@ -179,6 +165,21 @@ def render(listed: list[dict[str, Any]]) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     )
+
+
+def _read_entries(file: Path, others: dict[str, Any]) -> list[Any]:
+    """Return the entries of a faults file, beside which no other option may be given.
+
+    Raises:
+        UsageError: one is, or the file has no list.
+    """
+    beside = _given(others)
+    if beside:
+        raise UsageError(f"--file says all of its faults; leave {', '.join(beside)} out")
+    entries = manifests.load_yaml(file)
+    if not isinstance(entries, list):
+        raise UsageError(f"{file}: expected a list of faults")
+    return entries
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -246,6 +246,8 @@ class _LocalRun:
                 with contextlib.suppress(ApiError, TimeoutError):
                     await client.stop_job(uid)
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
+                    report = dict(await client.fetch(uid, "report"))
+                    write_report(report, self._state.path / "report.json")
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
             closing = asyncio.create_task(

@@ -40,30 +40,31 @@ def explain(detail: Mapping[str, Any], fields_at: Callable[[Loc], list[str]]) ->
     return join_path(loc), _message(detail, loc, cause, fields_at)
 
 
-def locate(data: object, problem_of: Callable[[object], str | None]) -> Loc:
-    """Return the path of the innermost part of a document that has the problem of the whole.
+def locate(document: object, problem_of: Callable[[object], str | None]) -> tuple[Loc, str | None]:
+    """Return the path of the innermost part of a document with a problem, and what is wrong there.
 
     A part that contains itself has no innermost one: the path has three names then.
 
     Args:
-        data: the document, which has one.
+        document: of the user.
         problem_of: what is wrong with a part; None if nothing is.
     """
     loc: Loc = ()
-    problem, part = problem_of(data), data
-    while len(loc) < MAX_DEPTH:
+    part, problem = document, problem_of(document)
+    while problem is not None and len(loc) < MAX_DEPTH:
         parts: Iterable[tuple[int | str, object]] = ()
         if isinstance(part, Mapping):
             parts = ((str(key), item) for key, item in part.items())
         elif isinstance(part, list | tuple):
             parts = enumerate(part)
         for name, inner in parts:
-            if problem_of(inner) == problem:
-                loc, part = (*loc, name), inner
+            found = problem_of(inner)
+            if found is not None:
+                loc, part, problem = (*loc, name), inner, found
                 break
         else:
-            return loc
-    return loc[:3]
+            return loc, problem
+    return loc[:3], problem
 
 
 def join_path(loc: Loc) -> str:

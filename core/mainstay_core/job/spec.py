@@ -299,9 +299,9 @@ def parse_training_job(data: object) -> TrainingJob:
 
 def _check_document(data: Mapping[str, Any]) -> None:
     """Refuse what could be neither stored nor sent to a pod, wherever it stands."""
-    problem = Tree().problem_of(data)
+    loc, problem = locate(data, Tree().problem_of)
     if problem is not None:
-        raise InvalidSpecError(join_path(locate(data, Tree().problem_of)), problem)
+        raise InvalidSpecError(join_path(loc), problem)
 
 
 def _check_topology(spec: TrainingJobSpec) -> None:
