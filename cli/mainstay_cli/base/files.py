@@ -83,8 +83,7 @@ def write_whole(path: Path, text: str) -> None:
         scratch.replace(path)
     except OSError as error:
         # Of the two names the one that the user knows.
-        error.filename, error.filename2 = str(path), None
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         with contextlib.suppress(NotADirectoryError):  # nothing lies beneath a file
             scratch.unlink(missing_ok=True)  # as a full disk leaves it
