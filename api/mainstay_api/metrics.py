@@ -17,11 +17,17 @@ from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.wire.findings import ToldFinding
+from mainstay_core.wire.plan import Method
 from mainstay_core.wire.recoveries import Recovery
 from mainstay_core.wire.stores import SnapshotSummary
 
 _RECOVERY_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """Up to a quarter of an hour: that a trainer hangs is found after ``detection.hangSeconds``."""
+_RECOVERIES = (
+    *(Method.MASK, Method.REFORM, Method.JOIN, Method.REPLAY, Method.RESTART),
+    *(Method.APPROXIMATE, Method.HAND_OVER),
+)
+"""Methods of plans that are recoveries."""
 _REQUEST_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
@@ -190,10 +196,7 @@ class Metrics:
         job = JobLabels(state.config.job, state.config.namespace, state.config.name)
         self._of(self.step, job).set(state.step)
         self._of(self.replicas, job).set(len(state.in_force.chains) if state.in_force else 0)
-        if state.config.dmr is not Mode.OFF or state.config.witness_every_steps:
-            for verdict in Verdict:
-                # From 0 on: the first finding is an increase, then.
-                self._of(self.findings, job, verdict.value)
+        self._begin_counters(job, state)
         if state.approximate_since is not None:
             self._of(self.approximate_since, job).set(state.approximate_since)
         else:
@@ -203,6 +206,20 @@ class Metrics:
             self._of(self.ettr, job).set(ettr)
         if state.last_commit is not None and state.last_commit.loss is not None:
             self._of(self.loss, job).set(state.last_commit.loss)
+
+    def _begin_counters(self, job: JobLabels, state: CoordinatorState) -> None:
+        """Show counters from 0 on: a series that begins with 12 lost steps is no increase, so no
+        alert would see it.
+        """
+        self._of(self.lost_steps, job)
+        for method in _RECOVERIES:
+            self._of(self.recoveries, job, method.value)
+        if state.config.snapshots is not None:
+            self._of(self.snapshots.damaged, job)
+            self._of(self.snapshots.replayed, job, state.config.snapshots.log.value)
+        if state.config.dmr is not Mode.OFF or state.config.witness_every_steps:
+            for verdict in Verdict:
+                self._of(self.findings, job, verdict.value)
 
     def show_snapshots(self, name: JobLabels, summary: SnapshotSummary) -> None:
         """Show what the stores of a job's pods hold, and which losses are survived."""

@@ -159,6 +159,17 @@ def test_a_replica_that_was_told_of_a_job_shows_it_by_name_before_a_step_is_whol
     assert series in job.api.client.get("/metrics").text
 
 
+def test_counters_of_a_job_begin_at_0_so_that_alerts_see_their_first_increase(job: Any) -> None:
+    job.start()
+    job.agent("ledger", {"entries": [job.entry(0, 0)]})
+    text = job.api.client.get("/metrics").text
+    named = f'job="{job.uid}",{{}}name="demo",namespace=""'
+    assert f"mainstay_steps_lost_total{{{named.format('')}}} 0.0" in text
+    for method in ("mask", "restart", "approximate", "hand-over"):
+        labels = named.format(f'method="{method}",')
+        assert f"mainstay_recoveries_total{{{labels}}} 0.0" in text
+
+
 def test_telling_the_ledger_twice_changes_nothing(job: Any) -> None:
     job.start()
     entries = {"entries": [job.entry(0, 0), job.entry(0, 1)]}

@@ -181,6 +181,7 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     # One replica of the api counts, another one only shows how the job is.
     idle = series("mainstay_job_step", "100+0x60", pod="other", **ours)
     lost = series("mainstay_steps_lost_total", "0+1x60", **ours)
+    lost_once = series("mainstay_steps_lost_total", "0x40 12x20", **ours)
     often = series("mainstay_recoveries_total", "0+1x60", method="mask", **ours)
     seldom = series("mainstay_recoveries_total", "0x60", method="mask", **ours)
     recovery = "mainstay_recovery_seconds_bucket"
@@ -217,6 +218,7 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ("MainstayStoreUnavailable", [failing], {}),
         ("MainstayStoreUnavailable", [scraped], None),
         ("MainstayJobLosesSteps", [lost], ours),
+        ("MainstayJobLosesSteps", [lost_once], ours),
         ("MainstayJobApproximate", [approximate], ours),
         ("MainstayJobApproximate", [running, often], None),
         ("MainstayJobRecoversOften", [often], ours),

@@ -78,6 +78,8 @@ def test_one_ctrl_c_lets_the_step_finish(tmp_path: Path, corpus: Path) -> None:
         (tmp_path / "gates" / str(HELD_AT)).touch()
         assert job.wait() == 130
         assert processes_of(tmp_path) == []
+        report = json.loads((job.state_dir / "report.json").read_text())
+        assert report["state"] == "stopped"
 
 
 def test_a_run_that_is_killed_with_9_takes_everything_with_it(tmp_path: Path, corpus: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
+from mainstay_core.base.words import count
 from mainstay_core.wire.reinitialisation import Fork, describe_course, describe_fork
 
 HISTORY = "history"
@@ -39,18 +40,41 @@ def load_report(path: Path) -> dict[str, Any]:
         UsageError: the file is no report.
     """
     try:
-        report = json.loads(path.read_text())
+        report: Any = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path}: not JSON: {error}") from error
-    if not isinstance(report, dict) or "digests" not in report:
+    digests = report.get("digests") if isinstance(report, dict) else None
+    if not isinstance(digests, dict) or not isinstance(digests.get("steps", []), list):
         raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
     try:
         _history_of(report)
     except (MalformedError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: its lineage is not understood: {error}") from error
-    return report
+    return dict(report)
+
+
+def describe_equality(left: dict[str, Any], right: dict[str, Any]) -> str:
+    """Return what is equal in two reports that do not differ, and nothing that neither of them has.
+
+    Raises:
+        UsageError: they have no step in common and no final state, so nothing was compared.
+    """
+    first = max(_first(left), _first(right))
+    steps = [step for step in _steps_from(left, first) if step is not None]
+    unknown = len(_steps_from(left, first)) - len(steps)
+    final = bool(left["digests"].get("final"))
+    if not steps and not final:
+        raise UsageError("nothing to compare: neither run has a digest of a step or of the end")
+    since = left.get("approximate_since")
+    return (
+        f"equal: {count(len(steps), 'step')}"
+        + (f" ({unknown} more are in neither ledger)" if unknown else "")
+        + (" and the final state, bit for bit" if final else ", bit for bit")
+        + ("" if final else "; neither run has a final state")
+        + ("" if since is None else f"; both {describe_course(since)}")
+    )
 
 
 def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:

@@ -17,6 +17,7 @@ directory is. Nothing of an earlier run is deleted: it moves aside to ``NAME.1``
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -63,6 +64,7 @@ class StateDir:
         self._short: Path | None = None
 
     def __enter__(self) -> StateDir:
+        _check_records()
         _set_aside(self.path)
         try:
             for directory in (self.path, self.logs, self.redis, self.path / "pods"):
@@ -137,9 +139,7 @@ class StateDir:
         """Let other commands find the run."""
         text = json.dumps(asdict(record), indent=1)
         write_whole(self.path / "local.json", text)
-        runs = home() / "runs"
-        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(runs / f"{record.name}.json", text)
+        write_whole(home() / "runs" / f"{record.name}.json", text)
 
 
 def find_record(name: str | None) -> RunRecord:
@@ -220,6 +220,20 @@ def _set_aside(path: Path) -> None:
         raise _in_use(path) from error
     finally:
         os.close(lock)
+
+
+def _check_records() -> None:
+    """Refuse a home in which no record of a run could be kept, before anything is started."""
+    runs = home() / "runs"
+    try:
+        runs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(runs, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(runs))
+    except OSError as error:
+        raise MachineError(
+            f"{error.filename or runs}: {error.strerror}; name another place with the environment "
+            "variable MAINSTAY_HOME: other commands find the run by a file there"
+        ) from error
 
 
 def _in_use(path: Path) -> MachineError:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from mainstay_cli.base.exits import CliError, ExitCode, UsageError
+from mainstay_cli.base.files import write_whole
 from mainstay_cli.chaos import runs as chaos_runs
 from mainstay_cli.chaos.verdicts import Judgement, Verdict, judge_run
 from mainstay_cli.local import manifests
@@ -215,8 +216,7 @@ def _keep(path: Path, manifest: dict[str, Any], run: draw.Run) -> Path:
 
 def write_json(result: Result, path: Path) -> None:
     """Write a campaign's report."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+    write_whole(path, json.dumps(result.to_json(), indent=1) + "\n")
 
 
 Say = Callable[[str], None]

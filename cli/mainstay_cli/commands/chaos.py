@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mainstay_cli.base.exits import ExitCode
-from mainstay_cli.base.files import write_whole
+from mainstay_cli.base.exits import ExitCode, UsageError
+from mainstay_cli.base.files import check_place, write_whole
 from mainstay_cli.chaos.campaign import Campaign, Watcher, run_campaign, summarize, write_json
 from mainstay_cli.chaos.flips import describe, keeps_promise, run_flips
 from mainstay_cli.chaos.verdicts import Judgement, Verdict
@@ -61,7 +62,7 @@ def run(
         Path | None, typer.Option(help="Empty directory for the runs; a temporary one if left out.")
     ] = None,
     hang_after: Annotated[
-        float | None, typer.Option("--hang-after", help="Seconds after which a run hangs.")
+        float | None, typer.Option("--hang-after", min=1.0, help="Seconds after which a run hangs.")
     ] = None,
     flips: Annotated[
         int | None,
@@ -74,9 +75,15 @@ def run(
     ] = None,
     ui: Annotated[Ui, typer.Option(help="A live table in a terminal, or lines.")] = Ui.AUTO,
 ) -> None:
+    check_place(report or Path(os.devnull), "--report")
+    draws = {"--only": only, "--run": run_number}
     if flips is not None:
+        of_runs = {"--steps": steps, "--faults-file": faults_file, "--out": out}
+        _refuse("--flips", {**draws, **of_runs, "--hang-after": hang_after})
         _run_flips(file, flips, seed, report)
         return
+    if faults_file is not None:
+        _refuse("--faults-file", draws)
     campaign = Campaign(
         file=file,
         num_faults=faults,
@@ -106,6 +113,13 @@ def run(
     summarize(result, campaign, lambda text: print(text, flush=True))
     if not result.ok:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _refuse(option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that would have no effect beside another one."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise UsageError(f"{', '.join(given)} would have no effect with {option}; leave it out")
 
 
 def _run_flips(file: Path, num_flips: int, seed: int, report: Path | None) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from mainstay_cli.base.exits import UsageError
-from mainstay_cli.base.files import read_text, write_whole
+from mainstay_cli.base.files import check_place, read_text, write_whole
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import manifests, profiling, runs
 from mainstay_cli.views.dmr_plan import (
@@ -88,6 +88,7 @@ def profile(
     question = profiling.Wanted(
         stage=stage, way=way, steps=steps, window_s=window_s, budget_bytes=_read_budget(budget)
     )
+    check_place(out, "--out")
     recorded = profiling.record(manifests.load_job(job), question)
     write_whole(out, codec.dumps(recorded) + "\n")
     print("\n".join([f"wrote {out}", *describe_profile(recorded)]))
@@ -188,11 +189,7 @@ def _fetch(run: runs.Run) -> dict[str, Any]:
     """
     if run.is_running():
         return asyncio.run(_fetch_live(run))
-    report = run.load_report()
-    if not report:
-        place = run.describe_place().get("state_dir", "")
-        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
-    return report
+    return runs.read_report(run)
 
 
 async def _fetch_live(run: runs.Run) -> dict[str, Any]:

@@ -76,11 +76,9 @@ def inject(
     as_json: AS_JSON = False,
 ) -> None:
     if file is not None:
-        if target is not None or action is not None:
-            raise UsageError("give either --file or --target and --action")
-        entries = manifests.load_yaml(file)
-        if not isinstance(entries, list):
-            raise UsageError(f"{file}: expected a list of faults")
+        when = {"--at-step": at_step, "--phase": phase, "--delay-ms": delay_ms}
+        how = {"--for": for_s, "--factor": factor, "--steps": steps, "--flip": flip}
+        entries = _read_entries(file, {"--target": target, "--action": action, **when, **how})
     else:
         if target is None or action is None:
             raise UsageError("--target and --action are missing (or --file)")
@@ -106,11 +104,13 @@ def inject(
 
 @app.command(
     "ls",
-    help="List the faults of a job: where they fire, and what became of each.\n\n"
+    help="List the faults of a job, running or ended: where they fire, and what became of each.\n\n"
     "Example: mainstay faults ls demo",
 )
 def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
-    listed = asyncio.run(_fetch(runs.find_running(job)))
+    run = runs.find(job)
+    running = run.is_running()
+    listed = asyncio.run(_fetch(run)) if running else runs.read_report(run).get("faults", [])
     print(json.dumps(listed, indent=1) if as_json else render(listed))
 
 
@@ -165,6 +165,21 @@ def render(listed: list[dict[str, Any]]) -> str:
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
     )
+
+
+def _read_entries(file: Path, others: dict[str, Any]) -> list[Any]:
+    """Return the entries of a faults file, beside which no other option may be given.
+
+    Raises:
+        UsageError: one is, or the file has no list.
+    """
+    beside = _given(others)
+    if beside:
+        raise UsageError(f"--file says all of its faults; leave {', '.join(beside)} out")
+    entries = manifests.load_yaml(file)
+    if not isinstance(entries, list):
+        raise UsageError(f"{file}: expected a list of faults")
+    return entries
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:

@@ -94,10 +94,7 @@ def _fetch(run: runs.Run) -> tuple[Any, bool]:
     """Return (findings as JSON, whether the job has checks)."""
     if run.is_running():
         return asyncio.run(_fetch_live(run))
-    report = run.load_report()
-    if not report:
-        place = run.describe_place().get("state_dir", "")
-        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    report = runs.read_report(run)
     return report.get("findings"), bool(report.get("dmr_coverage"))
 
 

@@ -94,10 +94,7 @@ def approximate(
 
 def _of_report(run: runs.Run) -> LineagePage:
     """Return what the report of an ended job says; nothing is to be made anew any more."""
-    report = run.load_report()
-    if not report:
-        place = run.describe_place().get("state_dir", "")
-        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    report = runs.read_report(run)
     since = report.get("approximate_since")
     forks, num_forks = read_forks(report)
     return LineagePage(

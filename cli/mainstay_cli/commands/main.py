@@ -10,7 +10,7 @@ import typer
 
 from mainstay_cli.base import comparison
 from mainstay_cli.base.entry import run_app
-from mainstay_cli.base.exits import ExitCode
+from mainstay_cli.base.exits import ExitCode, UsageError
 from mainstay_cli.commands import (
     chaos,
     checkpoints,
@@ -25,7 +25,6 @@ from mainstay_cli.commands import (
     timeline,
 )
 from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
-from mainstay_core.wire.reinitialisation import describe_course
 
 EXIT_CODES = """
 Exit codes:
@@ -115,9 +114,11 @@ def resume_job(job: RUNNING_JOB) -> None:
     "Example: mainstay sim --seeds 0:10000; mainstay sim --seed 17 --trace",
 )
 def run_simulation(
-    seeds: Annotated[str, typer.Option(help="Seeds, FIRST:END.")] = "0:1000",
+    seeds: Annotated[
+        str | None, typer.Option(help="Seeds, FIRST:END without END [0:1000].")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Run this one, and say what it is.")] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Of one seed: print its events.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="With --seed: print its events.")] = False,
     kinds: Annotated[
         str, typer.Option("--faults", help="Kinds to draw from, separated by commas; all; or none.")
     ] = "all",
@@ -134,11 +135,15 @@ def run_simulation(
     from mainstay_cli.commands import simulate
 
     draws = simulate.Draws(faults=kinds, approximate=approximate)
+    if seed is not None and seeds is not None:
+        raise UsageError("--seed runs one seed and --seeds many; give one of them")
+    if trace and seed is None:
+        raise UsageError("--trace: prints the events of one seed; name it with --seed")
     if seed is not None:
         held = simulate.run_one(seed, draws, trace=trace)
     else:
         number = jobs or simulate.default_jobs()
-        held = simulate.run_many(simulate.parse_seeds(seeds), draws, number)
+        held = simulate.run_many(simulate.parse_seeds(seeds or "0:1000"), draws, number)
     if not held:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -155,10 +160,7 @@ def diff_reports(
     one, other = comparison.load_report(left), comparison.load_report(right)
     differences = comparison.compare_reports(one, other)
     if not differences:
-        since = one.get("approximate_since")
-        alike = "" if since is None else f"; both {describe_course(since)}"
-        steps = len(one["digests"]["steps"])
-        print(f"equal: {steps} steps and the final state, bit for bit{alike}")
+        print(comparison.describe_equality(one, other))
         return
     print(f"first difference: {differences[0]}")
     for difference in differences[1:20]:

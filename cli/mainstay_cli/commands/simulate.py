@@ -63,7 +63,9 @@ def parse_seeds(text: str) -> range:
     except ValueError as error:
         raise UsageError(f"--seeds is {text!r}, must be like 0:10000") from error
     if not seeds:
-        raise UsageError(f"--seeds {text} is empty")
+        raise UsageError(
+            f"--seeds is {text!r}, which are no seeds; FIRST must be below END, like 0:10000"
+        )
     return seeds
 
 
@@ -79,7 +81,7 @@ def parse_kinds(text: str) -> tuple[str, ...]:
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         known = ", ".join(KINDS)
-        raise UsageError(f"unknown faults {', '.join(unknown)}; there are {known}")
+        raise UsageError(f"--faults has {', '.join(unknown)}, must be all, none or of {known}")
     return kinds
 
 

@@ -7,7 +7,6 @@ import json
 from datetime import datetime
 from typing import Any
 
-from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.lineage import describe_exactness
@@ -82,10 +81,7 @@ def _fetch(run: runs.Run) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return (recoveries, events), from the api while it lives and from the report afterwards."""
     if run.is_running():
         return asyncio.run(_fetch_live(run))
-    report = run.load_report()
-    if not report:
-        place = run.describe_place().get("state_dir", "")
-        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    report = runs.read_report(run)
     return list(report.get("recoveries", [])), list(report.get("events", []))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,12 @@ from mainstay_core.faults import files
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
 
+NUMBER_TAG = "tag:mainstay.dev,2026:number"
+"""Of numbers with an exponent, of which PyYAML knows few."""
+
 
 class _StrictLoader(yaml.SafeLoader):
-    """A YAML loader that refuses a key that is given twice."""
+    """A YAML loader that refuses a key that is given twice, and reads 1e-3 as kubectl does."""
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -31,9 +35,22 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
     return loader.construct_mapping(node, deep=True)
 
 
+def _number_with_exponent(_: _StrictLoader, node: yaml.ScalarNode) -> int | float:
+    """Return the number of a text such as 1e-3; a whole one is an integer, as in kubectl's JSON."""
+    number = float(node.value)
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
 _StrictLoader.add_constructor(
     yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
 )
+# PyYAML reads 1e-3 and 1.5e3 as texts, kubectl as numbers: a file must mean the same to both.
+_StrictLoader.add_implicit_resolver(
+    NUMBER_TAG,
+    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
+_StrictLoader.add_constructor(NUMBER_TAG, _number_with_exponent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +96,9 @@ def load_job(path: Path, name: str | None = None) -> JobFile:
         UsageError: the file or the job cannot be used.
     """
     manifest = load_yaml(path)
-    if name is not None and isinstance(manifest, dict):
-        metadata = manifest.get("metadata")
-        manifest = manifest | {"metadata": (metadata or {}) | {"name": name}}
+    metadata = manifest.get("metadata") or {} if isinstance(manifest, dict) else None
+    if name is not None and isinstance(metadata, dict):
+        manifest = manifest | {"metadata": metadata | {"name": name}}
     try:
         job = spec.parse_training_job(manifest)
         entrypoint = _absolute_entrypoint(path, job.spec.workload.entrypoint)

@@ -238,6 +238,8 @@ def check_entrypoint(job: TrainingJob, search: tuple[Path, ...]) -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
         raise UsageError(f"{field}: {path}:{error.lineno}: {error.msg}") from error
+    except ValueError as error:  # no UTF-8, or a NUL byte
+        raise UsageError(f"{field}: {path} is no Python source: {error}") from error
     names = _top_level_names(tree)
     if function in names or "*" in names or "__getattr__" in names:
         return
@@ -294,7 +296,10 @@ def _find_module(module: str, search: tuple[Path, ...]) -> Path | None:
     """Return the file of a module without importing it or its packages."""
     relative = Path(*module.split("."))
     # An editable install may know a package without its folder being on the path.
-    top = importlib.util.find_spec(relative.parts[0])
+    try:
+        top = importlib.util.find_spec(relative.parts[0])
+    except ValueError:  # as of __main__, which is this program
+        return None
     installed = [Path(place).parent for place in (top and top.submodule_search_locations) or []]
     for directory in (*search, *(Path(entry or ".") for entry in sys.path), *installed):
         for candidate in (relative.with_suffix(".py"), relative / "__init__.py"):

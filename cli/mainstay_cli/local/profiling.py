@@ -29,6 +29,12 @@ def record(file: manifests.JobFile, wanted: Wanted) -> Profile:
         UsageError: the job cannot be profiled, or its blocks fail.
         MachineError: there is no torch here, or too little memory.
     """
+    stages = file.job.shape.stages
+    if wanted.stage >= stages:  # told at once: the process with torch takes seconds
+        raise UsageError(
+            f"{file.path}: --stage: is {wanted.stage}, must be between 0 and {stages - 1}: the job "
+            f"has spec.parallelism.stages: {stages}"
+        )
     search = manifests.search_path(file.path)
     preflight.check_entrypoint(file.job, search)
     question = ProfileQuestion(

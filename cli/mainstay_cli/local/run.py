@@ -24,7 +24,7 @@ import yaml
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
-from mainstay_cli.base.files import write_whole
+from mainstay_cli.base.files import check_place, write_whole
 from mainstay_cli.base.logs import last_line, read_since
 from mainstay_cli.base.state_dir import RunRecord, StateDir
 from mainstay_cli.local import manifests, preflight, shortage
@@ -88,6 +88,8 @@ def run_job(
         CliError: it cannot be run here, failed, or was interrupted.
     """
     try:
+        if options.report is not None:
+            check_place(options.report, "--report")
         search = manifests.search_path(file.path)
         needs = preflight.Needs.from_environment()
         preflight.check_entrypoint(file.job, search)
@@ -244,6 +246,8 @@ class _LocalRun:
                 with contextlib.suppress(ApiError, TimeoutError):
                     await client.stop_job(uid)
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
+                    report = dict(await client.fetch(uid, "report"))
+                    write_report(report, self._state.path / "report.json")
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
             closing = asyncio.create_task(
@@ -452,5 +456,4 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write a report as indented JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(report, indent=1) + "\n")

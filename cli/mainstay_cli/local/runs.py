@@ -120,3 +120,16 @@ def find_running(name: str | None) -> Run:
     if not run.is_running():
         raise UsageError(f"job {run.name} has ended; mainstay timeline says what happened")
     return run
+
+
+def read_report(run: Run) -> dict[str, Any]:
+    """Return the report of a run that has ended.
+
+    Raises:
+        UsageError: it left none.
+    """
+    report = run.load_report()
+    if not report:
+        place = run.describe_place().get("state_dir", "")
+        raise UsageError(f"job {run.name} has ended without a report (see {place}/logs)")
+    return report

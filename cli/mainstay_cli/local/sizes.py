@@ -130,10 +130,6 @@ def _redundancy(file: manifests.JobFile) -> int | None:
 
 def _by_formula(file: manifests.JobFile) -> tuple[ModelSizes, ...]:
     shape, workload = file.job.shape, file.job.spec.workload
-    if workload.args:
-        raise InvalidSpecError(
-            "spec.workload.args", f"a built-in model takes none, got {[*workload.args]}"
-        )
     return tuple(
         built_in_sizes(
             workload.entrypoint,

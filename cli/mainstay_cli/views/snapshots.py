@@ -42,13 +42,16 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
     more = f", {_versions(flight)} is copied" if flight else ""
     kinds = ", ".join(f"{k['kind']} {show_bytes(k['size_bytes'])}" for k in summary["kinds"])
     used = (
+        f"{count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in "
         f"{show_bytes(summary['used_bytes'])} of {show_bytes(summary['memory_bytes'])}; fullest: "
-        f"{summary['fullest'] or 'none'}, {show_bytes(summary['fullest_used_bytes'])} of "
+        f"{summary['fullest']}, {show_bytes(summary['fullest_used_bytes'])} of "
         f"{show_bytes(summary['fullest_memory_bytes'])}"
+        if summary["num_stores"]
+        else "no pod has told yet what its store holds"
     )
     lines = [
         f"snapshots: {done}{more}; {count(summary['lag'], 'step')} since",
-        f"  {count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in {used}",
+        f"  {used}",
         f"  {summary['coverage']}",
     ]
     if summary.get("expected_bytes"):

@@ -28,6 +28,8 @@ MAX_EXCHANGES = 65_536
 """Collectives of a cell in one pass of a micro-batch, of which a rank tells."""
 MAX_BLOCKS = 65_536
 """Blocks of a stage."""
+MAX_HOSTS = 28
+"""Hosts of a shard type: as many marks as the longest Golomb ruler has that is known."""
 MAX_STATISTICS = 1 << 20
 """Integers that a model counts in a step."""
 MAX_BUCKET_BYTES = 1 << 30

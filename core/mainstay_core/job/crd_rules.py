@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
+from mainstay_core.base.bounds import MAX_HOSTS, MAX_MEMBERS, MAX_TYPES
 from mainstay_core.dmr.settings import WAY
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
@@ -229,9 +229,10 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
         field=".redundancy",
-        rule="type(self.redundancy) != int || self.redundancy <= self.training.lanes",
+        rule="type(self.redundancy) != int || (self.redundancy <= self.training.lanes && "
+        f"self.redundancy <= {MAX_HOSTS})",
         message="must be at most spec.training.lanes, or Auto: a shard type has at most one host "
-        "per lane",
+        f"per lane, and {MAX_HOSTS} in all",
     ),
     Rule(
         section="spec.runtime",

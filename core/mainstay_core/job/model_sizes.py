@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mainstay_core.base.bounds import MAX_BLOCKS
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import Cut
 from mainstay_core.job.stages import cut_blocks
@@ -62,7 +63,8 @@ def check_config(entrypoint: str, config: Mapping[str, Any]) -> None:
     """Refuse sizes of a built-in model that cannot be used.
 
     Raises:
-        InvalidSpecError: a size is not a whole number above 0, or they contradict each other.
+        InvalidSpecError: a size is not a whole number above 0, there are too many layers, or they
+            contradict each other.
     """
     size = sizes_in(entrypoint, config)
     for key, value in size.items():
@@ -70,6 +72,8 @@ def check_config(entrypoint: str, config: Mapping[str, Any]) -> None:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             right = "a whole number, 0 or above" if least == 0 else "a whole number above 0"
             raise _wrong(key, f"is {value!r}, must be {right}")
+    if size["layers"] > MAX_BLOCKS:  # what is computed from them grows with their number
+        raise _wrong("layers", f"is {size['layers']}, must be at most {MAX_BLOCKS}")
     if entrypoint == MOE:
         if size["activeExperts"] > size["experts"]:
             raise _wrong(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mainstay_core.base.bounds import MAX_DEPTH
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.words import quote
 
@@ -37,6 +38,33 @@ def explain(detail: Mapping[str, Any], fields_at: Callable[[Loc], list[str]]) ->
         return cause.field, cause.message
     loc: Loc = tuple(part for part in detail["loc"] if part != "literal['Auto']")
     return join_path(loc), _message(detail, loc, cause, fields_at)
+
+
+def locate(document: object, problem_of: Callable[[object], str | None]) -> tuple[Loc, str | None]:
+    """Return the path of the innermost part of a document with a problem, and what is wrong there.
+
+    A part that contains itself has no innermost one: the path has three names then.
+
+    Args:
+        document: of the user.
+        problem_of: what is wrong with a part; None if nothing is.
+    """
+    loc: Loc = ()
+    part, problem = document, problem_of(document)
+    while problem is not None and len(loc) < MAX_DEPTH:
+        parts: Iterable[tuple[int | str, object]] = ()
+        if isinstance(part, Mapping):
+            parts = ((str(key), item) for key, item in part.items())
+        elif isinstance(part, list | tuple):
+            parts = enumerate(part)
+        for name, inner in parts:
+            found = problem_of(inner)
+            if found is not None:
+                loc, part, problem = (*loc, name), inner, found
+                break
+        else:
+            return loc, problem
+    return loc[:3], problem
 
 
 def join_path(loc: Loc) -> str:

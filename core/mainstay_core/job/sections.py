@@ -81,12 +81,14 @@ class Training(Section):
     steps: Positive
     """Optimizer steps of the whole job."""
     seed: Seed = 0
-    """Of the initial parameters, the data's order and every random draw."""
+    """Seed of the initial parameters, the data's order and every random draw."""
     lanes: Degree
-    """Homes of shard types; the most replicas the job can ever have."""
+    """Equal shares of a step's batch: a replica computes one or more of them, so there are never
+    more replicas than lanes. It decides the bits, and so it cannot change later."""
     shards_per_lane: IntOrAuto = "Auto"
-    """Shard types of a lane. Auto: the fewest that spread a lost lane evenly over the others,
-    lanes - 1, at most 16."""
+    """Parts of a lane's share, called shard types. When a replica is lost, the others take over its
+    shard types. Auto: the fewest that spread a lost lane evenly over the others, lanes - 1, at most
+    16."""
 
     @property
     def resolved_shards_per_lane(self) -> int:
@@ -162,7 +164,8 @@ class Workload(Section):
     ] = ()
     """Given to the entrypoint as they are."""
     config: Config = {}
-    """Given to the entrypoint as it is; its own fields are checked there."""
+    """Given to the entrypoint as it is, which checks its fields; those of a built-in model are
+    checked before anything starts."""
 
 
 class Runtime(Section):
@@ -219,8 +222,8 @@ class Supervisor(Section):
     """What runs beside the trainers in each pod of a cluster."""
 
     resources: ContainerResources | None = None
-    """Of the supervisor, and of the container that copies Mainstay's package before it begins; the
-    operator's own setting when left out. Can be changed: new pods have it."""
+    """Requests and limits of the supervisor, and of the container that copies Mainstay's package
+    before it begins; the operator's own setting when left out. Can be changed: new pods have it."""
 
 
 class Spares(Section):
@@ -325,7 +328,7 @@ class Snapshots(Section):
 
 
 class Protection(Section):
-    """What copies of the state are kept apart for."""
+    """How far apart the copies of the state are kept."""
 
     domains: Annotated[int, pydantic.Field(ge=1, le=MAX_SNAPSHOT_DOMAINS)] = SNAPSHOT_DOMAINS
     """Failure domains (nodes; pods on one machine) over which the copies of each part of a snapshot
@@ -339,7 +342,7 @@ class RepairWindow(Section):
     """
 
     seconds: Seconds = 3600
-    """Length of the window; it ends now."""
+    """Repairs of the last so many seconds count."""
     max_repairs: IntOrAuto = "Auto"
     """Repairs within the window. Auto: twice the job's pods, at least 10."""
 
@@ -360,7 +363,7 @@ class Quarantine(Section):
     after_mismatches: Annotated[int, pydantic.Field(ge=1, le=1000)] = 2
     """Mismatches of one node within the window before anything happens."""
     window_seconds: Seconds = 86_400
-    """Older mismatches do not count."""
+    """Mismatches of the last so many seconds count."""
     max_nodes_percent: Percent = 10
     """The quarantine holds at most so many of the job's nodes, rounded down, and at least one node;
     with 0 it holds none. Beyond that there is only the Event."""
@@ -458,10 +461,10 @@ class RecoveryPolicy(Section):
     """How long a pod that is told to end (SIGTERM) serves on until its work is handed over. In a
     cluster the pod's terminationGracePeriodSeconds must be larger. 0: it ends at once."""
     hold_back_seconds: SecondsOrNone = 1
-    """A trainer that ends twice in a row without a commit in between is not let in for so long;
-    twice as long after each further end. Counted per slot and per failure domain."""
+    """How long a trainer that has ended twice in a row, with no step committed in between, is not
+    let in; twice as long after each further end. Counted per slot and per failure domain."""
     hold_back_max_seconds: Seconds = 300
-    """Bound of that."""
+    """The longest time for which a trainer is not let in, however often it has ended."""
     window: RepairWindow = RepairWindow()
     quarantine: Quarantine = Quarantine()
 
@@ -470,8 +473,9 @@ class Scheduling(Section):
     """How the job gets its pods."""
 
     startup_deadline_seconds: Seconds = 120
-    """Then the job starts with what is there, if that is minReplicas. Else it fails on one machine;
-    in a cluster pods that are still to come are waited for, until activeDeadlineSeconds."""
+    """How long the job waits at its start for all of its pods. Then it starts with those that are
+    there, if they make minReplicas. Else a local run fails; in a cluster the job waits on, until
+    activeDeadlineSeconds."""
     replica_topology_key: LabelKey | None = None
     """Label of nodes, e.g. topology.kubernetes.io/rack: the chain of cells that forms a replica is
     kept within one value of it where that is possible, since its stages talk most."""

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import pydantic
 import pydantic.alias_generators
 
-from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES, Tree
+from mainstay_core.base.bounds import MAX_HOSTS, MAX_MEMBERS, MAX_TYPES, Tree
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape, Order
@@ -33,7 +33,7 @@ from mainstay_core.job.approximation import (
 from mainstay_core.job.config import JobConfig, SnapshotConfig
 from mainstay_core.job.detection_sections import Detection
 from mainstay_core.job.guards import check_guards, check_two_ends, resolve_guards
-from mainstay_core.job.refusals import explain
+from mainstay_core.job.refusals import explain, join_path, locate
 from mainstay_core.job.sections import (
     DEFAULT_MANAGER,
     Checkpoint,
@@ -61,6 +61,7 @@ from mainstay_core.job.sentences import (
     swapped_only_with,
 )
 from mainstay_core.job.sizes import snapshot_sizes
+from mainstay_core.job.sizes.built_in_sizes import check_built_in
 from mainstay_core.job.sizes.snapshot_logs import LogChoice
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
 from mainstay_core.job.types import (
@@ -100,7 +101,7 @@ class TrainingJobSpec(Section):
     training: Training
     parallelism: Parallelism = Parallelism()
     redundancy: IntOrAuto = "Auto"
-    """Hosts of a shard type. Auto takes the number with the least expected time to train."""
+    """Lanes whose replicas take a shard type over first. Auto: the number that costs least time."""
     pipeline: Pipeline = Pipeline()
     workload: Workload
     runtime: Runtime = Runtime()
@@ -191,6 +192,7 @@ class TrainingJob(Section):
         Raises:
             InvalidSpecError: names the field and what would be right.
         """
+        check_built_in(self.spec.workload, self.shape)
         snapshot_sizes.check_new_window(self.spec.snapshots, self.spec.workload, self.shape)
 
     def choose_log(self) -> LogChoice | None:
@@ -297,17 +299,9 @@ def parse_training_job(data: object) -> TrainingJob:
 
 def _check_document(data: Mapping[str, Any]) -> None:
     """Refuse what could be neither stored nor sent to a pod, wherever it stands."""
-    problem = Tree().problem_of(data)
-    if problem is None:
-        return
-    for path in ("spec.workload.config", "spec.workload.args", "spec.template"):
-        part: Any = data
-        for name in path.split("."):
-            part = part.get(name) if isinstance(part, Mapping) else None
-        found = Tree().problem_of(part)
-        if found is not None:
-            raise InvalidSpecError(path, found)
-    raise InvalidSpecError("document", problem)
+    loc, problem = locate(data, Tree().problem_of)
+    if problem is not None:
+        raise InvalidSpecError(join_path(loc), problem)
 
 
 def _check_topology(spec: TrainingJobSpec) -> None:
@@ -326,11 +320,11 @@ def _check_topology(spec: TrainingJobSpec) -> None:
             "spec.parallelism.minReplicas",
             f"is {parallelism.min_replicas}, must be at most the replicas ({replicas})",
         )
-    if isinstance(spec.redundancy, int) and spec.redundancy > lanes:
+    if isinstance(spec.redundancy, int) and spec.redundancy > min(lanes, MAX_HOSTS):
         raise InvalidSpecError(
             "spec.redundancy",
-            f"is {spec.redundancy}, but a shard type has at most one host per lane; use at most "
-            f"{lanes}, or Auto",
+            f"is {spec.redundancy}, but a shard type has at most one host per lane, and "
+            f"{MAX_HOSTS} in all; use at most {min(lanes, MAX_HOSTS)}, or Auto",
         )
     num_ranks = replicas * parallelism.stages * parallelism.ranks_per_stage
     if parallelism.ranks_per_pod > num_ranks:

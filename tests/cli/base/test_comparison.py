@@ -70,7 +70,9 @@ def test_diff_exits_with_0_for_equal_and_1_for_different(tmp_path: Path) -> None
     assert "first difference: step 0: gradient: g0 != x" in other.stdout
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "nonsense", '{"digests": []}', '{"digests": {"steps": 1}}']
+)
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r").write_text(text)
     with pytest.raises(UsageError):
@@ -109,3 +111,18 @@ def test_reports_that_are_approximate_in_the_same_way_are_equal_and_say_so(tmp_p
     told = CliRunner().invoke(app, ["report", "diff", str(path), str(path)])
     assert told.exit_code == 0
     assert told.output.endswith("bit for bit; both approximate since step 1\n")
+
+
+def test_nothing_is_called_equal_that_neither_report_has(tmp_path: Path) -> None:
+    def said(**digests: Any) -> str:
+        report = {"digests": {"final": None, "steps": []} | digests}
+        return comparison.describe_equality(report, report)
+
+    assert said(steps=["a"]) == "equal: 1 step, bit for bit; neither run has a final state"
+    assert said(steps=["a", None], final={"masters": "m"}) == (
+        "equal: 1 step (1 more are in neither ledger) and the final state, bit for bit"
+    )
+    with pytest.raises(UsageError, match="nothing to compare"):
+        said()
+    with pytest.raises(UsageError, match="nothing to compare"):
+        said(steps=[None])

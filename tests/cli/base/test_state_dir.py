@@ -44,6 +44,15 @@ def test_a_directory_serves_one_run_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_a_home_that_can_keep_no_record_is_refused_before_anything_is_made(
+    tmp_path: Path, home: Path
+) -> None:
+    home.write_text("a file")
+    with pytest.raises(MachineError, match=r"home.*; name another place .* MAINSTAY_HOME"):
+        StateDir(tmp_path / "run").__enter__()
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_earlier_run_moves_aside(tmp_path: Path) -> None:
     for number in range(3):
         with StateDir(tmp_path / "run") as state:

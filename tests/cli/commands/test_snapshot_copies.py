@@ -13,6 +13,7 @@ from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.commands import snapshot_copies
 from mainstay_cli.commands.status import render
 from mainstay_cli.local import runs
+from mainstay_cli.views.snapshots import describe_summary
 
 SUMMARY: dict[str, Any] = {
     "window": {"first": 8, "length": 4},
@@ -106,6 +107,13 @@ def demo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     before = runs.PLACE.set(job)  # type: ignore[arg-type]
     yield job
     runs.PLACE.reset(before)
+
+
+def test_before_a_store_has_told_nothing_is_said_of_stores() -> None:
+    fresh = SUMMARY | {"num_stores": 0, "kinds": [], "fullest": "", "fullest_used_bytes": 0}
+    lines = describe_summary(fresh)
+    assert "  no pod has told yet what its store holds" in lines
+    assert not any("fullest" in line for line in lines)
 
 
 def test_what_stores_hold_is_listed_by_position_and_by_store(

@@ -8,7 +8,7 @@ from mainstay_cli.local import manifests, preflight, sizes
 from mainstay_core.job.model_sizes import BUILT_IN
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-FAULTS = {"demo-faults": "demo"}
+FAULTS = {f"{name}-faults": name for name in ("approximate", "demo", "snapshots")}
 """Files of faults, and the job that each is for."""
 JOBS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.stem not in FAULTS)
 ROOMY = preflight.Needs(base_memory_mib=1, pod_memory_mib=1, rank_memory_mib=1, disk_mib=1)

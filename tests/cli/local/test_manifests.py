@@ -115,6 +115,38 @@ def test_what_concerns_a_cluster_alone_is_left_alone_in_a_local_run(tmp_path: Pa
     assert manifests.load_job(path).job.metadata.name == "demo"
 
 
+def test_numbers_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
+    numbers = {"1e-3": 1e-3, "2.5e4": 2.5e4, "-1E+2": -100, ".5e1": 5, "1e30": 1e30}
+    text = "\n".join(f"k{i}: {number}" for i, number in enumerate(numbers)) + "\nt: 1e\nu: e3\n"
+    found = manifests.load_yaml(write(tmp_path, text))
+    assert found == {f"k{i}": value for i, value in enumerate(numbers.values())} | {
+        "t": "1e",
+        "u": "e3",
+    }
+    assert [type(found[f"k{i}"]) for i in range(5)] == [float, int, int, int, float]
+
+
+def test_a_name_is_given_to_no_job_whose_metadata_are_none(tmp_path: Path) -> None:
+    path = write(tmp_path, JOB.replace("{name: demo}", "[demo]"))
+    with pytest.raises(UsageError, match=r"metadata: expected fields .*, found list"):
+        manifests.load_job(path, "other")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{layer: 2}", "spec.workload.config.layer: is unknown"),
+        ("{lr: fast}", "spec.workload.config.lr: is 'fast', must be a number above 0"),
+        ("{layers: 100000000000}", "layers: is 100000000000, must be at most 65536"),
+    ],
+)
+def test_a_built_in_model_is_judged_before_anything_starts(
+    tmp_path: Path, config: str, words: str
+) -> None:
+    job = JOB.replace("ENTRYPOINT", f"'mainstay_train.models.llama:workload', config: {config}")
+    assert words in message(write(tmp_path, job))
+
+
 def test_a_file_that_is_not_there_is_one_message(tmp_path: Path) -> None:
     assert "No such file or directory" in message(tmp_path / "missing.yaml")
     assert "Is a directory" in message(tmp_path)
@@ -138,7 +170,7 @@ def test_a_file_entrypoint_that_is_not_there_is_one_message(tmp_path: Path) -> N
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_example_can_be_read(path: Path) -> None:
     if "faults" in path.name:
-        job = manifests.load_job(EXAMPLES / "demo.yaml").job
+        job = manifests.load_job(EXAMPLES / path.name.replace("-faults", "")).job
         assert manifests.load_faults(path, job)
     else:
         assert manifests.load_job(path).job.metadata.name

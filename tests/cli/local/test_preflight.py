@@ -169,6 +169,7 @@ sys.exit("torch" in sys.modules or "mainstay_train.models.llama" in sys.modules)
     ("entrypoint", "words"),
     [
         ("no_such_module:workload", "there is no module no_such_module"),
+        ("__main__:workload", "there is no module __main__"),
         ("mainstay_train.models.lama:workload", "there is no module mainstay_train.models.lama"),
         (
             "mainstay_train.models.llama:worklod",
@@ -187,6 +188,9 @@ def test_a_user_module_beside_the_job_is_found_and_its_syntax_checked(tmp_path: 
     preflight.check_entrypoint(job("mine:workload"), manifests.search_path(tmp_path / "job.yaml"))
     (tmp_path / "mine.py").write_text("def workload(:\n")
     with pytest.raises(UsageError, match=r"mine\.py:1: "):
+        preflight.check_entrypoint(job("mine:workload"), (tmp_path,))
+    (tmp_path / "mine.py").write_bytes(b"def workload(): '\xff'\n")
+    with pytest.raises(UsageError, match=r"mine\.py is no Python source: "):
         preflight.check_entrypoint(job("mine:workload"), (tmp_path,))
 
 

@@ -37,7 +37,7 @@ def test_every_rank_of_the_first_plan_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "problem"),
     [
-        ("parallelism.stages", 7, "spec.parallelism.stages: stages is 7 but the model has 6"),
+        ("parallelism.stages", 7, "spec.parallelism.stages: is 7, but the model has 6 blocks"),
         ("workload.config.dim", 30, "spec.workload.config.heads: is 4, must be a divisor of dim"),
         ("workload.config.layer", 3, "spec.workload.config.layer: is unknown"),
         ("workload.config.dtype", ["a"], "spec.workload.config.dtype: is a value of type list"),

@@ -287,7 +287,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.parallelism.minReplicas", 5, "must be at most the replicas (4)"),
         ("spec.parallelism.ranksPerPod", 5, "the job has only 4 ranks"),
         ("spec.parallelism.ranksPerStage", 0, "is 0, must be greater than or equal to 1"),
-        ("spec.redundancy", 5, "at most one host per lane; use at most 4"),
+        ("spec.redundancy", 5, "at most one host per lane, and 28 in all; use at most 4, or Auto"),
         ("spec.pipeline.order", "Swapped", "a single stage has nothing to swap; use InOrder, or"),
         ("spec.pipeline.order", "Reverse", "must be 'InOrder' or 'Swapped'"),
         ("spec.pipeline.cut", "Even", "must be 'Balanced' or 'Equal'"),
@@ -411,6 +411,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
             "makes 67108864 ranks (4 replicas x 4096 stages x 4096 ranks); a plan has at most",
         ),
         ("spec.workload.config", {"x": float("inf")}, "contains inf, which is not a finite number"),
+        ("spec.training.steps", 10**30, "spec.training.steps: contains an integer of more than 64"),
         ("spec.workload.config", {"x": 10**30}, "contains an integer of more than 64 bits"),
         ("spec.workload.config", {"\ud800": 1}, "half of a surrogate pair"),
         ("spec.template", {"spec": {"x": ["\ud800"]}}, "half of a surrogate pair"),
@@ -426,6 +427,18 @@ def test_a_mistake_is_named_with_its_path_and_what_is_right(
     error = problem(job_with(path, value))
     assert error.field.startswith(path)
     assert words in str(error)
+
+
+def test_a_shard_type_has_no_more_hosts_than_the_planner_can_spread() -> None:
+    data = job_with("spec.training", {"steps": 1, "lanes": 40})
+    for redundancy, is_good in ((28, True), (29, False)):
+        data["spec"] |= {"redundancy": redundancy, "parallelism": {"replicas": 2}}
+        if is_good:
+            spec.parse_training_job(data)
+        else:
+            assert "is 29, but a shard type has at most one host per lane, and 28" in str(
+                problem(data)
+            )
 
 
 def approximate_job(**spec: Any) -> dict[str, Any]:

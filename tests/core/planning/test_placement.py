@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from mainstay_core.base.bounds import MAX_HOSTS
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.planning.placement import GOLOMB_RULERS, plan_placement, plan_redundancy
 
@@ -20,7 +21,7 @@ def max_shared_by_brute_force(hosts: tuple[tuple[int, ...], ...]) -> int:
 
 
 def test_rulers_of_2_to_28_marks_have_distinct_differences_and_published_lengths() -> None:
-    assert list(GOLOMB_RULERS) == list(range(2, 29))
+    assert list(GOLOMB_RULERS) == list(range(2, MAX_HOSTS + 1))
     assert tuple(ruler[-1] for ruler in GOLOMB_RULERS.values()) == PUBLISHED_LENGTHS
     for marks, ruler in GOLOMB_RULERS.items():
         differences = [b - a for a, b in itertools.combinations(ruler, 2)]

@@ -143,6 +143,13 @@ def read_shape(entrypoint: str, config: Mapping[str, Any], ranks: int, inner: in
     require(dim // heads % 2 == 0, "heads", heads, "such that dim / heads is even (rotary)")
     require(heads % kv_heads == 0, "kvHeads", kv_heads, f"a divisor of heads ({heads})")
     require(size["vocab"] >= BYTE_VALUES, "vocab", size["vocab"], f"at least {BYTE_VALUES}")
+    for key in ("lr", "ropeBase"):
+        require_number(given, key)
+    for key in ("weightDecay", "clipNorm"):
+        require_number(given, key, may_be_0=True)
+    require_number(given, "decaySteps", whole=True)
+    require_number(given, "warmupSteps", whole=True, may_be_0=True)
+    _require_data(given.get("data"))
     if ranks > 1:
         for key, value in (("kvHeads", kv_heads), ("heads", heads), ("hidden", hidden)):
             require(value % ranks == 0, key, value, f"a multiple of ranksPerStage ({ranks})")
@@ -177,6 +184,43 @@ def require(holds: bool, key: str, value: object, right: str) -> None:
     """
     if not holds:
         raise InvalidSpecError(f"{PATH}.{key}", f"is {quote(value)}, must be {right}")
+
+
+def require_number(
+    given: Mapping[str, Any], key: str, *, whole: bool = False, may_be_0: bool = False
+) -> None:
+    """Refuse a value that is no number above 0; one that is not given has a good default.
+
+    Args:
+        given: the configuration.
+        key: of the value.
+        whole: whether it must be a whole number.
+        may_be_0: whether it may be 0 as well.
+
+    Raises:
+        InvalidSpecError: it cannot be used.
+    """
+    value = given.get(key, 1)
+    is_number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    right = "a whole number" if whole else "a number"
+    right += ", 0 or above" if may_be_0 else " above 0"
+    require(is_number and (value > 0 or (may_be_0 and value == 0)), key, value, right)
+
+
+def _require_data(source: object) -> None:
+    if not source:
+        return
+    if not isinstance(source, Mapping):
+        raise InvalidSpecError(
+            f"{PATH}.data", f"is {quote(source)}, must have the field path: a file or a directory"
+        )
+    for key in source:
+        if key != "path":
+            raise InvalidSpecError(
+                f"{PATH}.data.{str(key)[:MAX_QUOTED]}", "is unknown (valid: path)"
+            )
+    path = source.get("path", "")
+    require(isinstance(path, str), "data.path", path, "the path of a file or a directory")
 
 
 def sizes_of_kind(kind: Kind, name: str, *, cost: float) -> BlockSizes:

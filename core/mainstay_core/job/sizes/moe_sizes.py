@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from mainstay_core.base.bounds import MAX_STATISTICS
 from mainstay_core.job import model_sizes
 from mainstay_core.job.sizes import llama_sizes
 from mainstay_core.job.sizes.block_sizes import ModelSizes
 from mainstay_core.job.sizes.llama_passes import Embedding, Head, Layer
-from mainstay_core.job.sizes.llama_sizes import EMBEDDING, HEAD, require, sizes_of_kind
+from mainstay_core.job.sizes.llama_sizes import (
+    EMBEDDING,
+    HEAD,
+    require,
+    require_number,
+    sizes_of_kind,
+)
 from mainstay_core.job.sizes.moe_passes import MixtureLayer, MoeShape
 
 ROUTERS = ("sigmoid", "softmax")
@@ -74,8 +81,23 @@ def _read(config: Mapping[str, Any], inner: int) -> MoeShape:
         ("counts", given.get("counts", COUNTS[0]), COUNTS),
     ):
         require(value in known, key, value, f"one of {', '.join(known)}")
-    is_number = isinstance(rate, int | float) and not isinstance(rate, bool)
-    require(is_number and rate >= 0, "biasRate", rate, "0 or above")
+    require_number(given, "gateScale")
+    for key in ("biasRate", "balanceWeight"):
+        require_number(given, key, may_be_0=True)
+    require(
+        size["activeExperts"] > 1 or gates == "plain",
+        "gates",
+        gates,
+        "plain where activeExperts is 1: the only gate of a token would always be 1",
+    )
+    counted = (size["layers"] - size["denseLayers"]) * size["experts"]
+    counted *= 2 if given.get("counts") == "probabilities" else 1
+    require(
+        counted <= MAX_STATISTICS,
+        "experts",
+        size["experts"],
+        f"so few that a step counts at most {MAX_STATISTICS} integers in all layers, not {counted}",
+    )
     return MoeShape(
         **asdict(shape),
         experts=size["experts"],
