@@ -137,7 +137,8 @@ def test_a_lineage_that_led_to_other_digests_is_refused_before_its_step_is_appli
     options = ("--repeat-lineage", str(path))
     again = run(tmp_path / "again", corpus, [], options=options, fails=True)
 
-    assert (again["state"], again["steps"]["committed"]) == ("failed", LOST_AT)
+    assert again["state"] == "failed"
+    assert again["steps"]["committed"] <= LOST_AT
     told = f"has stage 1 with the digest {made['masters']} after its fork at step {LOST_AT}"
     assert told in again["reason"]
 
