@@ -414,11 +414,36 @@ LINEAGE: Responses = {
                     "version": 20,
                     "chain": "00000000000000000000000000000003",
                     "made": {
-                        "positions": [{"stage": 1, "blocks": []}],
+                        "positions": [
+                            {
+                                "stage": 1,
+                                "blocks": [
+                                    {
+                                        "block": "layers.1",
+                                        "sources": [
+                                            {
+                                                "kind": "neighbour",
+                                                "stage": stage,
+                                                "block": f"layers.{stage}",
+                                                "weight": weight,
+                                            }
+                                            for stage, weight in ((0, 0.75), (2, 0.25))
+                                        ],
+                                        "norms_sq": [0.375, 0.125],
+                                    }
+                                ],
+                            }
+                        ],
                         "reason": "stage 1 is made anew from 0.75 of stage 0, 0.25 of stage 2",
                     },
                     "lr_boost": 1.1,
                     "boost_steps": None,
+                    "outcome": {
+                        "quorum": {"id": 3, "nonce": "5eed"},
+                        "states": [
+                            {"stage": stage, "masters": f"{stage + 4:032x}"} for stage in range(3)
+                        ],
+                    },
                 }
             ],
             "allowed": True,

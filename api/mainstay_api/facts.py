@@ -37,7 +37,8 @@ def check_entry(entry: LedgerEntry) -> LedgerEntry:
         ValueError: one is not.
     """
     Digest.parse(entry.masters)
-    for digest in filter(None, (entry.gradient, entry.data)):
+    began = entry.forked.masters if entry.forked is not None else ""
+    for digest in filter(None, (entry.gradient, entry.data, began)):
         Digest.parse(digest)
     return entry
 

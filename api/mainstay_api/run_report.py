@@ -21,6 +21,7 @@ from mainstay_core.wire.facts import Heartbeat, SlotStatus
 from mainstay_core.wire.findings import FindingsPage
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry, LedgerKey
 from mainstay_core.wire.recoveries import Recovery, show_recovery
+from mainstay_core.wire.reinitialisation import Fork
 from mainstay_core.wire.repeated_lineage import show_lineage_of
 
 REPORT_VERSION = 2
@@ -144,6 +145,7 @@ def make_report(
     recoveries: Sequence[Recovery],
     events: Sequence[Mapping[str, Any]],
     findings: FindingsPage,
+    forks: Sequence[Fork],
 ) -> dict[str, Any]:
     """Return the content of REPORT.json.
 
@@ -154,6 +156,7 @@ def make_report(
         recoveries: of the job.
         events: of its history.
         findings: of its checks.
+        forks: that its states contain, with what came of them.
     """
     first = next((number for number, step in enumerate(steps) if step), len(steps))
     steps = steps[first:]
@@ -169,7 +172,7 @@ def make_report(
         **show_protections(state),
         "exact": state.approximate_since is None,
         "approximate_since": state.approximate_since,
-        "lineage": show_lineage_of(state.config, state.num_forks, state.history),
+        "lineage": show_lineage_of(state.config, state.num_forks, forks),
         "digests": {
             "final": _final(state),
             "steps": [step.masters if step else None for step in steps],

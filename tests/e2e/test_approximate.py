@@ -47,6 +47,7 @@ def run(
     options: Sequence[str] = (),
     checkpoint: dict[str, Any] | None = None,
     pipeline: dict[str, Any] | None = None,
+    fails: bool = False,
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,10 @@ def run(
     job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, **parts)
     job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
     with local_job(directory, job, faults, *options) as running:
-        return running.report()
+        if not fails:
+            return running.report()
+        assert running.wait() != 0, running.tails()
+        return dict(json.loads((directory / "report.json").read_text()))
 
 
 def check_forked(report: dict[str, Any]) -> None:
@@ -64,6 +68,11 @@ def check_forked(report: dict[str, Any]) -> None:
     assert report["steps"]["lost"] == 0
     assert report["digests"]["final"]["history"]
     assert (report["exact"], report["approximate_since"]) == (False, LOST_AT)
+
+
+def states_after(report: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """What each fork has led to, and of what."""
+    return [fork["outcome"]["states"] for fork in report["lineage"]["forks"]]
 
 
 def twin(directory: Path, *losses: tuple[int, int]) -> list[str]:
@@ -91,6 +100,10 @@ def test_a_lost_inner_stage_is_made_anew_with_the_bits_of_the_experiments_proces
     assert steps == twin(tmp_path, (LOST_AT, 1))
     assert steps[:LOST_AT] == undisturbed[:LOST_AT]
     assert not set(steps[LOST_AT:]) & set(undisturbed[LOST_AT:])
+    (fork,), (recovery,) = report["lineage"]["forks"], report["recoveries"]
+    assert all(norm > 0 for b in fork["made"]["positions"][0]["blocks"] for norm in b["norms_sq"])
+    assert fork["outcome"]["quorum"] == recovery["quorum"]
+    assert [state["stage"] for state in fork["outcome"]["states"]] == [0, 1, 2]
 
 
 @pytest.mark.chaos
@@ -108,6 +121,26 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_runs_report(
     assert [r["method"] for r in again["recoveries"]] == ["approximate", "approximate"]
     assert compare_reports(first, again) == []
     assert compare_reports(first, disturbed) == []
+    assert states_after(first) == states_after(again) == states_after(disturbed)
+
+
+@pytest.mark.chaos
+def test_a_lineage_that_led_to_other_digests_is_refused_before_its_step_is_applied(
+    tmp_path: Path, corpus: Path
+) -> None:
+    report = run(tmp_path, corpus, [kill(1)], **ALLOWED)
+    made = report["lineage"]["forks"][0]["outcome"]["states"][1]
+    made["masters"] = made["masters"][::-1]
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(report))
+
+    options = ("--repeat-lineage", str(path))
+    again = run(tmp_path / "again", corpus, [], options=options, fails=True)
+
+    assert again["state"] == "failed"
+    assert again["steps"]["committed"] <= LOST_AT
+    told = f"has stage 1 with the digest {made['masters']} after its fork at step {LOST_AT}"
+    assert told in again["reason"]
 
 
 @pytest.mark.chaos

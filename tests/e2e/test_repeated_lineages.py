@@ -41,6 +41,8 @@ def check_repeated(first: dict[str, Any], again: dict[str, Any]) -> None:
     assert [r["method"] for r in again["recoveries"]] == ["approximate"]
     assert len(again["digests"]["steps"]) == len(first["digests"]["steps"])
     assert compare_reports(first, again) == []
+    states = [run["lineage"]["forks"][0]["outcome"]["states"] for run in (first, again)]
+    assert states[0] == states[1]
 
 
 def repeat(directory: Path, job: dict[str, Any], report: Path) -> dict[str, Any]:

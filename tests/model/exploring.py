@@ -6,7 +6,7 @@ import random
 import time
 from collections import deque
 
-from tests.model import forks
+from tests.model import forks, guards
 from tests.model.ranks import successors
 from tests.model.values import DEAD, UP, Cfg, State, Violation, initial, rank_of
 
@@ -14,6 +14,8 @@ from tests.model.values import DEAD, UP, Cfg, State, Violation, initial, rank_of
 def check_state(cfg: Cfg, st: State) -> None:
     if cfg.forks:
         forks.check_states(cfg, st)
+    if cfg.guards:
+        guards.check_parts(st)
     for i, p in enumerate(st.pods):
         if (
             p.st != DEAD

@@ -102,8 +102,8 @@ FORK_MUTANTS = [
         **LONG,
     ),
     mutant(
-        "fork_counts_all",
-        "a state counts whatever its lineage: the lost stage's true one, too",
+        "fork_counts_all+fork_other_course",
+        "a state counts whatever its lineage and its forks: the lost stage's true one, too",
         "simulate",
         bud=LOSSES,
         **LONG,
@@ -128,5 +128,9 @@ FORK_MUTANTS = [
         **AWAY,
     ),
 ]
-FORK_FIRST_WALK = {"fork_twice": 35, "fork_counts_all": 155, "made_though_held": 30}
+FORK_FIRST_WALK = {
+    "fork_twice": 35,
+    "fork_counts_all+fork_other_course": 155,
+    "made_though_held": 30,
+}
 """The walk from which on some mistakes are looked for: those before do not show them."""

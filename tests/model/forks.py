@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.model.values import DEAD, OK, Cfg, Plan, Pod, State, Violation, rank_of
+from tests.model.values import DEAD, NONE, OK, Cfg, Plan, Pod, State, Violation, rank_of
 
 _TAGS: dict[tuple, int] = {}
 """Numbers of gradients, by the bits of the states of all stages."""
@@ -44,6 +44,26 @@ def counts(cfg: Cfg, st: State, pod: Pod, plan: Plan, i: int) -> bool:
     is_first = pod.lin == since == plan.lineage - 1
     came = stayed or is_first or "fork_counts_away" in cfg.rules
     return came and since <= pod.lin <= plan.lineage
+
+
+def of_one_course(cfg: Cfg, plan: Plan, reports: dict) -> dict:
+    """Return reports in which a state does not count that has not the forks of those who stayed.
+
+    Of these the course is that of who settled last. Whose stage it made anew at the very version of
+    a state, or at the next, must have that fork.
+    """
+    told = {p: rep for p, rep in reports.items() if rep[0] >= 0}
+    if "fork_other_course" in cfg.rules or not any(rep[7] for rep in told.values()):
+        return reports
+    stayed = {p: rep[5] >= since_of(plan, p) for p, rep in told.items()}
+    first = max(told, key=lambda p: (stayed[p], told[p][5], len(told[p][7]), -p))
+    course, rank, counted = told[first][7], rank_of(plan), dict(reports)
+    for p, rep in told.items():
+        below, theirs = (tuple(f for f in h if f[0] < rep[0])[-1:] for h in (rep[7], course))
+        made = {f for f in course if f[0] in (rep[0], rep[0] + 1) and rank[p][1] in f[1]}
+        if below != theirs or not made <= set(rep[7]):
+            counted[p] = (-1, rep[1], (NONE,) * cfg.N, None, *rep[4:8], None)
+    return counted
 
 
 def made_stages(cfg: Cfg, plan: Plan, lost: set) -> set:
@@ -103,6 +123,13 @@ def is_void(st: State, first: int, idx: int) -> bool:
     return any(b.lineage > a.lineage and b.order is None for a, b in itertools.pairwise(plans))
 
 
+def _has_others(cfg: Cfg, stage: int, lost: set) -> bool:
+    """Return whether the stages are left of which a lost one is made anew."""
+    if stage == 0:
+        return cfg.guards > 0 and 1 not in lost
+    return stage < cfg.P - 1 and not {stage - 1, stage + 1} & lost
+
+
 def ordered(cfg: Cfg, st: State, base: Plan, plan: Plan, is_planned: bool, hears: bool) -> Plan:
     """Return a plan with its lineage, and the order to make anew what nobody is known to hold.
 
@@ -126,7 +153,7 @@ def ordered(cfg: Cfg, st: State, base: Plan, plan: Plan, is_planned: bool, hears
     lost = set(range(cfg.P)) - covered
     is_open = base.order is not None and not all(settled[who] for who in joined if who in living)
     is_open = is_open or (base.order is not None and not hears)
-    possible = all(0 < s < cfg.P - 1 and not {s - 1, s + 1} & lost for s in lost)
+    possible = all(_has_others(cfg, s, lost) for s in lost)
     up = 0 if "fork_same_lineage" in cfg.rules else 1
     since = base.order[1] if is_open and base.order is not None else base.lineage
     if lost and not possible:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model import forks, stores
+from tests.model import forks, guards, stores
 from tests.model.coordinator import coordinator_steps
 from tests.model.settle import check_not_lost, settle
 from tests.model.values import (
@@ -20,7 +20,9 @@ from tests.model.values import (
     STOPPED,
     TRAINER,
     UP,
+    WRONG,
     Cfg,
+    Part,
     Plan,
     Pod,
     State,
@@ -120,9 +122,9 @@ def post(cfg: Cfg, st: State, i: int, key: tuple, payload: object) -> State:
     return st._replace(board=board)
 
 
-def do_apply(cfg: Cfg, pod: Pod) -> Pod:
+def do_apply(cfg: Cfg, pod: Pod, *, rolls: bool = False) -> Pod:
     """version += 1 with the reduced gradient held; I2 and I6 are checked here."""
-    key, vals, _prep = pod.G
+    key, vals, *_rest = pod.G
     kinds = [x for x, _v, _r in vals]
     if sorted(kinds) != list(range(cfg.N)):
         raise Violation(f"I2: step {pod.ver} applied shard types {sorted(kinds)}")
@@ -134,8 +136,9 @@ def do_apply(cfg: Cfg, pod: Pod) -> Pod:
     if cfg.forks and any(v != forks.right_tag(cfg, pod.ver, pod.forks) for _x, v, _r in vals):
         raise Violation(f"I6: step {pod.ver} of {pod.forks} applied a gradient of another course")
     bits = forks.right_bits(pod.stg, pod.ver + 1, pod.forks)
+    part = guards.apply_part(cfg, pod, rolls=rolls)
     pod = pod._replace(ver=pod.ver + 1, held=(NONE,) * cfg.N, G=None, lastq=key, att=0, hist=hist)
-    return pod._replace(bits=bits)
+    return pod._replace(bits=bits, part=part)
 
 
 def next_step(cfg: Cfg, plan: Plan, row: int, pod: Pod) -> Pod:
@@ -234,7 +237,7 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
     members = [m for _r, _s, m, _i in plan.members]
 
     # ---- a blocked collective (or heal) fails
-    if pod.ph in "SQRLVWHYM":
+    if pod.ph in "SQRBLVWHYM":
         broken = any(
             gone(cfg, st, plan, pod.q, m) for m in members
         )  # a member that is merely late breaks nothing
@@ -254,6 +257,8 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
 
     if cfg.window:
         stores.keeper_moves(cfg, st, i, add)
+    if cfg.guards and s == guards.TWIN:
+        guard_moves(cfg, st, i, key, add)
     if pod.ph == "S":
         add(
             f"pod{i} completes settle of q{plan.qid}",
@@ -273,8 +278,12 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
             lambda: joined(cfg, stores.replay(cfg, st, i, park), i),
         )
     elif pod.ph == "M":
-        sources = [made_of(st, i, pod, plan, s + d) for d in (-1, 1)]
-        if all(sources):
+        beside = (guards.TWIN,) if s == guards.END else (s - 1, s + 1)
+        sources = [made_of(st, i, pod, plan, stage) for stage in beside]
+        part, is_gone = make_part(cfg, st, pod) if s == guards.END else (None, False)
+        if is_gone:
+            add(f"pod{i} finds no guard any more", False, lambda: park(cfg, st, i, pod))
+        elif all(sources) and (s != guards.END or part is not None):
             add(
                 f"pod{i} makes v{pod.tver} anew of pods {sources}",
                 False,
@@ -290,6 +299,8 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                             bits=forks.right_bits(s, pod.tver, pod.then),
                             ph="C",
                             src=-1,
+                            recipe=(),
+                            part=part,
                         ),
                     ),
                     i,
@@ -313,6 +324,7 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                             src=-1,
                             forks=(),
                             bits=(),
+                            part=guards.loaded(cfg, pod, s),
                         ),
                     ),
                     i,
@@ -340,6 +352,7 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                                 src=-1,
                                 forks=pod.then,
                                 bits=src.bits,
+                                part=src.part if s == guards.END else pod.part,
                             ),
                         ),
                         i,
@@ -381,6 +394,8 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
             if cfg.window:
                 nxt = setpod(st, i, pod._replace(G=(key, vals, False)))
                 return stores.log(cfg, nxt, i)
+            if cfg.guards:
+                return reduced_guarded(cfg, st, i, pod._replace(G=(key, vals, False)))
             nxt = setpod(st, i, pod._replace(ph="V", G=(key, vals, False)))
             return post(cfg, nxt, i, (key, "V", pod.ver, pod.att, 0), bad)
 
@@ -417,7 +432,8 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
             if got is None:
                 return None
             told = {m: pay[1:] for m, pay in got.items()} if cfg.window else {}
-            no = {b for pay in got.values() for b in (pay[0] if cfg.window else pay)}
+            is_pair = cfg.window or cfg.guards
+            no = {b for pay in got.values() for b in (pay[0] if is_pair else pay)}
             if no:  # redo in place: who failed its check recomputes those types, all else stays
                 held = tuple(NONE if (r, x) in no else pod.held[x] for x in range(cfg.N))
                 todo = tuple(x for x in range(cfg.N) if (r, x) in no)
@@ -437,6 +453,9 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
             if cfg.mode == "two":
                 nxt = setpod(st, i, pod._replace(ph="W", G=(pod.G[0], pod.G[1], True)))
                 return post(cfg, nxt, i, (key, "W", pod.ver, pod.att, 0), 1)
+            if cfg.guards:
+                parts = {m: pay[1] for m, pay in got.items()}
+                return certified(setpod(st, i, guards.judged(cfg, plan, i, pod, parts)))
             return certified(kept_commit(cfg, st, i, told) if told else st)
 
         add(f"pod{i} completes vote on step {pod.ver}", False, complete_vote)
@@ -481,6 +500,45 @@ def rank_steps(cfg: Cfg, st: State, i: int, pod: Pod, add) -> None:
                 )
 
             add(f"pod{i} writes checkpoint part v{pod.ver}", False, write_part)
+
+
+def reduced_guarded(cfg: Cfg, st: State, i: int, pod: Pod) -> State:
+    """An owner gives its reduced gradient to its guards and votes; a guard waits for it first."""
+    key, plan = qkey(cfg, st, pod.q), st.plans[pod.q]
+    me = guards.reduced(cfg, plan, i, pod)
+    if pod.stg == guards.END:
+        st = post(cfg, st, i, (key, "B", pod.ver, pod.att, 0), 1)
+    return cast_guarded(cfg, st, i, me) if me.ph == "V" else setpod(st, i, me)
+
+
+def cast_guarded(cfg: Cfg, st: State, i: int, me: Pod) -> State:
+    """A vote has what the rank keeps of an end, too."""
+    row = rank_of(st.plans[me.q])[i][0]
+    bad = tuple((row, x) for x in range(cfg.N) if me.sup[x] == row and me.held[x] == BAD)
+    key = (qkey(cfg, st, me.q), "V", me.ver, me.att, 0)
+    return post(cfg, setpod(st, i, me), i, key, (bad, me.part))
+
+
+def guard_moves(cfg: Cfg, st: State, i: int, key: int, add) -> None:
+    """What a cell beside an end does that guards it."""
+    pod = st.pods[i]
+    owner = guards.owner_of(cfg, st.plans[pod.q], i)
+
+    def given() -> bool:
+        return owner in posts(st, (key, "B", pod.ver, pod.att, 0))
+
+    guards.moves(cfg, st, i, given, lambda me: cast_guarded(cfg, st, i, me), add)
+
+
+def make_part(cfg: Cfg, st: State, pod: Pod) -> tuple:
+    """Return what an end that is made anew gets of its guards, and whether it has to give up."""
+    if not pod.recipe:
+        return Part(pod.tver, (), WRONG), False  # a rule is left out: it is made of its twin alone
+    part = guards.given_by(st, pod, pod.then)
+    is_gone = part is None and guards.are_gone(st, pod)
+    if is_gone and "make_half" in cfg.rules:
+        return Part(pod.tver, (), WRONG), False
+    return part, is_gone
 
 
 def compute_steps(cfg: Cfg, st: State, i: int, pod: Pod, plan: Plan, r: int, s: int, add) -> None:
@@ -554,6 +612,7 @@ def made_of(st: State, i: int, pod: Pod, plan: Plan, stage: int) -> tuple:
 
 def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
     _r, s, _inc = rank_of(st.plans[j])[i]
+    pod = pod if guards.marks(pod) else pod._replace(G=None)
     ver = pod.ver if pod.stg == s else -1
     if ver >= 0 and not forks.counts(cfg, st, pod, st.plans[j], i):
         ver = -1
@@ -581,6 +640,7 @@ def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
         unlogged=False,
         lin=st.plans[j].lineage if ver >= 0 else pod.lin,
         then=(),
+        part=pod.part if ver >= 0 else guards.restored(cfg, pod, "heal"),
     )
     claim = tuple(
         OK if v == GARBAGE else v for v in held
@@ -591,7 +651,17 @@ def adopt(cfg: Cfg, st: State, i: int, pod: Pod, j: int) -> State:
         nxt,
         i,
         (qkey(cfg, nxt, j), "S", 0, 0, 0),
-        (ver, pod.lastq, claim, mark, st.durable[0], pod.settled, pod.kept, pod.forks),
+        (
+            ver,
+            pod.lastq,
+            claim,
+            mark,
+            st.durable[0],
+            pod.settled,
+            pod.kept,
+            pod.forks,
+            guards.report(cfg, i, me, st.plans[pod.q] if pod.q >= 0 else None),
+        ),
     )
 
 
@@ -599,7 +669,8 @@ def park(cfg: Cfg, st: State, i: int, pod: Pod) -> State:
     held = pod.held
     if "in_place" in cfg.rules and pod.ph == "R":
         held = tuple(GARBAGE if v else NONE for v in held)
-    parked = pod._replace(ph="P", held=held, src=-1, recipe=(), then=())
+    mark = pod.G if guards.marks(pod) else None
+    parked = pod._replace(ph="P", held=held, G=mark, src=-1, recipe=(), then=())
     return setpod(st, i, parked)._replace(evt=True)
 
 
@@ -628,6 +699,8 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
     me, plan = st.pods[i], st.plans[st.pods[i].q]
     r, s, _inc = rank_of(plan)[i]
     known = stores.Stores(cfg, told) if told else None
+    if cfg.forks:
+        got = forks.of_one_course(cfg, plan, got)
     T, action, source, sup, todo, disk = settle(cfg, plan, got, known)
     made = {rank_of(plan)[p][1] for p, what in action.items() if what == "make"}
     then = () if disk or not cfg.forks else forks.history_after(cfg, got, T, made)
@@ -640,7 +713,7 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
         st = settle_store(cfg, st, i, got, (T, action[i], disk, "replay" in action.values()))
         me = st.pods[i]
     if action[i] == "roll":
-        me = do_apply(cfg, me)
+        me = do_apply(cfg, me, rolls=True)
     elif action[i] in ("heal", "replay", "make"):
         replaying = action[i] == "replay"
         me = me._replace(
@@ -653,6 +726,7 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
             tver=T,
             hist=(),
             recipe=known.recipe(s, T) if known is not None and replaying else (),
+            part=guards.restored(cfg, me, "load" if disk else "heal"),
         )
         if replaying and known is not None:
             me = me._replace(lastq=known.records.get(T - 1, (True, -1))[1])
@@ -662,7 +736,8 @@ def complete_settle(cfg: Cfg, st: State, i: int, got: dict, told: dict) -> State
     if disk and cfg.forks:
         me = me._replace(settled=-1)  # its state went, as that of others could not be had
     if action[i] == "make":
-        me = me._replace(src=next(rep[1] for rep in got.values() if rep[0] == T))
+        last = next(rep[1] for rep in got.values() if rep[0] == T)
+        me = me._replace(src=last, recipe=source[i])
     keeps = action[i] in ("stay", "roll") and plan.order is not None
     if keeps and "fork_not_in_history" not in cfg.rules:
         me = me._replace(forks=then)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model import forks
+from tests.model import forks, guards
 from tests.model.stores import Stores
 from tests.model.values import (
     NONE,
@@ -25,25 +25,29 @@ def settle(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = None) ->
 
     reports: pod -> (version or -1, lastq, held (own checks passed), mark (quorum key, prepared) or
         None, newest complete durable checkpoint that it sees, quorum_id of the last settle that it
-        completed, version before which nothing is needed, history)
-    Returns (T, per pod action: stay | roll | heal | replay | make, per pod heal source, supply
-        table per stage, todo per replica).
+        completed, version before which nothing is needed, history, what an end alone has)
+    Returns (T, per pod action: stay | roll | heal | replay | make, per pod heal source or guards of
+        what it makes anew, supply table per stage, todo per replica).
     """
     since = {m[2]: q for m, q in zip(plan.members, plan.since, strict=True)}
     stayed = {p: rep for p, rep in reports.items() if rep[5] >= since[p]}
     durable = max(rep[4] for rep in reports.values())
-    T, can, made = None, {}, set()
+    T, can, made, left = None, {}, set(), ()
     for counted in (reports,) if "no_tiers" in cfg.rules else (stayed, reports):
         T, can, made = newest_common(cfg, plan, counted, stores)
         if T is None or durable <= T or "stores_before_disk" in cfg.rules:
             pass
         elif newest_common(cfg, plan, counted)[0] is None:
             T = None  # it takes stores, and they reach less than the disk
+        if T is not None and cfg.guards and guards.END in made:
+            left = guards.find(cfg, plan, reports, counted, can, T)
+            if not left and "end_without_guard" not in cfg.rules:
+                T = None  # what the end alone has is gone
         if T is not None:
             break
     # a returning rank at T already: its commit chain is compared; without determinism it heals
     can = {p: can.get(p, set() if cfg.nondet else {rep[0]} - {-1}) for p, rep in reports.items()}
-    return settle_to(cfg, plan, reports, T, can, made)
+    return settle_to(cfg, plan, reports, T, can, made, left)
 
 
 def newest_common(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = None) -> tuple:
@@ -114,7 +118,9 @@ def newest_common(cfg: Cfg, plan: Plan, reports: dict, stores: Stores | None = N
     return (max(common) if common else None), can, made
 
 
-def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict, made: set) -> tuple:
+def settle_to(
+    cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict, made: set, left: tuple
+) -> tuple:
     """Actions, heal sources and the supply table of the step that follows."""
     by_stage: list = [[] for _ in range(cfg.P)]
     for _r, s, p, _i in plan.members:
@@ -129,7 +135,7 @@ def settle_to(cfg: Cfg, plan: Plan, reports: dict, T: int | None, can: dict, mad
         if from_disk:
             action[p], source[p] = "heal", -2
         elif s in made:
-            action[p], source[p] = "make", -3
+            action[p], source[p] = "make", left if s == guards.END else ()
         elif T in can[p]:
             action[p] = "stay" if v == T else "roll"
         else:
@@ -199,9 +205,12 @@ def check_not_lost(cfg: Cfg, st: State, idx: int, reports: dict, T: int, from_di
         return
     first = max(reports[p][1] for p in stayed)
     kept = [p for p in stayed if continuous(p, first)]
-    covered = {rank[p][1] for p in kept} | (plan.order[0] if plan.order else set())
-    if covered != set(range(cfg.P)):
+    held = {rank[p][1] for p in kept}
+    if held | (plan.order[0] if plan.order else set()) != set(range(cfg.P)):
         return
+    lacks_end = cfg.guards > 0 and guards.END not in held
+    if from_disk and lacks_end and not guards.is_there(reports, rank, kept):
+        return  # nobody is left, or nobody is sure, who has what the end alone had
     top = max(reports[p][0] for p in kept)
     if from_disk or top > T:
         raise Violation(

@@ -16,6 +16,13 @@ from tests.model.fork_configurations import (
     FORK_RANDOM,
     FORK_SLOW,
 )
+from tests.model.guard_configurations import (
+    GUARD_EXHAUSTIVE,
+    GUARD_FIRST_WALK,
+    GUARD_MUTANTS,
+    GUARD_RANDOM,
+    GUARD_SLOW,
+)
 from tests.model.memory_configurations import (
     FIRST_WALK,
     MEMORY_EXHAUSTIVE,
@@ -49,7 +56,7 @@ def check_all(config: Cfg, limit: int) -> None:
 
 
 def check_found(config: Cfg, how: str, limit: int, runs: int) -> None:
-    first = (FIRST_WALK | FORK_FIRST_WALK).get(config.name.partition(":")[0], 0)
+    first = (FIRST_WALK | FORK_FIRST_WALK | GUARD_FIRST_WALK).get(config.name.partition(":")[0], 0)
     if how == "explore":
         result = explore(config, limit=limit)
     else:
@@ -64,7 +71,12 @@ def is_quick(config: Cfg) -> bool:
 
 @pytest.mark.parametrize(
     "config",
-    [*(c for c in EXHAUSTIVE if c.name in QUICK), *MEMORY_EXHAUSTIVE, *FORK_EXHAUSTIVE],
+    [
+        *(c for c in EXHAUSTIVE if c.name in QUICK),
+        *MEMORY_EXHAUSTIVE,
+        *FORK_EXHAUSTIVE,
+        *GUARD_EXHAUSTIVE,
+    ],
     ids=lambda c: c.name,
 )
 def test_every_reachable_state_holds_and_can_still_finish(config: Cfg) -> None:
@@ -81,7 +93,7 @@ def test_walks_through_larger_models_hold(config: Cfg) -> None:
         assert "made anew" in result["cover"], "no walk has replayed anything"
 
 
-@pytest.mark.parametrize("config", FORK_RANDOM[:1], ids=lambda c: c.name)
+@pytest.mark.parametrize("config", [*FORK_RANDOM[:1], *GUARD_RANDOM[:1]], ids=lambda c: c.name)
 def test_walks_through_models_with_forks_hold(config: Cfg) -> None:
     result = simulate(config, 1, NUM_WALKS)
 
@@ -91,7 +103,7 @@ def test_walks_through_models_with_forks_hold(config: Cfg) -> None:
 
 @pytest.mark.parametrize(
     ("config", "how"),
-    [m for m in MUTANTS if is_quick(m[0])] + MEMORY_MUTANTS + FORK_MUTANTS,
+    [m for m in MUTANTS if is_quick(m[0])] + MEMORY_MUTANTS + FORK_MUTANTS + GUARD_MUTANTS,
     ids=lambda c: getattr(c, "name", ""),
 )  # fmt: skip
 def test_a_rule_that_is_left_out_is_missed(config: Cfg, how: str) -> None:
@@ -100,7 +112,9 @@ def test_a_rule_that_is_left_out_is_missed(config: Cfg, how: str) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("config", [*EXHAUSTIVE, *MEMORY_SLOW, *FORK_SLOW], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "config", [*EXHAUSTIVE, *MEMORY_SLOW, *FORK_SLOW, *GUARD_SLOW], ids=lambda c: c.name
+)
 def test_every_reachable_state_of_larger_models_holds(config: Cfg) -> None:
     result = explore(config, limit=MANY_STATES)
 
@@ -110,7 +124,9 @@ def test_every_reachable_state_of_larger_models_holds(config: Cfg) -> None:
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("config", [*RANDOM, *MEMORY_RANDOM, *FORK_RANDOM], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "config", [*RANDOM, *MEMORY_RANDOM, *FORK_RANDOM, *GUARD_RANDOM], ids=lambda c: c.name
+)
 def test_many_walks_hold(config: Cfg) -> None:
     result = simulate(config, 2, MANY_WALKS)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 UP, STOPPED, DEAD = "U", "S", "D"
 # Phases of a rank: I idle or spare, P parked (waits for a plan), S settle report posted, Q report
 # of its store posted, H healing, Y replaying, M making its state anew of others, C computing, R
-# reduce posted, L logging, V vote
+# reduce posted, B waiting for what it guards, L logging, V vote
 # posted (holds G), W prepared and barrier posted (two rounds), K may apply.
 NONE, OK, BAD, GARBAGE = (
     0,
@@ -25,6 +25,16 @@ BUSY = "SQHYMP"
 
 def is_ok(v: int) -> bool:
     return v == OK or v >= 10
+
+
+class Part(NamedTuple):
+    ver: int  # version of what is in it: that of its cell's state, unless a rule is left out
+    bits: tuple  # forks that went into it
+    right: int
+
+
+RIGHT, WRONG, UNJUDGED = 1, 0, 2
+"""What a part is. UNJUDGED: it is wrong, and no vote has compared it since."""
 
 
 class Pod(NamedTuple):
@@ -58,6 +68,7 @@ class Pod(NamedTuple):
     forks: tuple = ()  # its history, as it says: (version, stages)
     bits: tuple = ()  # the forks that its state is made of
     then: tuple = ()  # H, M: the history that it will have
+    part: Part | None = None  # what an end alone has: its own, or a guard's copy
 
 
 class Plan(NamedTuple):
@@ -132,6 +143,7 @@ class Cfg:
     units: int = 1  # of each stage
     peers: int = 1  # other pods that hold each segment
     forks: bool = False  # whether stages may be made anew of others
+    guards: int = 0  # cells of stage 1 that keep what stage 0 alone has
     until_calm: bool = False  # explore no further where no fault is left and all go on as one
     rules: frozenset = frozenset()
     secs: float = 1e9  # own time limit
@@ -184,7 +196,8 @@ def initial(cfg: Cfg) -> State:
     empty = (NONE,) * cfg.N
     for r, s, _p, _i in members:
         rank = Pod(UP, 0, 0, 0, s, True, 0, "C", empty, None, sup, todo[r], 0, -1, -1, (), 1)
-        pods.append(rank._replace(win=0, due=True) if cfg.window else rank)
+        rank = rank._replace(win=0, due=True) if cfg.window else rank
+        pods.append(rank._replace(part=Part(0, (), RIGHT)) if cfg.guards and s == 0 else rank)
     spare = Pod(UP, 0, -1, -1, -1, True, -1, "I", empty, None, (), (), 0, -1, -1, (), -1)
     pods += [spare] * cfg.spares
     return State(

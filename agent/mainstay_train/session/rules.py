@@ -14,7 +14,7 @@ from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.plan import Method, Plan
-from mainstay_core.wire.repeated_lineage import read_repeats
+from mainstay_core.wire.repeated_lineage import read_outcomes, read_repeats
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute.training import Training
 
@@ -47,6 +47,7 @@ def first_state(
         snapshots=snapshot_rules(config.snapshots, training),
         fork_rules=fork_rules(config, training),
         repeats=read_repeats(config),
+        outcomes=read_outcomes(config),
     )
     return follow(state, config.checks)
 

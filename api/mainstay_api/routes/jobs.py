@@ -32,6 +32,7 @@ from mainstay_api.findings import fetch_newest
 from mainstay_api.limits import person_of
 from mainstay_api.long_work import PIECE, in_pieces, long_json
 from mainstay_api.problems import ProblemError
+from mainstay_api.routes.lineage import fetch_outcomes
 from mainstay_api.run_report import ReportedStep, make_report, report_steps, show_members
 from mainstay_api.snapshots import fetch_summary
 from mainstay_api.store import MAX_LEDGER_ENTRIES
@@ -61,6 +62,7 @@ from mainstay_core.coordinator.events import (
     TopologyReported,
 )
 from mainstay_core.coordinator.leaving import find_pod
+from mainstay_core.coordinator.lineage import tell_forks
 from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job.config import MAX_FORKS, JobConfig
@@ -300,7 +302,8 @@ async def show_report(
         recoveries = await transactions.store.fetch_recoveries(uid)
         events = await _events(transactions, uid)
         findings = await transactions.store.fetch_findings(uid)
-        return await long_json(make_report, state, steps, recoveries, events, findings)
+        forks = tell_forks(state.history, await fetch_outcomes(transactions, state))
+        return await long_json(make_report, state, steps, recoveries, events, findings, forks)
 
 
 @router.post("/{job}/stop")

@@ -13,11 +13,14 @@ from mainstay_api.deps import GuardedRoute, PersonDep, TransactionsDep, UidDep, 
 from mainstay_api.long_work import long_json
 from mainstay_api.problems import ProblemError
 from mainstay_api.summary import show_job
+from mainstay_api.transactions import Transactions
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_NAME, Index, Longest, cut
 from mainstay_core.coordinator.events import ApproximationAllowed
-from mainstay_core.coordinator.lineage import show_lineage
+from mainstay_core.coordinator.lineage import list_keys, show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, Verdict, judge_permission
+from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
 router = APIRouter(
     prefix="/v1/jobs",
@@ -42,7 +45,15 @@ class NewPermission:
 async def show_forks(uid: UidDep, transactions: TransactionsDep) -> Response:
     """The forks that the job's states contain, and what each stage could be made anew from now."""
     state = await transactions.load(uid)
-    return await long_json(lambda: codec.encode(show_lineage(state)))
+    ledger = await fetch_outcomes(transactions, state)
+    return await long_json(lambda: codec.encode(show_lineage(state, ledger)))
+
+
+async def fetch_outcomes(
+    transactions: Transactions, state: CoordinatorState
+) -> dict[LedgerKey, LedgerEntry]:
+    """Return the ledger's entries that tell what came of a job's forks."""
+    return await transactions.store.fetch_ledger(state.config.job, list_keys(state.history))
 
 
 @router.post("/{job}/approximate", responses=examples.APPROXIMATE)

@@ -15,6 +15,7 @@ from mainstay_cli.local import runs
 from mainstay_cli.views.lineage import (
     describe_history,
     describe_prospects,
+    describe_record,
     read_forks,
     read_lineage,
 )
@@ -55,7 +56,11 @@ def show(job: JOB = None, as_json: AS_JSON = False) -> None:
 def render(name: str, page: LineagePage) -> str:
     """Return a lineage as text: the course, each fork, and each stage's prospects."""
     lines = [f"{name}: {page.course}"]
-    lines += [f"  {line}" for line in describe_history(page.forks, page.num_forks)]
+    unknown = page.num_forks - len(page.forks)
+    lines += [f"  {line}" for line in describe_history((), unknown)]
+    for fork in page.forks:
+        lines += [f"  {line}" for line in describe_history((fork,), 1)]
+        lines += [f"    {line}" for line in describe_record(fork)]
     lines += describe_prospects(page)
     return "\n".join(lines)
 

@@ -10,8 +10,8 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
 from mainstay_core.wire.reinitialisation import (
     Fork,
-    History,
     LineagePage,
+    ToldFork,
     describe_course,
     describe_fork,
 )
@@ -41,7 +41,7 @@ def read_lineage(told: Any) -> LineagePage:
         raise UsageError(f"what the api says of the lineage is not understood: {error}") from error
 
 
-def read_forks(report: Mapping[str, Any]) -> tuple[History, int]:
+def read_forks(report: Mapping[str, Any]) -> tuple[tuple[ToldFork, ...], int]:
     """Return the forks that a report has in full, and how many there were.
 
     Raises:
@@ -50,7 +50,7 @@ def read_forks(report: Mapping[str, Any]) -> tuple[History, int]:
     lineage = report.get("lineage") or {}
     try:
         forks = tuple(
-            codec.decode(Fork, fork, f"lineage.forks[{number}]")
+            codec.decode(ToldFork, fork, f"lineage.forks[{number}]")
             for number, fork in enumerate(lineage.get("forks", []))
         )
     except MalformedError as error:
@@ -68,6 +68,30 @@ def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
     unknown = num_forks - len(forks)
     earlier = [f"{unknown} earlier: not known in full here"] if unknown > 0 else []
     return earlier + [describe_fork(fork) for fork in forks]
+
+
+def describe_record(fork: ToldFork) -> list[str]:
+    """Return by which norms a fork was weighed, and what came of it, as far as that is known."""
+    norms = {
+        made.norms_sq: f"squared gradient norms {made.norms_sq[0]:.6g} of stage {place.stage - 1} "
+        f"and {made.norms_sq[1]:.6g} of stage {place.stage + 1}"
+        for place in fork.made.positions
+        for made in place.blocks
+        if len(made.norms_sq) == 2
+    }
+    lines = [f"weighed by {each}" for each in norms.values()]
+    if fork.outcome is None:
+        return lines
+    made_here = {(place.stage, place.inner) for place in fork.made.positions}
+    several = any(place.inner for place in fork.outcome.states)
+    lines.append(f"committed in quorum {fork.outcome.quorum}, with masters of")
+    for state in fork.outcome.states:
+        rank = f", rank {state.inner}" if several else ""
+        is_made = (state.stage, state.inner) in made_here
+        lines.append(
+            f"  stage {state.stage}{rank}: {state.masters}{' (made anew)' if is_made else ''}"
+        )
+    return lines
 
 
 def describe_report(report: Mapping[str, Any]) -> list[str]:

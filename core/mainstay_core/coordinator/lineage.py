@@ -7,7 +7,8 @@ state is approximate. So that is known also after the store has lost the job.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
@@ -17,15 +18,21 @@ from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
 from mainstay_core.reinitialisation.sources import Policy, policy_of
+from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.reinitialisation import (
     REINITIALISED,
     Fork,
+    ForkOutcome,
     History,
     LineagePage,
+    PlaceDigest,
     Prospect,
+    ToldFork,
     ToldHistory,
     describe_course,
     describe_fork,
+    digest_of_fork,
+    places_of,
     since_of,
 )
 
@@ -100,15 +107,60 @@ def _name(fork: Fork) -> tuple[int, str]:
     return fork.version, fork.chain
 
 
-def show_lineage(state: CoordinatorState) -> LineagePage:
-    """Return what the job's states were made of, and what each stage could be made anew from."""
+def list_keys(history: History) -> tuple[LedgerKey, ...]:
+    """Return the keys of the ledger's entries that tell what came of forks."""
+    places = ((fork.version, *place) for fork in history for place in places_of(fork))
+    return tuple(dict.fromkeys(places))
+
+
+def tell_forks(history: History, ledger: Mapping[LedgerKey, LedgerEntry]) -> tuple[ToldFork, ...]:
+    """Return forks with what came of them, as far as the ledger says.
+
+    Args:
+        history: the forks.
+        ledger: entries at :func:`list_keys`, as far as there are any.
+    """
+    return tuple(
+        ToldFork(
+            **{each.name: getattr(fork, each.name) for each in fields(Fork)},
+            outcome=_outcome_of(fork, ledger),
+        )
+        for fork in history
+    )
+
+
+def _outcome_of(fork: Fork, ledger: Mapping[LedgerKey, LedgerEntry]) -> ForkOutcome | None:
+    """Return what came of a fork; None unless all entries are of the first step after it."""
+    digest, places = digest_of_fork(fork), places_of(fork)
+    entries = [ledger.get((fork.version, *place)) for place in places]
+    states = []
+    for (stage, inner), entry in zip(places, entries, strict=True):
+        if entry is None or entry.forked is None or entry.forked.fork != digest:
+            return None
+        masters = entry.forked.masters
+        states.append(PlaceDigest(stage=stage, inner=inner, masters=masters))
+    quorums = {entry.quorum for entry in entries if entry is not None}
+    if len(quorums) != 1:
+        return None  # the step was committed again, and not all have told
+    return ForkOutcome(quorum=quorums.pop(), states=tuple(states))
+
+
+def show_lineage(
+    state: CoordinatorState, ledger: Mapping[LedgerKey, LedgerEntry] | None = None
+) -> LineagePage:
+    """Return what the job's states were made of, and what each stage could be made anew from.
+
+    Args:
+        state: of the job.
+        ledger: its entries at :func:`list_keys`, as far as there are any.
+    """
     policy, permission = state.config.approximate, state.permission
     return LineagePage(
         exact=state.approximate_since is None,
         approximate_since=state.approximate_since,
         course=describe_course(state.approximate_since),
         num_forks=state.num_forks,
-        forks=state.history,
+        forks=tell_forks(state.history, ledger or {}),
         allowed=policy is not None,
         after_lost_steps=policy.after_lost_steps if policy is not None else None,
         permitted_by=permission.who if permission is not None else "",

@@ -22,6 +22,7 @@ from mainstay_core.rank.events import (
     WriteCheckpoint,
 )
 from mainstay_core.rank.refusals import tell_left_behind
+from mainstay_core.rank.repeating import OTHER_JOB, differing_norms
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
 from mainstay_core.wire.facts import MAX_SOURCES, Cause, Failed, Parked, Phase
 from mainstay_core.wire.plan import Member, Plan
@@ -127,11 +128,11 @@ def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
         prefix: actions that come first.
     """
     fork = state.repeats[number]
-    if fork.chain != state.commit_chain:
-        why = (
-            f"the lineage to repeat has a fork at step {fork.version} after other commits than "
-            "this run's: it is of another model, data or device"
-        )
+    outline = state.fork_rules.outline if state.fork_rules is not None else ()
+    other = "" if fork.chain == state.commit_chain else "it comes after other commits than here"
+    other = other or differing_norms(fork, outline, state.commit)
+    if other:
+        why = f"the lineage to repeat has a fork at step {fork.version}: {other}: {OTHER_JOB}"
         failed = replace(state, phase=Phase.FAILED)
         tell = SendFact(fact_of(state, Failed, evidence=why))
         return Transition(failed, (*prefix, tell, WaitForPlan()), why)

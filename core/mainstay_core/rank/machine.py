@@ -358,6 +358,13 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     if verdict.commit is None:
         return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
+    others = repeating.differing_states(
+        plan, state.outcomes, state.history, state.version, event.votes
+    )
+    if others:
+        failed = replace(state, phase=Phase.FAILED)
+        tell = SendFact(fact_of(state, Failed, evidence=others))
+        return Transition(failed, (*rename, *deviations, tell, WaitForPlan()), others)
     if state.fork_rules is not None:
         commit = replace(commit, norms_sq=norms_by_block(plan, event.votes))
     state, needless = windows.note_copies(state, event.votes)

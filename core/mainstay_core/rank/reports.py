@@ -18,10 +18,10 @@ from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.facts import Phase, SlotStatus
-from mainstay_core.wire.ledger import LedgerEntry, PartialDigest
+from mainstay_core.wire.ledger import ForkedState, LedgerEntry, PartialDigest
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.recoveries import Replayed
-from mainstay_core.wire.reinitialisation import since_of
+from mainstay_core.wire.reinitialisation import History, digest_of_fork, since_of
 from mainstay_core.wire.votes import (
     Commit,
     GuardedDigest,
@@ -230,6 +230,7 @@ def entry_of(
     now_s: float,
     partials: tuple[PartialDigest, ...] = (),
     copy_wait_s: float = 0.0,
+    began: str = "",
 ) -> LedgerEntry:
     """Return the ledger's entry of a step that a rank has applied.
 
@@ -242,6 +243,7 @@ def entry_of(
         now_s: wall clock.
         partials: what this cell sent into the reduction.
         copy_wait_s: seconds for which the step waited for the copy of a checkpoint.
+        began: digest of the masters before the step; empty if it was replayed.
     """
     assert state.plan is not None
     history = histories.history_at(state.history, commit.step)
@@ -264,8 +266,16 @@ def entry_of(
         copy_wait_s=copy_wait_s,
         history=histories.digest_of(history),
         approximate_since=since_of(history),
+        forked=_forked(history, commit.step, began),
         clean=tuple(device for device in state.clean if device not in state.clean_before),
     )
+
+
+def _forked(history: History, step: int, began: str) -> ForkedState | None:
+    """Return with what a rank began the first step after a fork; None of another step."""
+    if not began or not history or history[-1].version != step:
+        return None
+    return ForkedState(fork=digest_of_fork(history[-1]), masters=began)
 
 
 def replayed_of(

@@ -452,6 +452,7 @@ class RankSession(RankShell, Generic[ConnectionsT]):
             copy_wait_s=done.copy_wait_s,
             step_s=self.lap_s(),
             now_s=self.now_s(),
+            began=self.state.digest,
         )
         self._repeat_entries()
         post = self.state.is_lowest

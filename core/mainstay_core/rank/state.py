@@ -30,7 +30,7 @@ from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.facts import Phase, RankFact
 from mainstay_core.wire.ledger import CleanDevice
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.reinitialisation import History
+from mainstay_core.wire.reinitialisation import ForkOutcome, History
 from mainstay_core.wire.votes import Commit, GuardedDigest, MadeType, SettleReport
 from mainstay_core.wire.windows import WindowBasis
 
@@ -158,6 +158,8 @@ class RankState:
     """Forks that the state contains; empty: it is exact."""
     repeats: History = ()
     """The forks of another run that this one makes again, each at its version."""
+    outcomes: tuple[ForkOutcome | None, ...] = ()
+    """What is known of the states that these led to, by the number of the fork."""
     guarded: tuple[GuardedDigest, ...] = ()
     """What it guards of other stages, at ``version``."""
     snapshots: SnapshotRules | None = None

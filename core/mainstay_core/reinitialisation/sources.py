@@ -107,6 +107,24 @@ class NoSource:
     reason: str
 
 
+def norms_beside(
+    stages: Sequence[StageOutline], stage: int, kind: str, norms_sq: Mapping[str, float]
+) -> tuple[float, float]:
+    """Return the squared norms of the stages before and after an inner one, over like blocks.
+
+    Args:
+        stages: the cut: the blocks of every stage.
+        stage: the one between them.
+        kind: of the blocks.
+        norms_sq: squared norm of each block; one that is not named has none.
+    """
+    before, after = (
+        sum((norms_sq.get(b.name, 0.0) for b in like_blocks(stages[beside], kind)), 0.0)
+        for beside in (stage - 1, stage + 1)
+    )
+    return before, after
+
+
 class _NoSourceError(Exception):
     """A lost position cannot be made anew in the way that is tried."""
 
@@ -201,9 +219,9 @@ class _Place:
         self, sources_of: Callable[[BlockOutline], _Sources]
     ) -> tuple[tuple[MadeBlock, ...], str]:
         blocks = tuple(
-            MadeBlock(
-                block=block.name,
-                sources=(
+            self._made(
+                block,
+                (
                     *self._held(block),
                     *(self._guarded(block) or self._unguarded(block, sources_of)),
                 ),
@@ -212,6 +230,14 @@ class _Place:
         )
         found = {_phrase(s, self.version): None for block in blocks for s in block.sources}
         return blocks, ", ".join(found) or "nothing, as it has no block"
+
+    def _made(self, block: BlockOutline, sources: _Sources) -> MadeBlock:
+        """Return how a block is made, with the norms if two stages are weighed by them."""
+        is_weighed = any(source.kind is SourceKind.NEIGHBOUR for source in sources)
+        norms_sq: tuple[float, ...] = ()
+        if is_weighed and self.policy.weighting is Weighting.GRADIENT_NORM:
+            norms_sq = norms_beside(self.stages, self.position[0], block.kind, self.norms_sq)
+        return MadeBlock(block=block.name, sources=sources, norms_sq=norms_sq)
 
     def _guarded(self, block: BlockOutline) -> _Sources:
         guard = self.left.guards.get((block.name, self.position[1]))
@@ -263,8 +289,8 @@ class _Place:
         found = [self._match(stage, block) for stage in beside]
         if len(beside) == 1:
             return (self._source(SourceKind.TWIN, beside[0], found[0]),)
-        before, after = beside
-        weights = self._weights(before, after, block.kind)
+        norms_sq = norms_beside(self.stages, self.position[0], block.kind, self.norms_sq)
+        weights = weigh(self.policy.weighting, *norms_sq)
         if block.rule is Rule.COPY:
             # An average of these means nothing: the heavier one is taken, the first of equal ones.
             weights = Weights(1.0, 0.0, "") if weights.before >= 0.5 else Weights(0.0, 1.0, "")
@@ -314,14 +340,6 @@ class _Place:
                 f"{len(lost_ones)}"
             )
         return others[match_index(lost_ones.index(block), len(lost_ones), len(others))]
-
-    def _weights(self, before: int, after: int, kind: str) -> Weights:
-        """Return the weights of two stages, by what all of their like blocks tell."""
-        first, second = (
-            sum(self.norms_sq.get(b.name, 0.0) for b in like_blocks(self.stages[stage], kind))
-            for stage in (before, after)
-        )
-        return weigh(self.policy.weighting, first, second)
 
     def _source(
         self,

@@ -38,6 +38,16 @@ class CleanDevice:
     clean_from: Count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkedState:
+    """The state with which a position began the first step after stages were made anew."""
+
+    fork: Digest
+    """Of the fork at that version (:func:`mainstay_core.wire.reinitialisation.digest_of_fork`)."""
+    masters: Digest
+    """At version = step, as the votes compared them."""
+
+
 LedgerKey = tuple[int, int, int]
 """The key of an entry: (step, stage, inner)."""
 
@@ -84,6 +94,8 @@ class LedgerEntry:
     if their histories are."""
     approximate_since: Count | None = field(default=None, metadata=OMITTED)
     """Version of the first of these forks."""
+    forked: ForkedState | None = field(default=None, metadata=OMITTED)
+    """Of the first step after a fork, unless it was replayed."""
 
     @property
     def key(self) -> LedgerKey:

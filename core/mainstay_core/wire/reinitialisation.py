@@ -7,10 +7,13 @@ follows is another course of training (design section 5, row 5).
 from __future__ import annotations
 
 import enum
+import hashlib
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mainstay_core.base import codec
 from mainstay_core.base.bounds import (
     MAX_BLOCKS,
     MAX_MEMBERS,
@@ -25,7 +28,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.base.words import count
 from mainstay_core.job.config import MAX_FORKS, MAX_LR_BOOST, ApproximateConfig
 
@@ -102,6 +105,7 @@ Outline = Annotated[tuple[StageOutline, ...], Longest(MAX_MEMBERS)]
 """The blocks of every stage: the cut."""
 
 Weight = Annotated[float, Range(0, 1)]
+NormSq = Annotated[float, Range(0, sys.float_info.max)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,9 @@ class MadeBlock:
 
     block: Name
     sources: Annotated[tuple[BlockSource, ...], Longest(MAX_SOURCES_OF_A_BLOCK)]
+    norms_sq: Annotated[tuple[NormSq, ...], Longest(2)] = field(default=(), metadata=OMITTED)
+    """Squared gradient norms by which the stages before and after are weighed: of their like blocks
+    in the last committed step, before clipping, fp64. Empty where none are."""
 
     @property
     def is_exact(self) -> bool:
@@ -177,6 +184,49 @@ class Fork:
     """Factor of the learning rate of what was made anew."""
     boost_steps: Count | None = None
     """Steps for which it lasts; None: to the job's end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceDigest:
+    """The digest of one position's masters."""
+
+    stage: Index
+    inner: Index = field(default=0, metadata=OMITTED)
+    masters: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOutcome:
+    """The outcome of a fork, beside what its states depend on, as the votes on its step told it.
+
+    No state has it in its history: who made a fork, and in which quorum, changes no bit.
+    """
+
+    quorum: QuorumId
+    """In which the first step with it was committed: its votes compared what was made."""
+    states: Annotated[tuple[PlaceDigest, ...], Longest(MAX_MEMBERS)]
+    """At its version, of the positions that were made anew and of those of which they were made:
+    by stage, then by inner rank."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldFork(Fork):
+    """A fork as people are told of it, and as another run gets it that makes it again."""
+
+    outcome: ForkOutcome | None = field(default=None, metadata=OMITTED)
+    """None: no step with it is committed yet, another fork was made at its version, or the ledger
+    does not have that step any more."""
+
+    @property
+    def fork(self) -> Fork:
+        """Return the fork alone, as states have it in their history."""
+        return Fork(
+            version=self.version,
+            chain=self.chain,
+            made=self.made,
+            lr_boost=self.lr_boost,
+            boost_steps=self.boost_steps,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +295,7 @@ class LineagePage:
     course: Sentence
     """The same in words (:func:`describe_course`)."""
     num_forks: Count = 0
-    forks: History = ()
+    forks: Annotated[tuple[ToldFork, ...], Longest(MAX_FORKS)] = ()
     """Those that the api knows in full, in order: at least the newest ones, unless the store has
     lost them since the last plan."""
     allowed: bool = False
@@ -288,6 +338,18 @@ class RefusedState:
 def since_of(history: History) -> int | None:
     """Return the first step of another course than the undisturbed one; None: there is none."""
     return history[0].version if history else None
+
+
+def digest_of_fork(fork: Fork) -> str:
+    """Return a short text that differs where forks do, or what came before them."""
+    return hashlib.sha256(codec.dumps(fork).encode()).hexdigest()[:32]
+
+
+def places_of(fork: Fork) -> tuple[tuple[int, int], ...]:
+    """Return the positions that a fork makes anew, and those of which it makes them, in order."""
+    made = [(place.stage, place.inner) for place in fork.made.positions]
+    sources = [(s.stage, s.inner) for p in fork.made.positions for b in p.blocks for s in b.sources]
+    return tuple(sorted({*made, *sources}))
 
 
 def describe_course(since: int | None) -> str:

@@ -16,11 +16,13 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.wire.checkpoint_manifest import identity_of
 from mainstay_core.wire.reinitialisation import (
     Fork,
+    ForkOutcome,
     History,
     MadeBlock,
     MadePosition,
     Outline,
     SourceKind,
+    ToldFork,
 )
 
 _OF_THE_SAME = (SourceKind.GUARD, SourceKind.INNER_RANK, SourceKind.STALE_COPY)
@@ -48,17 +50,18 @@ def lineage_identity(config: JobConfig) -> dict[str, str]:
     )
 
 
-def show_lineage_of(config: JobConfig, num_forks: int, forks: History) -> dict[str, Any]:
+def show_lineage_of(config: JobConfig, num_forks: int, forks: Sequence[Fork]) -> dict[str, Any]:
     """Return the lineage of a run as its report has it.
 
     Args:
         config: of the job.
         num_forks: how many forks the final state contains.
-        forks: those of them that are known in full, the newest ones.
+        forks: those of them that are known in full, the newest ones; with their outcomes, if these
+            are known.
     """
     return {
         "num_forks": num_forks,
-        "forks": codec.encode(forks),
+        "forks": [codec.encode(fork) for fork in forks],
         "of": lineage_identity(config) if num_forks else {},
     }
 
@@ -69,17 +72,42 @@ def read_repeats(config: JobConfig) -> History:
     Raises:
         InvalidSpecError: one is none that this job can make.
     """
-    forks = tuple(_read(fork, number) for number, fork in enumerate(config.repeats))
-    for number, fork in enumerate(forks):
-        problem = _problem_of(fork, forks[:number], config)
+    told = tuple(_read(fork, number) for number, fork in enumerate(config.repeats))
+    forks = tuple(one.fork for one in told)
+    for number, one in enumerate(told):
+        problem = _problem_of(one.fork, forks[:number], config)
+        problem = problem or _problem_of_outcome(one.outcome, config)
         if problem:
             raise InvalidSpecError(f"repeats[{number}]", problem)
     return forks
 
 
-def _read(fork: Mapping[str, Any], number: int) -> Fork:
+def read_outcomes(config: JobConfig) -> tuple[ForkOutcome | None, ...]:
+    """Return by number of a fork that a job makes again what is known of what came of it.
+
+    A report of an older release has nothing of it.
+
+    Raises:
+        InvalidSpecError: it cannot be read.
+    """
+    return tuple(_read(fork, number).outcome for number, fork in enumerate(config.repeats))
+
+
+def _problem_of_outcome(outcome: ForkOutcome | None, config: JobConfig) -> str:
+    """Return why what is said to have come of a fork is of no such job; empty if it may be."""
+    shape = config.shape
+    for place in outcome.states if outcome is not None else ():
+        if place.stage >= shape.stages or place.inner >= shape.ranks_per_stage:
+            return (
+                f"has a digest of rank {place.inner} of stage {place.stage}, and the job has "
+                f"{shape.stages} stages of {shape.ranks_per_stage}"
+            )
+    return ""
+
+
+def _read(fork: Mapping[str, Any], number: int) -> ToldFork:
     try:
-        return codec.decode(Fork, fork, f"repeats[{number}]")
+        return codec.decode(ToldFork, fork, f"repeats[{number}]")
     except MalformedError as error:
         raise InvalidSpecError(error.field, error.problem) from error
 
@@ -140,6 +168,8 @@ def _problem_of_block(
     weights = [s.weight for s in block.sources if s.kind is not SourceKind.INNER_RANK]
     if not weights:
         return "names no source"
+    if len(block.norms_sq) == 1:
+        return "has the norm of one stage; two are weighed by them"
     if abs(sum(weights) - 1) > _ROUNDING:
         return f"weights must add up to 1, not {sum(weights):g}"
     return ""

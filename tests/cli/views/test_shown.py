@@ -199,6 +199,24 @@ def test_a_lineage_has_each_fork_and_what_each_stage_could_be_made_anew_from() -
     assert "    stage 1: from stages 0 and 2" in told
 
 
+def test_a_fork_is_shown_with_its_norms_and_what_came_of_it() -> None:
+    block = {"block": "layers.1", "sources": [], "norms_sq": [0.125, 0.375]}
+    place = {"stage": 1, "blocks": [block, block | {"block": "layers.2"}]}
+    states = [{"stage": s, "masters": str(s) * 32} for s in range(3)]
+    fork = FORK | {
+        "made": FORK["made"] | {"positions": [place]},
+        "outcome": {"quorum": {"id": 7, "nonce": "5eed"}, "states": states},
+    }
+    page = codec.decode(LineagePage, LINEAGE | {"forks": [fork], "num_forks": 1, "stages": []})
+    assert lineage.render("demo", page).splitlines()[2:] == [
+        "    weighed by squared gradient norms 0.125 of stage 0 and 0.375 of stage 2",
+        "    committed in quorum q7-5eed, with masters of",
+        f"      stage 0: {'0' * 32}",
+        f"      stage 1: {'1' * 32} (made anew)",
+        f"      stage 2: {'2' * 32}",
+    ]
+
+
 def test_the_end_of_an_approximate_run_says_so_with_each_fork() -> None:
     stream = io.StringIO()
     report = result().report | {

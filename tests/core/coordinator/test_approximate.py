@@ -10,7 +10,7 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator import ladder, machine
 from mainstay_core.coordinator.events import (
@@ -26,7 +26,7 @@ from mainstay_core.coordinator.events import (
     Transition,
 )
 from mainstay_core.coordinator.intake.refused_states import MORE_STATES
-from mainstay_core.coordinator.lineage import show_lineage, splice
+from mainstay_core.coordinator.lineage import list_keys, show_lineage, splice, tell_forks
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
 from mainstay_core.coordinator.returning import wait_for_outline, wait_for_silent
 from mainstay_core.coordinator.situation import find_situation
@@ -35,6 +35,7 @@ from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
+from mainstay_core.wire.ledger import ForkedState, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan
 from mainstay_core.wire.reinitialisation import (
     MAX_REFUSED_STATES,
@@ -49,6 +50,7 @@ from mainstay_core.wire.reinitialisation import (
     Reinitialisation,
     SourceKind,
     ToldHistory,
+    digest_of_fork,
 )
 
 Start = Callable[..., Any]
@@ -922,11 +924,12 @@ def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) ->
     world.settle(step=5, history=FORKED)
     page = show_lineage(world.state)
 
-    assert (page.course, page.forks, page.num_forks) == (
+    assert (page.course, tuple(told.fork for told in page.forks), page.num_forks) == (
         "approximate since step 5",
         FORKED.newest,
         1,
     )
+    assert page.forks[0].outcome is None, "no step with it is committed"
     assert (page.allowed, page.after_lost_steps) == (True, 2)
     assert [(stage.stage, stage.possible) for stage in page.stages] == [
         (0, False),
@@ -937,6 +940,62 @@ def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) ->
     ]
     assert page.stages[0].reason == "stage 0 is an end of the pipeline: it has no two neighbours"
     assert page.stages[1].reason.startswith("stages 0 and 2, weighed by their squared gradient")
+
+
+def entry(stage: int, fork: Fork | None, quorum: int = 2) -> LedgerEntry:
+    """Of the step at the fork's version, as the writer of a stage tells it."""
+    digest = ForkedState(fork=digest_of_fork(fork), masters=f"state-{stage}") if fork else None
+    return LedgerEntry(
+        step=5,
+        stage=stage,
+        quorum=QuorumId(id=quorum, nonce="n"),
+        gradient="",
+        masters="later",
+        data="",
+        loss=1.0,
+        norm=1.0,
+        tokens=1,
+        step_s=1.0,
+        replicas=1,
+        forked=digest,
+    )
+
+
+def test_what_came_of_a_fork_is_known_from_the_first_step_that_was_committed_with_it() -> None:
+    fork = fork_at(5, 1)
+    ledger = {(5, stage, 0): entry(stage, fork) for stage in range(5)}
+    assert list_keys((fork,)) == ((5, 0, 0), (5, 1, 0), (5, 2, 0))
+
+    (told,) = tell_forks((fork,), ledger)
+
+    assert told.fork == fork
+    assert told.outcome is not None
+    assert told.outcome.quorum == QuorumId(id=2, nonce="n")
+    assert [(s.stage, s.masters) for s in told.outcome.states] == [
+        (0, "state-0"),
+        (1, "state-1"),
+        (2, "state-2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({}, id="not told"),
+        pytest.param({"fork": None}, id="replayed, or from before the fork"),
+        pytest.param({"fork": fork_at(5, 3)}, id="of another fork of this version"),
+        pytest.param({"fork": fork_at(5, 1), "quorum": 3}, id="of another quorum"),
+    ],
+)
+def test_what_is_not_sure_to_have_come_of_a_fork_is_not_told(change: dict[str, Any]) -> None:
+    fork = fork_at(5, 1)
+    ledger = {(5, stage, 0): entry(stage, fork) for stage in (0, 1)}
+    if change:
+        ledger[5, 2, 0] = entry(2, **change)
+
+    (told,) = tell_forks((fork,), ledger)
+
+    assert (told.fork, told.outcome) == (fork, None)
 
 
 def test_a_step_that_was_rolled_to_the_forks_version_says_nothing_of_what_follows(

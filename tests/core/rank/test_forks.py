@@ -11,7 +11,7 @@ from tests.core.plans import make_plan, slot_of
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.base.ids import Incarnation
+from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import forks, histories, machine, repeating
 from mainstay_core.rank.events import (
@@ -22,8 +22,10 @@ from mainstay_core.rank.events import (
     PlanSeen,
     ReportsGathered,
     SendFact,
+    VotesGathered,
 )
 from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.reports import entry_of
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.rank.votes import judge_reports, norms_by_block
@@ -36,11 +38,14 @@ from mainstay_core.wire.reinitialisation import (
     BlockOutline,
     Fork,
     ForkOrder,
+    ForkOutcome,
     OptimizerState,
+    PlaceDigest,
     Reinitialisation,
     describe_fork,
+    digest_of_fork,
 )
-from mainstay_core.wire.votes import Commit, SettleReport, Vote
+from mainstay_core.wire.votes import Commit, SettleReport, TypeStat, Vote
 
 STAY, ROLL, HEAL, LOAD, MAKE = (
     StateAction.STAY,
@@ -950,6 +955,141 @@ def test_a_rank_waits_at_the_version_of_a_fork_that_follows_the_same_commits(
         assert facts[-1].repeats == 0
     else:
         assert "of another model, data or device" in facts[-1].evidence
+
+
+def failures(after: Any) -> list[str]:
+    told = (action.fact for action in after.actions if isinstance(action, SendFact))
+    return [fact.evidence for fact in told if isinstance(fact, Failed)]
+
+
+def with_norms(fork: Fork, *norms_sq: float, weights: tuple[float, float] = (0.25, 0.75)) -> Fork:
+    """A fork whose record says that its first block was weighed by these norms."""
+    (place,) = fork.made.positions
+    (block,) = place.blocks
+    sources = tuple(
+        replace(source, weight=weight)
+        for source, weight in zip(block.sources, weights, strict=True)
+    )
+    block = replace(block, norms_sq=norms_sq, sources=sources)
+    made = replace(fork.made, positions=(replace(place, blocks=(block,)),))
+    return replace(fork, made=made)
+
+
+def test_a_fork_has_the_norms_by_which_two_stages_are_weighed() -> None:
+    (place,) = forked_at_8().made.positions
+    assert [block.norms_sq for block in place.blocks] == [(1.0, 3.0)]
+
+    uniform = course(8, 1, weights="Uniform")["history"][0]
+    assert [block.norms_sq for block in uniform.made.positions[0].blocks] == [()]
+
+
+@pytest.mark.parametrize(
+    ("norms_sq", "weights", "said"),
+    [
+        pytest.param((1.0, 3.0), (0.25, 0.75), "", id="the same"),
+        pytest.param((), (0.5, 0.5), "", id="a report of an older release"),
+        pytest.param(
+            (1.0, 9.0),
+            (0.1, 0.9),
+            "by squared gradient norms of 1.0 and 9.0, and this run has 1.0 and 3.0",
+            id="others",
+        ),
+        pytest.param(
+            (1.0, 3.0),
+            (0.5, 0.5),
+            "takes 0.5 of stage 0 for layers.1, and its norms give 0.25",
+            id="other weights",
+        ),
+    ],
+)
+def test_a_fork_that_was_weighed_by_other_norms_is_not_repeated(
+    norms_sq: tuple[float, ...], weights: tuple[float, float], said: str
+) -> None:
+    plan = pipeline(2)
+    fork = with_norms(replace(forked_at_8(), chain="same"), *norms_sq, weights=weights)
+    state = rank("a.1", repeats=(fork,), commit_chain="same")
+    told = tuple(replace(report, chain="same") for report in reports(plan, 8))
+
+    after = machine.step(adopted(state, plan), ReportsGathered(told))
+
+    found = failures(after)
+    assert bool(found) == bool(said)
+    assert not said or said in found[0]
+    assert after.state.phase is (Phase.FAILED if said else Phase.PARKED)
+
+
+def outcome_of(*masters: str) -> ForkOutcome:
+    """What came of a fork: the masters of stages 0, 1, 2."""
+    states = tuple(PlaceDigest(stage=stage, masters=m) for stage, m in enumerate(masters))
+    return ForkOutcome(quorum=QuorumId(id=9, nonce="f"), states=states)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "version", "said"),
+    [
+        pytest.param(outcome_of("state-0", "state-1", "state-2"), 8, "", id="the same"),
+        pytest.param(None, 8, "", id="not known"),
+        pytest.param(outcome_of("state-0", "other", "state-2"), 9, "", id="a later step"),
+        pytest.param(
+            outcome_of("state-0", "other", "state-2"),
+            8,
+            "has stage 1 with the digest other after its fork at step 8, and this run state-1",
+            id="another result",
+        ),
+        pytest.param(
+            outcome_of("else", "state-1", "state-2"), 8, "has stage 0 with", id="another source"
+        ),
+    ],
+)
+def test_a_fork_that_is_repeated_has_the_digests_of_the_first_one(
+    outcome: ForkOutcome | None, version: int, said: str
+) -> None:
+    """The votes on its first step tell them: no step is committed if they differ."""
+    plan, fork = pipeline(2), forked_at_8()
+    state = rank(
+        "a.1",
+        plan=plan,
+        phase=Phase.VOTING,
+        version=version,
+        repeats=(fork,),
+        outcomes=(outcome,),
+        history=(fork,),
+    )
+    votes = tuple(
+        Vote(
+            step=version,
+            attempt=0,
+            ok=True,
+            norms_sq=(1.0,),
+            gradient=f"gradient-{index}",
+            state=f"state-{index}",
+            stats=(TypeStat(type=0, loss_sum=1.0, tokens=1, data="0" * 32),) if not index else (),
+            newest_plan=2,
+            newest_nonce="n",
+        )
+        for index in range(5)
+    )
+
+    after = machine.step(state, VotesGathered(votes))
+
+    found = failures(after)
+    assert bool(found) == bool(said)
+    assert not said or said in found[0]
+    assert any(isinstance(action, Apply) for action in after.actions) == (not said)
+
+
+def test_the_ledger_has_the_masters_with_which_the_first_step_after_a_fork_began() -> None:
+    fork = forked_at_8()
+    state = rank("a.1", plan=pipeline(2), history=(fork,))
+    told = {"gradient": "g", "masters": "m", "step_s": 1.0, "now_s": 1.0}
+
+    entry = entry_of(state, commit(8), began="state-0", **told)
+
+    assert entry.forked is not None
+    assert (entry.forked.fork, entry.forked.masters) == (digest_of_fork(fork), "state-0")
+    assert entry_of(state, commit(8), **told).forked is None, "it was replayed"
+    assert entry_of(state, commit(9), began="state-0", **told).forked is None
+    assert entry_of(state, commit(7), began="state-0", **told).forked is None
 
 
 def settled_with_copies(

@@ -13,6 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.coordinator import recovery, seating
 from mainstay_core.coordinator.intake import facts
+from mainstay_core.coordinator.lineage import tell_forks
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.rank import adoption, courses, forks, histories
 from mainstay_core.rank import machine as rank_machine
@@ -231,7 +232,8 @@ def ends_of(world: World) -> set[str]:
 def repeating(first: World, kinds: tuple[str, ...]) -> Scenario:
     """Return the scenario of a run that makes the forks of another run again, and has faults."""
     scenario, rng = first.scenario, random.Random(f"repeat {first.scenario.seed} {kinds}")
-    repeats = tuple(codec.encode(fork) for fork in first.store.last.history)
+    told = tell_forks(first.store.last.history, first.store.job.ledger)
+    repeats = tuple(codec.encode(fork) for fork in told)
     config = replace(scenario.config, repeats=repeats, approximate=None, spares=2)
     faults = tuple(
         Fault(kind=rng.choice(kinds), point=rng.choice(COMMIT_POINTS), times=rng.randint(1, 20))

@@ -351,6 +351,7 @@ def test_a_run_that_loses_nothing_makes_the_forks_of_another_run() -> None:
             seen.update(outcome.seen)
     assert seen["made anew"]
     assert seen["plan restart"]
+    assert seen["told of a fork"]
 
 
 def test_a_run_makes_the_forks_of_another_one_whose_ends_guards_had() -> None:

@@ -106,6 +106,24 @@ FORK = reinitialisation.Fork(
     lr_boost=1.1,
     boost_steps=100,
 )
+TOLD_FORK = reinitialisation.ToldFork(
+    **{field.name: getattr(FORK, field.name) for field in dataclasses.fields(FORK)}
+)
+FORK_WITH_NORMS = dataclasses.replace(
+    FORK,
+    made=dataclasses.replace(
+        FORK.made,
+        positions=tuple(
+            dataclasses.replace(
+                place,
+                blocks=tuple(
+                    dataclasses.replace(block, norms_sq=(0.5, 1.5)) for block in place.blocks
+                ),
+            )
+            for place in FORK.made.positions
+        ),
+    ),
+)
 TOLD_HISTORY = reinitialisation.ToldHistory(since=5, num_forks=1, newest=(FORK,), made=True)
 RECORD = votes.CommitRecord(
     lineage=0,
@@ -577,7 +595,7 @@ EXAMPLES: dict[str, Any] = {
         approximate_since=5,
         course="approximate since step 5",
         num_forks=1,
-        forks=(FORK,),
+        forks=(TOLD_FORK,),
         allowed=True,
         after_lost_steps=3,
         permitted_by="alice",
@@ -585,6 +603,20 @@ EXAMPLES: dict[str, Any] = {
             reinitialisation.Prospect(stage=0, possible=False, reason="an end"),
             reinitialisation.Prospect(stage=1, possible=True, reason="stages 0 and 2"),
         ),
+    ),
+    "told-fork-with-what-came-of-it": dataclasses.replace(
+        TOLD_FORK,
+        made=FORK_WITH_NORMS.made,
+        outcome=reinitialisation.ForkOutcome(
+            quorum=QUORUM,
+            states=(
+                reinitialisation.PlaceDigest(stage=0, inner=1, masters="a" * 32),
+                reinitialisation.PlaceDigest(stage=1, inner=1, masters="b" * 32),
+            ),
+        ),
+    ),
+    "settle-report-with-a-weighed-fork": SettleReport(
+        index=2, valid=True, version=5, history=(FORK_WITH_NORMS,)
     ),
     "settle-report-with-a-fork": SettleReport(index=2, valid=True, version=5, history=(FORK,)),
     "commit-with-statistics": dataclasses.replace(COMMIT, statistics=(4, 2, 10)),
@@ -700,6 +732,22 @@ EXAMPLES: dict[str, Any] = {
         replicas=2,
         history="f" * 32,
         approximate_since=5,
+    ),
+    "ledger-entry-of-the-first-step-after-a-fork": LedgerEntry(
+        step=5,
+        stage=1,
+        quorum=QUORUM,
+        gradient="g" * 32,
+        masters="m" * 32,
+        data="d" * 32,
+        loss=2.5,
+        norm=0.25,
+        tokens=128,
+        step_s=0.125,
+        replicas=2,
+        history="f" * 32,
+        approximate_since=5,
+        forked=ledger.ForkedState(fork="e" * 32, masters="b" * 32),
     ),
     "pod-registration": PodRegistration(
         pod=POD,

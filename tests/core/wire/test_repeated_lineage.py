@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -10,16 +10,20 @@ from tests.worlds.pods import make_config
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.wire.reinitialisation import (
     BlockOutline,
     BlockSource,
     Fork,
+    ForkOutcome,
     MadeBlock,
     MadePosition,
+    PlaceDigest,
     Reinitialisation,
     SourceKind,
+    ToldFork,
 )
-from mainstay_core.wire.repeated_lineage import problem_with_blocks, read_repeats
+from mainstay_core.wire.repeated_lineage import problem_with_blocks, read_outcomes, read_repeats
 
 NEIGHBOURS = tuple(
     BlockSource(kind=SourceKind.NEIGHBOUR, stage=stage, block=f"layers.{stage}", weight=weight)
@@ -42,6 +46,16 @@ def config(repeats: Fork, **fields: Any) -> Any:
     return replace(made, repeats=(codec.encode(repeats),), **fields)
 
 
+def with_norms(made: MadePosition, *norms_sq: float) -> MadePosition:
+    return replace(made, blocks=tuple(replace(b, norms_sq=norms_sq) for b in made.blocks))
+
+
+def told(made: Fork, *states: PlaceDigest) -> ToldFork:
+    outcome = ForkOutcome(quorum=QuorumId(id=3, nonce="n"), states=states)
+    known = {field.name: getattr(made, field.name) for field in fields(Fork)}
+    return ToldFork(**known, outcome=outcome)
+
+
 @pytest.mark.parametrize(
     ("sources", "guards"),
     [
@@ -53,6 +67,14 @@ def config(repeats: Fork, **fields: Any) -> Any:
 def test_what_a_run_makes_can_be_made_again(sources: Any, guards: int) -> None:
     repeats = fork(place(*sources))
     assert read_repeats(config(repeats, guards=guards)) == (repeats,)
+
+
+def test_what_came_of_a_fork_is_read_beside_it_and_is_no_part_of_it() -> None:
+    made = fork(with_norms(place(*NEIGHBOURS), 1.0, 3.0))
+    one = told(made, PlaceDigest(stage=1, masters="m"))
+    assert read_repeats(config(one)) == (made,)
+    assert read_outcomes(config(one)) == (one.outcome,)
+    assert read_outcomes(config(made)) == (None,), "a report of an older release"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +108,14 @@ def test_what_a_run_makes_can_be_made_again(sources: Any, guards: int) -> None:
             fork(place(replace(STALE, version=None))), "a stale copy of step None", id="no step"
         ),
         pytest.param(fork(place(GUARD)), "and this job has none; set spec.recovery", id="guards"),
+        pytest.param(
+            fork(with_norms(place(*NEIGHBOURS), 2.0)), "has the norm of one stage", id="one norm"
+        ),
+        pytest.param(
+            told(fork(place(*NEIGHBOURS)), PlaceDigest(stage=3, masters="m")),
+            "has a digest of rank 0 of stage 3, and the job has 3 stages of 1",
+            id="digests of another job",
+        ),
     ],
 )
 def test_a_record_that_no_job_can_make_is_refused(made: Fork, said: str) -> None:

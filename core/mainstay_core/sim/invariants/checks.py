@@ -417,6 +417,12 @@ class Checks:
             f"I6: step {new.step} of stage {new.stage} came out differently in {new.quorum}",
         )
 
+    def entered(self, entries: Sequence[LedgerEntry]) -> None:
+        """Entries are told to the ledger."""
+        if not any(life.was_tampered for life in self._lives.values()):
+            for entry in entries:
+                self._lineages.entered(entry)
+
     def durable(self, version: int) -> None:
         """A checkpoint is complete."""
         self.seen["checkpoint"] += 1

@@ -40,9 +40,9 @@ from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.terms import Course
-from mainstay_core.wire.ledger import FinalDigests
+from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Plan, is_void
-from mainstay_core.wire.reinitialisation import Fork, History
+from mainstay_core.wire.reinitialisation import Fork, History, digest_of_fork
 from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
 
@@ -411,6 +411,25 @@ class Lineages:
         copies = {copy.stage for report in reports for copy in report.guarded}
         ends = {p // plan.ranks_per_stage for p in plan.fork.positions}
         return all(end in copies for end in ends if self._guarded(end))
+
+    def entered(self, entry: LedgerEntry) -> None:
+        """The first step after a fork tells of that fork, and with what it began."""
+        history = self._histories.get(entry.history, ())
+        is_first = bool(history) and history[-1].version == entry.step
+        _hold(
+            is_first or entry.forked is None,
+            f"I9: the entry of step {entry.step} tells of a fork, and its states have none there",
+        )
+        if entry.forked is None:
+            return  # it was replayed, or no fork precedes it
+        self._seen["told of a fork"] += 1
+        position = entry.stage * self._shape.ranks_per_stage + entry.inner
+        right = digest_of_fork(history[-1]), self._truth(entry.step, history, position)
+        _hold(
+            (entry.forked.fork, entry.forked.masters) == right,
+            f"I9: the entry of step {entry.step} of stage {entry.stage} tells of another fork, or "
+            "another state after it",
+        )
 
     # The disk and the end -------------------------------------------------------
 

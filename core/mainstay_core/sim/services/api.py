@@ -106,7 +106,8 @@ class Api(Process, SupervisorAnswers):
         self.world.checks.same_entry(old, new)
 
     def entered(self, state: CoordinatorState, entries: Sequence[LedgerEntry]) -> None:
-        pass
+        del state
+        self.world.checks.entered(entries)
 
     def unknown_job(self) -> UnknownJobError:
         return UnknownJobError("the job has vanished from the store")

@@ -32,7 +32,7 @@ from mainstay_core.sim.trainers.keeper import SegmentKeeper
 from mainstay_core.sim.trainers.saving import Saving
 from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.wire.reinitialisation import MadePosition
-from mainstay_core.wire.repeated_lineage import read_repeats
+from mainstay_core.wire.repeated_lineage import read_outcomes, read_repeats
 from mainstay_core.wire.votes import Commit, SaveStatus, Vote
 
 POSTED = {
@@ -89,6 +89,7 @@ class Trainer(Process, GuardingTrainer):
             snapshots=_snapshot_rules(world),
             fork_rules=fork_rules(world.config),
             repeats=read_repeats(world.config),
+            outcomes=read_outcomes(world.config),
             witness_every_steps=world.config.witness_every_steps,
             compares_last=bool(world.config.witness_every_steps),
         )
