@@ -35,6 +35,7 @@ from mainstay_core.supervisor.state import (
     MAX_NAMED,
     SIGKILL,
     STEPS_THAT_PROVE,
+    TELLERS,
     SlotPhase,
     SlotState,
     SupervisorLimits,
@@ -42,6 +43,7 @@ from mainstay_core.supervisor.state import (
 )
 from mainstay_core.wire.facts import (
     Adopted,
+    Cause,
     Failed,
     Finished,
     Named,
@@ -188,15 +190,29 @@ def _can_wait(state: SupervisorState, slot: SlotState, fact: object) -> bool:
     Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as another
     member has ended the quorum, gets a new plan: that one tells the api. But if the quorum ended
     with a member's connection, all have only heard of it, and whose pod is gone tells nothing. So
-    the first member that is not suspected tells it at once.
+    the first member that is not suspected tells it at once. All members of a lost one's position
+    see for themselves that their reduction has ended: the first ones tell it at once.
     """
     if isinstance(fact, Adopted):
         return True
-    if not isinstance(fact, Parked) or not fact.was_told:
+    if not isinstance(fact, Parked) or state.plan is None:
+        return isinstance(fact, Parked) and fact.was_told
+    mine = Slot(pod=state.pod, index=slot.index)
+    if fact.was_told:
+        members = state.plan.members if fact.suspects else ()
+        first = next((m.slot for m in members if m.slot not in fact.suspects), None)
+        return first != mine
+    return fact.cause is Cause.REDUCTION and _others_see_it(state.plan, mine, fact)
+
+
+def _others_see_it(plan: Plan, mine: Slot, fact: Parked) -> bool:
+    """Return whether enough members before this one see that their position's reduction ended."""
+    member = plan.member_of(mine, fact.incarnation) if plan.quorum == fact.quorum else None
+    if member is None:
         return False
-    members = state.plan.members if fact.suspects and state.plan is not None else ()
-    first = next((m.slot for m in members if m.slot not in fact.suspects), None)
-    return first != Slot(pod=state.pod, index=slot.index)
+    members = plan.position_members(plan.position_of(member.index))
+    tellers = [m.slot for m in members if m.slot not in fact.suspects][:TELLERS]
+    return mine not in tellers
 
 
 def _named(state: SupervisorState, fact: Named) -> Transition:

@@ -34,6 +34,9 @@ LATER_S = 0.1
 such facts at once, each with a request of its own, just when the job recovers and needs the
 processors. What perhaps nobody else tells does not wait. It is less than half of
 ``JobConfig.probe_s``, the time that the api leaves them."""
+TELLERS = 2
+"""Members of a position that tell at once that its reduction has ended: the first ones. The lost
+member may be one of them."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does

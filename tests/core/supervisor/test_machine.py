@@ -44,6 +44,7 @@ from mainstay_core.supervisor.state import LATER_S, SlotPhase, SupervisorLimits
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
     Adopted,
+    Cause,
     FactKind,
     Failed,
     Finished,
@@ -584,6 +585,43 @@ def test_the_first_member_that_is_not_suspected_tells_at_once_what_nobody_else_m
     told = pod.feed(FactSeen(0, pod.life(), fact))
     assert told == ([] if waits else [SendFact(fact)])
     assert pod.feed(Tick(), after_s=LATER_S + 0.001) == ([SendFact(fact)] if waits else [])
+
+
+@pytest.mark.parametrize(
+    ("before", "suspects", "cause", "waits"),
+    [
+        ([], [], Cause.REDUCTION, False),
+        ([7], [], Cause.REDUCTION, False),
+        ([7, 8], [], Cause.REDUCTION, True),
+        ([7, 8, 9], [], Cause.REDUCTION, True),
+        ([7, 8], [8], Cause.REDUCTION, False),
+        ([7, 8, 9], [9], Cause.REDUCTION, True),
+        ([7, 8, 9], [], Cause.MEETING, False),
+        ([7, 8, 9], [], Cause.CHAIN, False),
+        ([7, 8, 9], [], Cause.STATE, False),
+        ([7, 8, 9], [], None, False),
+    ],
+)
+def test_of_those_who_see_a_reduction_end_the_first_two_tell_it_at_once(
+    before: list[int], suspects: list[int], cause: Cause | None, waits: bool
+) -> None:
+    pod = Pod().bring_up()
+    members = [(slot, f"life{slot}") for slot in before]
+    pod.feed(PlanReceived(plan(4, [*members, (0, pod.life()), (10, "life10")])))
+    slots = tuple(Slot(pod=POD, index=slot) for slot in suspects)
+    fact = replace(parked(pod.life(), 4), cause=cause, suspects=slots)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == ([] if waits else [SendFact(fact)])
+    later = pod.feed(Tick(), after_s=LATER_S + 0.001)
+    assert later == ([SendFact(fact)] if waits else [])
+
+
+def test_who_sees_the_reduction_of_another_quorum_end_tells_it_at_once() -> None:
+    pod = Pod().bring_up()
+    members = [(slot, f"life{slot}") for slot in (7, 8, 9)]
+    newer = plan(4, [*members, (0, pod.life())])
+    pod.feed(PlanReceived(replace(newer, planned=True, unplanned_id=3)))
+    fact = replace(parked(pod.life(), 3), cause=Cause.REDUCTION)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
 
 
 @pytest.mark.parametrize("make", [hearsay, adopted])
