@@ -31,6 +31,7 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
+    GOES_ON_S,
     LATER_S,
     MAX_NAMED,
     SIGKILL,
@@ -49,11 +50,12 @@ from mainstay_core.wire.facts import (
     Named,
     Parked,
     Paused,
+    Settled,
     SlotStatus,
     TrainerDown,
     TrainerUp,
 )
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Method, Plan
 
 LAST_WORDS = (Finished, Failed)
 """Facts about itself that count even when the trainer that told them has ended."""
@@ -174,14 +176,40 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
         slot = replace(slot, final=fact)
     if isinstance(fact, Adopted):
         state = replace(state, met=fact.quorum)
-    before = (SendFact(slot.later),) if slot.later is not None else ()
-    slot = replace(slot, alive_at_s=now_s, later=None)
     reason = f"slot {slot.index}: {fact.kind}"
+    if isinstance(fact, Settled) and _goes_on_after_a_loss(state, slot, fact):
+        later = (*slot.later, fact)
+        slot = replace(slot, alive_at_s=now_s, later=later, later_due_s=now_s + GOES_ON_S)
+        return Transition(put(state, slot), (), reason)
+    before = tuple(SendFact(told) for told in slot.later)
+    slot = replace(slot, alive_at_s=now_s, later=())
     if _can_wait(state, slot, fact):
         assert isinstance(fact, Adopted | Parked)
-        slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
+        slot = replace(slot, later=(fact,), later_due_s=now_s + LATER_S)
         return Transition(put(state, slot), before, reason)
     return Transition(put(state, slot), (*before, SendFact(fact)), reason)
+
+
+def _goes_on_after_a_loss(state: SupervisorState, slot: SlotState, fact: Settled) -> bool:
+    """Return whether a member goes on as it was, under a plan that only leaves lost ones out.
+
+    Who had to make or copy a state first tells it at once, and so does the quorum's first member:
+    it tells of all states. A planned plan holds up pods that leave until all have adopted it.
+    """
+    plan = state.plan
+    if plan is None or plan.planned or plan.quorum != fact.quorum or fact.replayed is not None:
+        return False
+    just_adopted = any(isinstance(told, Adopted) for told in slot.later)
+    first = plan.members[0].slot if plan.members else None
+    loses = plan.method in (Method.MASK, Method.REFORM)
+    return loses and just_adopted and first != Slot(pod=state.pod, index=slot.index)
+
+
+def without_parked(slot: SlotState) -> SlotState:
+    """Return a slot that does not wait to tell that it has parked."""
+    if not any(isinstance(fact, Parked) for fact in slot.later):
+        return slot
+    return replace(slot, later=tuple(f for f in slot.later if not isinstance(f, Parked)))
 
 
 def _can_wait(state: SupervisorState, slot: SlotState, fact: object) -> bool:
@@ -257,8 +285,11 @@ def _last_words_before(
 def _committed(
     state: SupervisorState, slot: SlotState, event: Committed, now_s: float
 ) -> Transition:
+    goes_on = any(isinstance(fact, Settled) for fact in slot.later)
+    told = tuple(SendFact(fact) for fact in slot.later) if goes_on else ()
+    slot = replace(slot, later=()) if goes_on else slot
     if event.step <= slot.newest_step:
-        return Transition(put(state, replace(slot, alive_at_s=now_s)))
+        return Transition(put(state, replace(slot, alive_at_s=now_s)), told)
     new_steps = slot.new_steps + 1
     slot = replace(
         slot,
@@ -267,7 +298,7 @@ def _committed(
         new_steps=new_steps,
         restarts=0 if new_steps >= STEPS_THAT_PROVE else slot.restarts,
     )
-    return Transition(put(state, slot))
+    return Transition(put(state, slot), told)
 
 
 def _crashed(state: SupervisorState, slot: SlotState, event: Crashed, now_s: float) -> Transition:
@@ -383,7 +414,7 @@ def report_down(
         evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
-    return replace(slot, down=fact, parked=None, later=None), SendFact(fact)
+    return replace(slot, down=fact, parked=None, later=()), SendFact(fact)
 
 
 _SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]
