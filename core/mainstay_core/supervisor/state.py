@@ -128,7 +128,7 @@ class SlotState:
     parked: Parked | None = None
     """The fact that it gave up its quorum, until a newer plan arrives."""
     later: tuple[Adopted | Parked | Settled, ...] = ()
-    """Facts that are told a little later: with the next one of the trainer, or when they are due."""
+    """Facts that are told a little later: with the trainer's next one, or when they are due."""
     later_due_s: float = 0.0
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost

@@ -57,7 +57,15 @@ from mainstay_core.wire.recoveries import Replayed
 
 POD = PodUid("pod-1")
 REPLAYED = Replayed(
-    stage=0, inner=0, kind="gradients", first=1, last=2, version=3, planned_steps=2, steps=2, seconds=1.0
+    stage=0,
+    inner=0,
+    kind="gradients",
+    first=1,
+    last=2,
+    version=3,
+    planned_steps=2,
+    steps=2,
+    seconds=1.0,
 )
 SETTINGS = SupervisorLimits(
     max_restarts=3, hang_s=100.0, silence_s=40.0, backoff_s=1.0, backoff_max_s=3.0
