@@ -59,6 +59,7 @@ from mainstay_core.supervisor.slots import (
     report_down,
     slot_step,
     with_phase,
+    without_parked,
 )
 from mainstay_core.supervisor.state import (
     SECOND_LOOK,
@@ -152,8 +153,7 @@ def _without_outdated(plan: Plan, slot: SlotState) -> SlotState:
     """Return a slot without the fact that it parked, if a plan has an answer to that."""
     if slot.parked is None or not outdates(plan, slot.parked):
         return slot
-    later = None if isinstance(slot.later, Parked) else slot.later
-    return replace(slot, parked=None, later=later)
+    return without_parked(replace(slot, parked=None))
 
 
 def _ended(state: SupervisorState, event: Ended, now_s: float) -> Transition:
@@ -175,12 +175,8 @@ def _heartbeat_due(state: SupervisorState, event: object, now_s: float) -> Trans
     del event, now_s
     facts = [fact for slot in state.slots for fact in (slot.down, slot.parked) if fact is not None]
     unheard = tuple(SendFact(fact) for fact in facts if _unheard(state, fact))
-    if any(isinstance(slot.later, Parked) for slot in state.slots):
-        # What has parked is told by this.
-        slots = tuple(
-            replace(slot, later=None) if isinstance(slot.later, Parked) else slot
-            for slot in state.slots
-        )
+    slots = tuple(without_parked(slot) for slot in state.slots)
+    if slots != state.slots:  # what has parked is told by this
         state = replace(state, slots=slots)
     return Transition(state, (*unheard, *repeated(state)))
 
@@ -209,9 +205,9 @@ def _tick(state: SupervisorState, event: object, now_s: float) -> Transition:
     actions: list[Action] = []
     reasons = []
     for slot in state.slots:
-        if slot.later is not None and now_s >= slot.later_due_s:
-            actions.append(SendFact(slot.later))
-            slot = replace(slot, later=None)
+        if slot.later and now_s >= slot.later_due_s:
+            actions += [SendFact(fact) for fact in slot.later]
+            slot = replace(slot, later=())
             state = put(state, slot)
         why, lost_at_s = _overdue(state, slot, now_s)
         if why and not slot.killed_for:
@@ -370,7 +366,7 @@ def next_due_s(state: SupervisorState) -> float | None:
         if slot.phase is SlotPhase.BACKOFF:
             times.append(slot.restart_at_s)
         elif slot.phase is SlotPhase.UP:
-            if slot.later is not None:
+            if slot.later:
                 times.append(slot.later_due_s)
             if not slot.killed_for:
                 times += [limit.due_s for limit in _limits(state, slot)]

@@ -31,10 +31,12 @@ from mainstay_core.supervisor.events import (
 from mainstay_core.supervisor.state import (
     EXIT_FINISHED,
     EXIT_USER_ERROR,
+    GOES_ON_S,
     LATER_S,
     MAX_NAMED,
     SIGKILL,
     STEPS_THAT_PROVE,
+    TELLERS,
     SlotPhase,
     SlotState,
     SupervisorLimits,
@@ -42,16 +44,18 @@ from mainstay_core.supervisor.state import (
 )
 from mainstay_core.wire.facts import (
     Adopted,
+    Cause,
     Failed,
     Finished,
     Named,
     Parked,
     Paused,
+    Settled,
     SlotStatus,
     TrainerDown,
     TrainerUp,
 )
-from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.plan import Method, Plan
 
 LAST_WORDS = (Finished, Failed)
 """Facts about itself that count even when the trainer that told them has ended."""
@@ -172,14 +176,40 @@ def _fact(state: SupervisorState, slot: SlotState, event: FactSeen, now_s: float
         slot = replace(slot, final=fact)
     if isinstance(fact, Adopted):
         state = replace(state, met=fact.quorum)
-    before = (SendFact(slot.later),) if slot.later is not None else ()
-    slot = replace(slot, alive_at_s=now_s, later=None)
     reason = f"slot {slot.index}: {fact.kind}"
+    if isinstance(fact, Settled) and _goes_on_after_a_loss(state, slot, fact):
+        later = (*slot.later, fact)
+        slot = replace(slot, alive_at_s=now_s, later=later, later_due_s=now_s + GOES_ON_S)
+        return Transition(put(state, slot), (), reason)
+    before = tuple(SendFact(told) for told in slot.later)
+    slot = replace(slot, alive_at_s=now_s, later=())
     if _can_wait(state, slot, fact):
         assert isinstance(fact, Adopted | Parked)
-        slot = replace(slot, later=fact, later_due_s=now_s + LATER_S)
+        slot = replace(slot, later=(fact,), later_due_s=now_s + LATER_S)
         return Transition(put(state, slot), before, reason)
     return Transition(put(state, slot), (*before, SendFact(fact)), reason)
+
+
+def _goes_on_after_a_loss(state: SupervisorState, slot: SlotState, fact: Settled) -> bool:
+    """Return whether a member goes on as it was, under a plan that only leaves lost ones out.
+
+    Who had to make or copy a state first tells it at once, and so does the quorum's first member:
+    it tells of all states. A planned plan holds up pods that leave until all have adopted it.
+    """
+    plan = state.plan
+    if plan is None or plan.planned or plan.quorum != fact.quorum or fact.replayed is not None:
+        return False
+    just_adopted = any(isinstance(told, Adopted) for told in slot.later)
+    first = plan.members[0].slot if plan.members else None
+    loses = plan.method in (Method.MASK, Method.REFORM)
+    return loses and just_adopted and first != Slot(pod=state.pod, index=slot.index)
+
+
+def without_parked(slot: SlotState) -> SlotState:
+    """Return a slot that does not wait to tell that it has parked."""
+    if not any(isinstance(fact, Parked) for fact in slot.later):
+        return slot
+    return replace(slot, later=tuple(f for f in slot.later if not isinstance(f, Parked)))
 
 
 def _can_wait(state: SupervisorState, slot: SlotState, fact: object) -> bool:
@@ -188,15 +218,29 @@ def _can_wait(state: SupervisorState, slot: SlotState, fact: object) -> bool:
     Who has adopted a plan goes on in it within milliseconds, as a rule. Who has parked, as another
     member has ended the quorum, gets a new plan: that one tells the api. But if the quorum ended
     with a member's connection, all have only heard of it, and whose pod is gone tells nothing. So
-    the first member that is not suspected tells it at once.
+    the first member that is not suspected tells it at once. All members of a lost one's position
+    see for themselves that their reduction has ended: the first ones tell it at once.
     """
     if isinstance(fact, Adopted):
         return True
-    if not isinstance(fact, Parked) or not fact.was_told:
+    if not isinstance(fact, Parked) or state.plan is None:
+        return isinstance(fact, Parked) and fact.was_told
+    mine = Slot(pod=state.pod, index=slot.index)
+    if fact.was_told:
+        members = state.plan.members if fact.suspects else ()
+        first = next((m.slot for m in members if m.slot not in fact.suspects), None)
+        return first != mine
+    return fact.cause is Cause.REDUCTION and _others_see_it(state.plan, mine, fact)
+
+
+def _others_see_it(plan: Plan, mine: Slot, fact: Parked) -> bool:
+    """Return whether enough members before this one see that their position's reduction ended."""
+    member = plan.member_of(mine, fact.incarnation) if plan.quorum == fact.quorum else None
+    if member is None:
         return False
-    members = state.plan.members if fact.suspects and state.plan is not None else ()
-    first = next((m.slot for m in members if m.slot not in fact.suspects), None)
-    return first != Slot(pod=state.pod, index=slot.index)
+    members = plan.position_members(plan.position_of(member.index))
+    tellers = [m.slot for m in members if m.slot not in fact.suspects][:TELLERS]
+    return mine not in tellers
 
 
 def _named(state: SupervisorState, fact: Named) -> Transition:
@@ -241,8 +285,11 @@ def _last_words_before(
 def _committed(
     state: SupervisorState, slot: SlotState, event: Committed, now_s: float
 ) -> Transition:
+    goes_on = any(isinstance(fact, Settled) for fact in slot.later)
+    told = tuple(SendFact(fact) for fact in slot.later) if goes_on else ()
+    slot = replace(slot, later=()) if goes_on else slot
     if event.step <= slot.newest_step:
-        return Transition(put(state, replace(slot, alive_at_s=now_s)))
+        return Transition(put(state, replace(slot, alive_at_s=now_s)), told)
     new_steps = slot.new_steps + 1
     slot = replace(
         slot,
@@ -251,7 +298,7 @@ def _committed(
         new_steps=new_steps,
         restarts=0 if new_steps >= STEPS_THAT_PROVE else slot.restarts,
     )
-    return Transition(put(state, slot))
+    return Transition(put(state, slot), told)
 
 
 def _crashed(state: SupervisorState, slot: SlotState, event: Crashed, now_s: float) -> Transition:
@@ -367,7 +414,7 @@ def report_down(
         evidence=evidence + _outlook(state, slot, restarting),
         observed_at_s=slot.lost_at_s or now_s,
     )
-    return replace(slot, down=fact, parked=None, later=None), SendFact(fact)
+    return replace(slot, down=fact, parked=None, later=()), SendFact(fact)
 
 
 _SlotHandler = Callable[[SupervisorState, SlotState, Any, float], Transition]

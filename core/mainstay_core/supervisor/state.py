@@ -18,6 +18,7 @@ from mainstay_core.wire.facts import (
     Named,
     Parked,
     Paused,
+    Settled,
     SlotStatus,
     TrainerDown,
     TrainerUp,
@@ -34,6 +35,13 @@ LATER_S = 0.1
 such facts at once, each with a request of its own, just when the job recovers and needs the
 processors. What perhaps nobody else tells does not wait. It is less than half of
 ``JobConfig.probe_s``, the time that the api leaves them."""
+GOES_ON_S = 1.0
+"""How long it waits at most that a member goes on after a loss. It is told with the first step that
+it applies then, as the api needs it for its record of the recovery alone: all of a quorum go on at
+once, and every request takes from the processors, which compute that step."""
+TELLERS = 2
+"""Members of a position that tell at once that its reduction has ended: the first ones. The lost
+member may be one of them."""
 STEPS_THAT_PROVE = 2
 """Steps above all former ones after which a life's program counts as working. In the first step
 after it has joined it computes nothing, so one proves nothing. Steps that a restart of the job does
@@ -119,8 +127,8 @@ class SlotState:
     """The newest fact about an end."""
     parked: Parked | None = None
     """The fact that it gave up its quorum, until a newer plan arrives."""
-    later: Adopted | Parked | None = None
-    """A fact that is told a little later: with the next one of the trainer, or when it is due."""
+    later: tuple[Adopted | Parked | Settled, ...] = ()
+    """Facts that are told a little later: with the trainer's next one, or when they are due."""
     later_due_s: float = 0.0
     final: Finished | Failed | Paused | None = None
     """Its last words: that it finished, failed or pauses. They are repeated to an api that has lost

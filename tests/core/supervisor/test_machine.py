@@ -40,10 +40,11 @@ from mainstay_core.supervisor.events import (
 )
 from mainstay_core.supervisor.machine import initial, next_due_s, readiness, step
 from mainstay_core.supervisor.slots import line_of
-from mainstay_core.supervisor.state import LATER_S, SlotPhase, SupervisorLimits
+from mainstay_core.supervisor.state import GOES_ON_S, LATER_S, SlotPhase, SupervisorLimits
 from mainstay_core.wire.crashes import Crash
 from mainstay_core.wire.facts import (
     Adopted,
+    Cause,
     FactKind,
     Failed,
     Finished,
@@ -52,8 +53,20 @@ from mainstay_core.wire.facts import (
     SlotStatus,
 )
 from mainstay_core.wire.plan import Chain, Member, Method, Plan, Rendezvous
+from mainstay_core.wire.recoveries import Replayed
 
 POD = PodUid("pod-1")
+REPLAYED = Replayed(
+    stage=0,
+    inner=0,
+    kind="gradients",
+    first=1,
+    last=2,
+    version=3,
+    planned_steps=2,
+    steps=2,
+    seconds=1.0,
+)
 SETTINGS = SupervisorLimits(
     max_restarts=3, hang_s=100.0, silence_s=40.0, backoff_s=1.0, backoff_max_s=3.0
 )
@@ -586,6 +599,43 @@ def test_the_first_member_that_is_not_suspected_tells_at_once_what_nobody_else_m
     assert pod.feed(Tick(), after_s=LATER_S + 0.001) == ([SendFact(fact)] if waits else [])
 
 
+@pytest.mark.parametrize(
+    ("before", "suspects", "cause", "waits"),
+    [
+        ([], [], Cause.REDUCTION, False),
+        ([7], [], Cause.REDUCTION, False),
+        ([7, 8], [], Cause.REDUCTION, True),
+        ([7, 8, 9], [], Cause.REDUCTION, True),
+        ([7, 8], [8], Cause.REDUCTION, False),
+        ([7, 8, 9], [9], Cause.REDUCTION, True),
+        ([7, 8, 9], [], Cause.MEETING, False),
+        ([7, 8, 9], [], Cause.CHAIN, False),
+        ([7, 8, 9], [], Cause.STATE, False),
+        ([7, 8, 9], [], None, False),
+    ],
+)
+def test_of_those_who_see_a_reduction_end_the_first_two_tell_it_at_once(
+    before: list[int], suspects: list[int], cause: Cause | None, waits: bool
+) -> None:
+    pod = Pod().bring_up()
+    members = [(slot, f"life{slot}") for slot in before]
+    pod.feed(PlanReceived(plan(4, [*members, (0, pod.life()), (10, "life10")])))
+    slots = tuple(Slot(pod=POD, index=slot) for slot in suspects)
+    fact = replace(parked(pod.life(), 4), cause=cause, suspects=slots)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == ([] if waits else [SendFact(fact)])
+    later = pod.feed(Tick(), after_s=LATER_S + 0.001)
+    assert later == ([SendFact(fact)] if waits else [])
+
+
+def test_who_sees_the_reduction_of_another_quorum_end_tells_it_at_once() -> None:
+    pod = Pod().bring_up()
+    members = [(slot, f"life{slot}") for slot in (7, 8, 9)]
+    newer = plan(4, [*members, (0, pod.life())])
+    pod.feed(PlanReceived(replace(newer, planned=True, unplanned_id=3)))
+    fact = replace(parked(pod.life(), 3), cause=Cause.REDUCTION)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == [SendFact(fact)]
+
+
 @pytest.mark.parametrize("make", [hearsay, adopted])
 def test_a_fact_that_can_wait_is_told_once_a_little_later(
     make: Callable[[Incarnation, int], Adopted | Parked],
@@ -620,6 +670,85 @@ def test_that_a_member_adopted_a_plan_is_told_with_its_next_fact() -> None:
     told = pod.feed(FactSeen(0, pod.life(), next_one))
     assert told == [SendFact(first), SendFact(next_one)]
     assert pod.feed(Tick(), after_s=2 * LATER_S) == []
+
+
+def goes_on(pod: Pod, *, number: int = 4, **told: Any) -> list[Any]:
+    """Have slot 0's trainer, the last of three members, adopt the plan and go on."""
+    fact = adopted(pod.life(), number)
+    assert pod.feed(FactSeen(0, pod.life(), fact)) == []
+    settled = Settled(pod=POD, slot=0, incarnation=pod.life(), quorum=fact.quorum, **told)
+    return told_by(pod.feed(FactSeen(0, pod.life(), settled)))
+
+
+def told_by(actions: list[Any]) -> list[FactKind]:
+    return [action.fact.kind for action in actions if isinstance(action, SendFact)]
+
+
+def loss_seen(life: Callable[[Pod], list[tuple[int, str]]], **changes: Any) -> Pod:
+    pod = Pod().bring_up()
+    pod.feed(PlanReceived(replace(plan(4, life(pod)), method=Method.MASK, **changes)))
+    return pod
+
+
+def last_of_three(pod: Pod) -> list[tuple[int, str]]:
+    return [(7, "life7"), (8, "life8"), (0, pod.life())]
+
+
+BOTH = [FactKind.ADOPTED, FactKind.SETTLED]
+
+
+@pytest.mark.parametrize("method", [Method.MASK, Method.REFORM])
+def test_that_a_member_goes_on_after_a_loss_is_told_with_its_first_step(method: Method) -> None:
+    pod = loss_seen(last_of_three)
+    pod.feed(PlanReceived(replace(plan(5, last_of_three(pod)), method=method)))
+    assert goes_on(pod, number=5) == []
+    assert told_by(pod.feed(Tick(), after_s=GOES_ON_S / 2)) == []
+    assert told_by(pod.feed(Committed(0, pod.life(), 7))) == BOTH
+    assert told_by(pod.feed(Committed(0, pod.life(), 8))) == []
+    assert told_by(pod.feed(Tick(), after_s=2 * GOES_ON_S)) == []
+
+
+def test_that_a_member_goes_on_after_a_loss_is_told_before_a_step_that_takes_long() -> None:
+    pod = loss_seen(last_of_three)
+    assert goes_on(pod) == []
+    assert next_due_s(pod.state) == pod.now_s + GOES_ON_S
+    assert told_by(pod.feed(Tick(), after_s=GOES_ON_S + 0.001)) == BOTH
+    assert told_by(pod.feed(Committed(0, pod.life(), 7))) == []
+
+
+def test_who_goes_on_and_parks_tells_both_in_their_order() -> None:
+    pod = loss_seen(last_of_three)
+    assert goes_on(pod) == []
+    told = told_by(pod.feed(FactSeen(0, pod.life(), parked(pod.life(), 4))))
+    assert told == [*BOTH, FactKind.PARKED]
+
+
+@pytest.mark.parametrize(
+    ("members", "changes", "fields"),
+    [
+        (lambda pod: [(0, pod.life()), (7, "life7")], {}, {}),
+        (last_of_three, {"planned": True}, {}),
+        (last_of_three, {"method": Method.START}, {}),
+        (last_of_three, {"method": Method.REPLAY}, {}),
+        (last_of_three, {}, {"replayed": REPLAYED}),
+    ],
+)
+def test_what_others_may_wait_for_is_told_when_a_member_goes_on(
+    members: Callable[[Pod], list[tuple[int, str]]], changes: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    pod = Pod().bring_up()
+    newest = replace(plan(4, members(pod)), **{"method": Method.MASK, **changes})
+    pod.feed(PlanReceived(newest))
+    assert goes_on(pod, **fields) == BOTH
+
+
+def test_who_copied_a_state_first_tells_at_once_that_it_goes_on() -> None:
+    pod = loss_seen(last_of_three)
+    fact = adopted(pod.life(), 4)
+    pod.feed(FactSeen(0, pod.life(), fact))
+    assert told_by(pod.feed(Tick(), after_s=LATER_S + 0.001)) == [FactKind.ADOPTED]
+    settled = Settled(pod=POD, slot=0, incarnation=pod.life(), quorum=fact.quorum)
+    assert told_by(pod.feed(FactSeen(0, pod.life(), settled))) == [FactKind.SETTLED]
 
 
 def test_what_waited_of_a_trainer_that_ends_is_told_no_more() -> None:
