@@ -37,7 +37,7 @@ OUTPUTS, ELEMENTS = 3, 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What a step with a wrong bit, and the same one without checks, have come to."""
+    """The outcome of steps with a wrong bit, with checks and without."""
 
     kind: str
     """The flip's class."""

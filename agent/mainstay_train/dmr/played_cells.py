@@ -71,7 +71,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Followed:
-    """What a wrong bit in the state of a cell has led to."""
+    """The outcome of a wrong bit in the state of a cell."""
 
     found: bool
     """Whether a vote was refused for it."""

@@ -13,7 +13,7 @@ from mainstay_train.comm.operations import Exchange
 
 
 class PlayedExchanges:
-    """What the cells of a stage have sent each other in one reduction.
+    """The exchanges of one reduction among the cells of a stage.
 
     Args:
         num_cells: that take part in each exchange.
