@@ -9,10 +9,16 @@ that changes a digest there, or that ends the step, is *effective*. Flips of a s
 put into the first one for that. Stages are threads of one process; where a stage has several ranks,
 each is a process.
 
+What cells send each other, and their states, can be wrong as well. So a stage of three cells is
+drawn in, too: they reduce in memory, their votes are judged as in a job, and cells do what follows.
+After a flip of a state steps are taken until a vote finds it, or until nothing is left to find.
+
 The table says of each class of operators how many flips were drawn, effective, found, and with how
-many the checked step came to the digests of an undisturbed one. Then steps without a flip follow,
-each from the state that the one before has left: nothing may be found in them. Exit code 1 if an
-effective flip was not found, digests differ, or something was found in a clean step.
+many the checked step came to the digests of an undisturbed one. Of state that gradients are
+computed with nothing is promised (docs/silent-corruption.md): its row is counted apart. Then steps
+without a flip follow, each from the state that the one before has left, from a step on that the
+seed says: nothing may be found in them. Exit code 1 if an effective flip was not found, digests
+differ, or something was found in a clean step.
 
 ``mainstay chaos FILE --flips N`` draws flips for a job of yours.
 """
@@ -41,6 +47,7 @@ from mainstay_train.base import environment
 environment.prepare()  # before torch is imported
 
 import torch  # noqa: E402
+from benchmarks.support.flips.cells import CellsChain  # noqa: E402
 from benchmarks.support.flips.chains import (  # noqa: E402
     Chain,
     ProcessChain,
@@ -63,8 +70,11 @@ from benchmarks.support.flips.rank import (  # noqa: E402
 from tests.train.crew import Nursery  # noqa: E402
 
 from mainstay_core.base.shape import Order  # noqa: E402
-from mainstay_core.dmr.flips import Execution, Flip  # noqa: E402
+from mainstay_core.dmr.flips import Execution, Flip, Where  # noqa: E402
 from mainstay_core.dmr.operators import Pass  # noqa: E402
+from mainstay_core.job.config import BUCKET_BYTES  # noqa: E402
+from mainstay_train.dmr.cell_trials import COMPUTED_WITH, Tried  # noqa: E402
+from mainstay_train.dmr.played_cells import NUM_CELLS  # noqa: E402
 
 SPARE_BYTES = 6 << 30
 """Memory beyond that of the start. A wrong size of a tensor asks for any amount of it."""
@@ -113,8 +123,32 @@ SWAPPED = tuple(
         ("Llama fp32", 1.0, 2, 2),
     )
 )
+REPLICAS = tuple(
+    Setting(
+        model=model,
+        recompute=share,
+        cells=NUM_CELLS,
+        micro_batches=2 if share == 0.5 else 1,
+        waiting_bytes=LITTLE if share == 1.0 else MUCH,
+        bucket_bytes=bucket_bytes,
+    )
+    for model, share, bucket_bytes in (
+        ("Llama fp32", 0.0, BUCKET_BYTES),
+        ("Llama bf16", 0.5, 1),
+        ("experts fp32", 1.0, 1),
+        ("experts bf16", 0.0, BUCKET_BYTES),
+    )
+)
+"""With buckets of one byte each block is reduced by itself."""
 LOOPS = (Setting(model="own loop fp32"), Setting(model="own loop bf16"))
-SETTINGS = (*CELLS, *CHAINS, *SWAPPED, *LOOPS)
+SETTINGS = (*CELLS, *CHAINS, *SWAPPED, *LOOPS, *REPLICAS)
+ALL = f"all but {COMPUTED_WITH}"
+MOST_STEPS = 1 << 19
+"""Clean steps begin with one below it."""
+
+
+Take = Callable[[Variant, str], None]
+"""Takes steps of a chain in a variant, which is called so."""
 
 
 @dataclass(slots=True)
@@ -136,6 +170,8 @@ def build(setting: Setting, nursery: Nursery) -> Chain:
     """Return what computes a setting."""
     if setting.model in DTYPES:
         return LoopChain(DTYPES[setting.model])
+    if setting.cells > 1:
+        return CellsChain(setting)
     return ProcessChain(setting, nursery) if setting.inner > 1 else ThreadChain(setting)
 
 
@@ -153,22 +189,30 @@ def try_flips(
         kind = kinds[(start + number) % len(kinds)]
         spot = rng.choice(by_kind[kind])
         flip = spot.flip(rng, first_only=variant.first_only)
-        effective = has_effect(chain, clean, spot, flip)
-        try:
-            ended, _ = step_with(chain, variant, spot, flip)
-            equal, found = ended[0] == clean[0], bool(ended[1])
-            why = "" if equal else "digests differ"
-        except StepFailedError as error:
-            equal = found = False
-            why = str(error)
-        tally.counts.update({(kind, "drawn"): 1, (kind, "effective"): int(effective)})
-        tally.counts.update(
-            {(kind, "found"): int(effective and found), (kind, "equal"): int(equal)}
-        )
-        if not equal or (effective and not found):
-            why = why or "not found"
+        if isinstance(chain, CellsChain) and spot.where is Where.STATE:
+            tried, why = chain.try_state(variant, spot, flip), ""
+        else:
+            tried, why = try_flip(chain, variant, clean, spot, flip)
+        found = tried.effective and tried.found
+        tally.counts.update({(kind, "drawn"): 1, (kind, "effective"): int(tried.effective)})
+        tally.counts.update({(kind, "found"): int(found), (kind, "equal"): int(tried.equal)})
+        if tried.is_promised and (not tried.equal or found != tried.effective):
+            why = why or ("not found" if tried.equal else "digests differ")
             tally.broken.append(f"{where}: {spot.kernel} (#{spot.ordinal}), {kind}: {flip}: {why}")
             print(f"BROKEN: {tally.broken[-1]}", flush=True)
+
+
+def try_flip(
+    chain: Chain, variant: Variant, clean: Outcome, spot: Spot, flip: Flip
+) -> tuple[Tried, str]:
+    """Compute the step with a flip, with checks and without; return why it failed, too."""
+    effective, found, equal, why = has_effect(chain, clean, spot, flip), False, False, ""
+    try:
+        ended, _ = step_with(chain, variant, spot, flip)
+        equal, found = ended[0] == clean[0], bool(ended[1])
+    except StepFailedError as error:
+        why = str(error)
+    return Tried(kind=spot.kind, flip=flip, effective=effective, found=found, equal=equal), why
 
 
 def warm(chain: Chain, variant: Variant) -> None:
@@ -210,23 +254,49 @@ def has_effect(chain: Chain, clean: Outcome, spot: Spot, flip: Flip) -> bool:
     return ended[0] != clean[0]
 
 
+class Undisturbed:
+    """The steps of a chain without checks, each computed once.
+
+    Args:
+        chain: nobody else has it compute without checks meanwhile.
+        first: number of the first step.
+    """
+
+    def __init__(self, chain: Chain, first: int) -> None:
+        self._chain, self.first = chain, first
+        self._known: list[tuple[str, ...]] = []
+        chain.reset(Variant.OFF)
+
+    def digests(self, number: int) -> tuple[str, ...]:
+        """Return the digests after so many steps and one."""
+        while len(self._known) <= number:
+            ended, _ = run_step(self._chain, Variant.OFF, self.first + len(self._known))
+            self._known.append(ended[0])
+        return self._known[number]
+
+
 def take_clean_steps(
-    chain: Chain, variant: Variant, num_steps: int, tally: Tally, where: str
+    chain: Chain,
+    variant: Variant,
+    num_steps: int,
+    tally: Tally,
+    where: str,
+    expected: Undisturbed | None = None,
 ) -> None:
     """Take steps without a flip, beside the same ones without checks.
 
     Of a cell of several ranks one begins anew meanwhile, as a trainer that has just come.
     """
+    expected = expected or Undisturbed(chain, 0)
     warm(chain, variant)
-    for each in (Variant.OFF, variant):
-        chain.reset(each)
-    for step in range(num_steps):
-        if isinstance(chain, ProcessChain) and step == num_steps // 2:
+    chain.reset(variant)
+    for number in range(num_steps):
+        if isinstance(chain, ProcessChain) and number == num_steps // 2:
             chain.renew(variant, 1)
-        expected, _ = run_step(chain, Variant.OFF, step)
+        step = expected.first + number
         ended, num_refused = run_step(chain, variant, step)
         tally.num_clean += 1
-        if ended[1] or num_refused or ended[0] != expected[0]:
+        if ended[1] or num_refused or ended[0] != expected.digests(number):
             tally.num_alarms += 1
             tally.broken.append(f"{where}: clean step {step}: {ended[1][:2]}")
             print(f"BROKEN: {tally.broken[-1]}", flush=True)
@@ -240,10 +310,11 @@ def show(tallies: dict[Variant, Tally], seconds: float) -> None:
     heads = [f"{v.value}: {' / '.join(columns)}" for v in tallies]
     print(f"\n| class | {' | '.join(heads)} |")
     print("|" + " --- |" * (1 + len(heads)))
-    for kind in (*kinds, "all"):
+    promised = [kind for kind in kinds if kind != COMPUTED_WITH]
+    for kind in (*kinds, ALL):
         cells = []
         for tally in tallies.values():
-            chosen = kinds if kind == "all" else [kind]
+            chosen = promised if kind == ALL else [kind]
             numbers = [sum(tally.counts[k, column] for k in chosen) for column in columns]
             cells.append(" / ".join(map(str, numbers)) if any(numbers) else "-")
         print(f"| {kind} | {' | '.join(cells)} |")
@@ -269,24 +340,34 @@ def run(args: argparse.Namespace) -> bool:
     tallies = {variant: Tally() for variant in Variant if variant is not Variant.OFF}
     began_s = time.monotonic()
 
-    def go_through(what: str, take: Callable[[Chain, Setting, Variant, str], None]) -> None:
+    def go_through(what: str, take: Callable[[Chain, Setting], Take]) -> None:
         for setting in chosen:
             with closing(build(setting, nursery)) as chain:
+                take_by = take(chain, setting)
                 for variant in variants(setting):
                     where = f"{setting}, {variant.value}"
-                    take(chain, setting, variant, where)
+                    take_by(variant, where)
                     at_s = time.monotonic() - began_s
                     print(f"{at_s:.0f} s: {what}: {where}", file=sys.stderr, flush=True)
 
-    def flips(chain: Chain, setting: Setting, variant: Variant, where: str) -> None:
-        total = args.piggyback if variant is Variant.PIGGYBACK else args.flips
-        others, rng = alike[variant], random.Random(f"{args.seed} {where}")
-        num_flips = share(total, others.index((setting, variant)), len(others))
-        try_flips(chain, variant, num_flips, rng, tallies[variant], where)
+    def flips(chain: Chain, setting: Setting) -> Take:
+        def take(variant: Variant, where: str) -> None:
+            total = args.piggyback if variant is Variant.PIGGYBACK else args.flips
+            others, rng = alike[variant], random.Random(f"{args.seed} {where}")
+            num_flips = share(total, others.index((setting, variant)), len(others))
+            try_flips(chain, variant, num_flips, rng, tallies[variant], where)
 
-    def clean(chain: Chain, setting: Setting, variant: Variant, where: str) -> None:
-        num_steps = share(args.clean, cases.index((setting, variant)), len(cases))
-        take_clean_steps(chain, variant, num_steps, tallies[variant], where)
+        return take
+
+    def clean(chain: Chain, setting: Setting) -> Take:
+        first = random.Random(f"{args.seed} {setting}").randrange(MOST_STEPS)
+        expected = Undisturbed(chain, first)
+
+        def take(variant: Variant, where: str) -> None:
+            num_steps = share(args.clean, cases.index((setting, variant)), len(cases))
+            take_clean_steps(chain, variant, num_steps, tallies[variant], where, expected)
+
+        return take
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # either one ends it with a table
     signal.signal(signal.SIGINT, signal.default_int_handler)

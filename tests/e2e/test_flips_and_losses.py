@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,15 @@ def test_piggyback_finds_a_wrong_forward_of_a_cell_of_two_ranks(
     blamed = [f["rank"] for f in findings if f["verdict"] != "wire"]
     own = {"replica": 0, "stage": 0, "inner": 1}
     assert blamed == ([own] if operator == "aten.mm" else []), logs
+
+
+def test_a_rank_that_dies_as_it_waits_for_its_cell_changes_no_bit(
+    tmp_path: Path, expected: matrix.Expected
+) -> None:
+    fault = kill(0, 0, "inner-wait")
+    fault["target"]["inner"] = 1
+
+    _, report, logs = run(tmp_path, expected, replace(CELLS, stages=1), DYNAMIC, [fault])
+
+    assert [told["state"] for told in report["faults"]] == ["fired"], logs
+    assert report["recoveries"], logs

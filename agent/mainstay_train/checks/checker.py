@@ -110,6 +110,8 @@ class Checks:
         """Memories of the parameters: a check that waits takes no more for them."""
         self.hears: Hears | None = None
         """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
+        self.await_cell: Callable[[], None] = lambda: None
+        """Called before this rank waits for others of its cell in a collective of a block."""
 
     @classmethod
     def of(

@@ -131,7 +131,7 @@ class Call:
         return self.args[place] if place < len(self.args) else self.kwargs[GROUP]
 
 
-def use_wait(group: str, waiting: WaitingChecks) -> None:
+def use_wait(group: str, waiting: WaitingChecks, begin: Callable[[], None]) -> None:
     """Execute checks while a group's newest collective is under way.
 
     Only such as are of this rank alone wait. So the others need not know which, and when.
@@ -139,7 +139,9 @@ def use_wait(group: str, waiting: WaitingChecks) -> None:
     Args:
         group: by the name that torch has for it.
         waiting: the checks.
+        begin: called before.
     """
+    begin()
     work = newest_of(group) if waiting else None
     if work is not None:
         with _disable_current_modes():  # the caller is in a scope of checks

@@ -409,7 +409,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def _waited(self, result: torch.Tensor, group: str) -> torch.Tensor:
         """Return the result of a collective once it is there; checks are executed meanwhile."""
         if self._place.block is not None:  # in the thread that uses them
-            collectives.use_wait(group, self._checks.waiting)
+            collectives.use_wait(group, self._checks.waiting, self._checks.await_cell)
         return collectives.waited(result)
 
     def _pass(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], why: str) -> Any:

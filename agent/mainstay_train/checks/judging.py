@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -21,6 +21,7 @@ class Judging(late.Judged, Protocol):
     """Checks of a trainer, as they hear of what was found and say what waits."""
 
     replays: Replays
+    await_cell: Callable[[], None]
 
     @property
     def spares_memory(self) -> bool:

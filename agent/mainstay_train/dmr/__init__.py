@@ -10,6 +10,9 @@
 - ``recordings``: records one passage of a trainer's program, and how long that waits
 - ``run_planner``: makes a trainer's plan of checks from its first steps
 - ``answer``: profiles a stage of a job in a process of its own
+- ``played_exchanges``: what the cells of a stage send each other, where they are in one process
+- ``played_cells``: cells of a stage in one process, which reduce, vote, and heal
+- ``cell_trials``: puts wrong bits on the wire and into states of such cells
 - ``flip_trials``: computes a step again and again, each time with a wrong bit drawn from a seed
 
 Nothing here changes a bit of what is recorded.

@@ -2,18 +2,22 @@
 
 ``python -m mainstay_train.dmr.flip_trials`` reads a question as JSON and prints the answer
 (:mod:`mainstay_core.wire.flip_trials`). The whole model is one stage of one rank here: bits depend
-neither on stages nor on replicas. Each step runs with checks and without.
+neither on stages nor on replicas. Each step runs with checks and without. Bits on the wire and in
+states need several cells, which are played (:mod:`mainstay_train.dmr.cell_trials`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import resource
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import torch
 
@@ -38,6 +42,7 @@ from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
+from mainstay_train.dmr.cell_trials import COMPUTED_WITH, STATE, WIRE, CellTrials, Tried
 from mainstay_train.exact import numerics
 from mainstay_train.model import compilation
 from mainstay_train.model import workload as workloads
@@ -45,6 +50,8 @@ from mainstay_train.model.workload import Workload, WorkloadError, user_code
 
 BATCH = "batch"
 """The class of flips in fetches of batches."""
+OF_CELLS = {WIRE: Where.WIRE, STATE: Where.STATE}
+"""Classes of flips that need several cells, and what these make wrong."""
 RECOMPUTE = "recompute"
 """The class of operators that the backward executes once more."""
 MAX_TYPES = 3
@@ -197,6 +204,35 @@ def _commit(ballot: Ballot) -> Commit:
     )
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Counts of the flips that were tried, by class, and those that broke the promise."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+    def add(self, tried: Tried, name: str) -> None:
+        """Count a flip; ``name`` is that of what it has hit."""
+        kind, found = tried.kind, tried.effective and tried.found
+        self.counts.update({(kind, "drawn"): 1, (kind, "effective"): int(tried.effective)})
+        self.counts.update({(kind, "found"): int(found), (kind, "equal"): int(tried.equal)})
+        if tried.is_promised and (not tried.equal or found != tried.effective):
+            self.broken.append(f"{name}, {kind}: {tried.flip}")
+
+    def results(self) -> tuple[ClassResult, ...]:
+        """Return the counts of each class that was drawn."""
+        drawn = sorted(kind for kind, what in self.counts if what == "drawn")
+        numbers = ("drawn", "effective", "found", "equal")
+        return tuple(
+            ClassResult(
+                name=kind,
+                is_promised=kind != COMPUTED_WITH,
+                **{what: self.counts[kind, what] for what in numbers},
+            )
+            for kind in drawn
+        )
+
+
 def run_trials(question: FlipQuestion, *, bound_memory: bool = False) -> FlipAnswer:
     """Draw flips, and compute a step with each, with checks and without.
 
@@ -208,47 +244,99 @@ def run_trials(question: FlipQuestion, *, bound_memory: bool = False) -> FlipAns
         InvalidSpecError: the job cannot be computed so; the field is named.
         WorkloadError: the user's code failed.
     """
-    config, workload, device = _prepare(question.config)
+    about, tally = _prepare(question.config), _Tally()
+    left = _try_alone(question, about, tally, bound_memory=bound_memory)
+    if left:
+        gc.collect()  # the cells get the memory of what was tried alone
+        rng = random.Random(f"{question.seed} cells")
+        with closing(_cells_of(*about, bound_memory=bound_memory)) as cells:
+            for where in left:
+                tally.add(cells.try_one(where, rng), "what cells have")
+    return FlipAnswer(classes=tally.results(), broken=tuple(tally.broken[:MAX_SHOWN]))
+
+
+def _try_alone(
+    question: FlipQuestion,
+    about: tuple[JobConfig, Workload, str],
+    tally: _Tally,
+    *,
+    bound_memory: bool,
+) -> list[Where]:
+    """Try the flips for which one cell is enough; return where the others are.
+
+    Raises:
+        InvalidSpecError: the blocks are no pure functions.
+        WorkloadError: the user's code failed.
+    """
+    config, workload, device = about
     with user_code("computing step 0"):
         plain, checked = (
             StepTrials(workload, config, device, mode) for mode in (Mode.OFF, Mode.FULL)
         )
         clean, again = plain.run(), checked.run()
     if again.digests != clean.digests or again.findings:
-        raise InvalidSpecError(
-            "spec.workload.entrypoint",
-            f"the step that no bit was put into has {len(again.findings)} findings, or other "
-            "digests with checks than without: its blocks are no pure functions",
-        )
+        _refuse(f"the step that no bit was put into has {len(again.findings)} findings, or other")
     spots: dict[str, list[Spot]] = {}
     for spot in plain.list():
         spots.setdefault(spot.kind, []).append(spot)
     if bound_memory:
         _bound_memory()
-    rng, tally, broken = random.Random(question.seed), Counter[tuple[str, str]](), []
+    rng, left = random.Random(question.seed), []
+    kinds = sorted([*spots, *OF_CELLS])  # in turn: products are few among the kernels
     for number in range(question.num_flips):
-        kind = sorted(spots)[number % len(spots)]  # in turn: products are few among the kernels
+        kind = kinds[number % len(kinds)]
+        if kind in OF_CELLS:
+            left.append(OF_CELLS[kind])
+            continue
         spot = rng.choice(spots[kind])
         flip = spot.flip(rng)
         ended = checked.run(flip, spot.place.phase)
-        effective = _has_effect(plain, clean, spot, flip)
-        equal = ended.digests == clean.digests
-        tally.update({(kind, "drawn"): 1, (kind, "effective"): int(effective)})
-        tally.update({(kind, "found"): int(effective and bool(ended.findings))})
-        tally.update({(kind, "equal"): int(equal)})
-        if not equal or (effective and not ended.findings):
-            broken.append(f"{spot.kernel} (#{spot.ordinal}), {kind}: {flip}")
-    return FlipAnswer(
-        classes=tuple(
-            ClassResult(
-                name=kind,
-                **{what: tally[kind, what] for what in ("drawn", "effective", "found", "equal")},
-            )
-            for kind in sorted(spots)
-            if tally[kind, "drawn"]
-        ),
-        broken=tuple(broken[:MAX_SHOWN]),
+        tried = Tried(
+            kind=kind,
+            flip=flip,
+            effective=_has_effect(plain, clean, spot, flip),
+            found=bool(ended.findings),
+            equal=ended.digests == clean.digests,
+        )
+        tally.add(tried, f"{spot.kernel} (#{spot.ordinal})")
+    return left
+
+
+def _refuse(what: str) -> NoReturn:
+    """Refuse a job that does not come to the same with checks as without."""
+    raise InvalidSpecError(
+        "spec.workload.entrypoint",
+        f"{what} digests with checks than without: its blocks are no pure functions",
     )
+
+
+def _cells_of(
+    config: JobConfig, workload: Workload, device: str, *, bound_memory: bool
+) -> CellTrials:
+    """Return the job's stage in several cells.
+
+    Raises:
+        InvalidSpecError: they do not come to the same with checks as without.
+        WorkloadError: the user's code failed.
+    """
+
+    def build(checks: Checks) -> Engine:
+        loader = Loader(workload.dataset, device, ahead=False)
+        training = BlockTraining(workload=workload, config=config, device=device, loader=loader)
+        return training.build_engine(0, 1, 0, lambda _: None, checks)
+
+    if bound_memory:
+        _unbind_memory()
+    num_types = min(MAX_TYPES, config.shape.num_types)
+    rate = workload.learning_rate(0)
+    with user_code("computing the first steps in several cells"):
+        cells = CellTrials(build, num_types, config.shape.seed, rate)
+    if bound_memory:
+        _bound_memory()
+    if not cells.is_clean:
+        cells.close()
+        _refuse("a step of several cells that no bit was put into has findings, or other")
+    return cells
 
 
 def _has_effect(plain: StepTrials, clean: Ended, spot: Spot, flip: Flip) -> bool:
@@ -298,7 +386,13 @@ def _bound_memory() -> None:
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + SPARE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _unbind_memory() -> None:
+    """Let this process take as much memory as when it was started."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
 
 def answer(question: FlipQuestion, *, bound_memory: bool = False) -> FlipAnswer:

@@ -99,7 +99,10 @@ class FaultPoints:
             self._fire(fault, str(rank), step)
 
     def in_background(self, plan: Plan, index: int, step: int) -> Callable[[Op], None]:
-        """Return what a writing thread calls before its actions: as of the order that it got."""
+        """Return what a writing thread calls before its actions: as of the order that it got.
+
+        Who computes calls it before what happens inside of an action.
+        """
         stage = plan.members[index].rank.stage
         # What the main thread computes meanwhile is as slow as before.
         return lambda op: self._fire_due(plan, index, step, Action(op, stage))

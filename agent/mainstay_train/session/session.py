@@ -1,9 +1,8 @@
 """The trainer's shell around the rank's state machine.
 
-``core.rank`` decides, and says in which order it is carried out
-(:mod:`mainstay_core.rank.session`). Here is what that needs: sockets, the engine, the disk. The
-main thread runs the loop; the uplink's thread and the gather's thread only end connections
-(:mod:`mainstay_train.comm.connections`).
+``core.rank`` decides, and says in which order that is done (:mod:`mainstay_core.rank.session`).
+Here is what that needs: sockets, the engine, the disk. The main thread runs the loop; the uplink's
+thread and the gather's thread only end connections (:mod:`mainstay_train.comm.connections`).
 
 Who computes is not its business: :meth:`Session.run` has the engine's interpreter
 compute, a user's own loop calls :meth:`Session.advance` and computes itself.
@@ -104,6 +103,7 @@ class Session(GuardingSession):
         self._rules = RulesOfChecks(config, training, self._tell_checks)
         replicas = config.shape.replicas
         self._faults = FaultPoints(config.faults, replicas, self._uplink, self._order_flip)
+        self._checks.await_cell = lambda: self._writer_hook()(Op.INNER_WAIT)
         self._engine: Engine | None = None
         self.beside = BesideStates(training)
         self.guard_copies = self._make_guard_copies(training, state.fork_rules)

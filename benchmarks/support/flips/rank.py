@@ -14,12 +14,12 @@ import torch
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip, Where
+from mainstay_core.dmr.flips import Execution, Flip, StatePart, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.plan import Plan
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.witness import Account
-from mainstay_core.job.config import JobConfig
+from mainstay_core.job.config import BUCKET_BYTES, JobConfig
 from mainstay_core.planning.routes import Way
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
@@ -31,6 +31,7 @@ from mainstay_train.checks.planned import NO_STANDING, WHOLE, Standing
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
+from mainstay_train.dmr.cell_trials import COMPUTED_WITH, STATE, WIRE
 from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import numerics
 from mainstay_train.model import workload as workloads
@@ -100,9 +101,13 @@ class Setting:
     waiting_bytes: int = MUCH
     order: Order = Order.IN_ORDER
     """In which micro-batches pass the stages."""
+    cells: int = 1
+    """Of a stage. Where there are several, there is one stage, of one rank."""
+    bucket_bytes: int = BUCKET_BYTES
 
     def __str__(self) -> str:
         inner = f", {self.inner} inner ranks" if self.inner > 1 else ""
+        inner += f", {self.cells} cells" if self.cells > 1 else ""
         inner += "" if self.order is Order.IN_ORDER else ", swapped"
         stages = f"{self.stages} stage" + ("s" if self.stages > 1 else "")
         return f"{self.model}, recompute {self.recompute:g}, {stages}{inner}"
@@ -113,18 +118,23 @@ class Spot:
     """One place of a step where a flip can be put in."""
 
     rank: int
-    """Of the chain: by stage, then by inner rank."""
+    """Of the chain: by stage, then by inner rank. Where a stage has several cells, the cell."""
     place: Place
     ordinal: int | None
     kernel: str
     where: Where
+    part: StatePart | None = None
+    """Of the state, if it is there."""
+    is_computed_with: bool = False
+    """Whether gradients are computed with that part."""
 
     @property
     def kind(self) -> str:
         """The name of its class."""
         place = self.place
-        if self.where is Where.BATCH:
-            return BATCH
+        if self.where is not Where.COMPUTE:
+            state = COMPUTED_WITH if self.is_computed_with else STATE
+            return {Where.BATCH: BATCH, Where.WIRE: WIRE, Where.STATE: state}[self.where]
         if self.kernel.startswith("_c10d_functional"):
             return COLLECTIVE
         if (place.phase, place.in_pass) == (Phase.BACKWARD, Pass.FORWARD):
@@ -136,7 +146,8 @@ class Spot:
     def flip(self, rng: random.Random, *, first_only: bool) -> Flip:
         """Draw a wrong bit of it; ``first_only``: in the execution whose value goes on."""
         place = self.place
-        others = [] if first_only else [Execution.CHECKER]
+        is_executed = self.where in (Where.COMPUTE, Where.BATCH)
+        others = [] if first_only or not is_executed else [Execution.CHECKER]
         return Flip(
             in_pass=place.in_pass,
             shard_type=place.shard_type,
@@ -148,11 +159,12 @@ class Spot:
             bit=rng.randrange(BITS),
             execution=rng.choice([Execution.PRIMARY, Execution.PRIMARY, *others]),
             where=self.where,
+            part=self.part,
         )
 
     @property
     def _operator(self) -> int | str | None:
-        if self.where is Where.BATCH:
+        if self.where is not Where.COMPUTE:
             return None
         return self.kernel if self.ordinal is None else self.ordinal
 
@@ -175,8 +187,9 @@ class Listing(FlipOrders):
         return []
 
 
-Outcome = tuple[tuple[str, ...], tuple[Finding, ...]]
-"""Digests of what the vote tells and of the state after the step; findings."""
+Outcome = tuple[tuple[str, ...], tuple[Finding | str, ...]]
+"""Digests of what the vote tells and of the state after the step; findings, and why votes of
+several cells were refused."""
 
 
 def job_of(setting: Setting) -> JobConfig:
@@ -188,9 +201,9 @@ def job_of(setting: Setting) -> JobConfig:
     if is_swapped:
         config = config | {"layers": setting.stages}  # twins have equal numbers of them
     shape = JobShape(
-        lanes=2,
+        lanes=max(2, setting.cells),
         shards_per_lane=2,
-        replicas=1,
+        replicas=setting.cells,
         min_replicas=1,
         stages=setting.stages,
         ranks_per_stage=setting.inner,
@@ -210,6 +223,7 @@ def job_of(setting: Setting) -> JobConfig:
         device="cpu",
         recompute=setting.recompute > 0,
         recompute_share=setting.recompute or 1.0,
+        bucket_bytes=setting.bucket_bytes,
     )
 
 
@@ -218,13 +232,13 @@ class RankTrials:
 
     Args:
         setting: of the chain.
-        rank: which, by stage, then by inner rank.
+        rank: which, by stage, then by inner rank; or which cell.
         variant: how it is checked.
     """
 
     def __init__(self, setting: Setting, rank: int, variant: Variant) -> None:
         self._rank, self._findings = rank, list[Finding]()
-        stage, inner = divmod(rank, setting.inner)
+        stage, inner = divmod(rank, setting.inner) if setting.cells == 1 else (0, 0)
         job = job_of(setting)
         numerics.setup("cpu")
         workload = workloads.load(job.entrypoint, job.workload)
@@ -246,6 +260,16 @@ class RankTrials:
         self._ordered: dict[Way, Plan] | None = None
         self._attach()
         self._first = [flat.tensor.clone() for flat in self._engine.state.flats()]
+
+    @property
+    def engine(self) -> Engine:
+        """What computes."""
+        return self._engine
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Those since the last reset."""
+        return tuple(self._findings)
 
     def _attach(self) -> None:
         """Have the next steps planned, where a plan is made."""
@@ -337,7 +361,7 @@ class RankTrials:
         blocks = [block.compute for block in engine.state.blocks]
         state = bits.digest_of([*(flat.tensor for flat in engine.state.flats()), *blocks])
         engine.drop_held()
-        return (repr(replace(ballot, rest="")), masters, state), tuple(self._findings)
+        return (repr(replace(ballot, rest="")), masters, state), self.findings
 
 
 def _commit(step: int, engine: Engine) -> Commit:
@@ -365,4 +389,5 @@ def variants_of(setting: Setting) -> Sequence[Variant]:
     full = [Variant.NAIVE, Variant.DYNAMIC]
     # What draws its numbers is checked at once, and no plan is made of it.
     full += [] if "dropout" in setting.model else [Variant.AUTO]
-    return [*full, Variant.PIGGYBACK] if setting.recompute else full
+    # With several cells it is drawn what they exchange and compare, which Piggyback does not check.
+    return [*full, Variant.PIGGYBACK] if setting.recompute and setting.cells == 1 else full

@@ -17,6 +17,7 @@ from mainstay_core.base.words import quote
 from mainstay_core.faults.fields import choice, fields, integer, number, text
 from mainstay_core.faults.flips import parse_flip
 from mainstay_core.faults.points import (
+    OF_CELLS,
     OF_SNAPSHOTS,
     PHASES,
     PROCESS_ACTIONS,
@@ -369,6 +370,8 @@ def _parse_phase(value: object, path: str, job: Job, target: _Target) -> str | N
     # Swapped, a stage at an end passes its layers' activations on both ways.
     if beyond and job.shape.order is Order.IN_ORDER:
         raise InvalidSpecError(path, f"stage {target.stage} of {stages} never comes to {phase}")
+    if phase and PHASES.get(phase, (phase,))[0] in OF_CELLS and job.shape.ranks_per_stage == 1:
+        raise InvalidSpecError(path, "a stage has one rank, which waits for no other of its cell")
     if phase and phase.upper().startswith("CHECKPOINT") and not job.shape.checkpoint_every_steps:
         raise InvalidSpecError(path, "the job writes no checkpoints (spec.checkpoint.everySteps)")
     if phase and not job.has_snapshots and PHASES.get(phase, (phase,))[0] in OF_SNAPSHOTS:

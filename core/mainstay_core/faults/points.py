@@ -75,6 +75,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "settle": ("SETTLE",),
     "heal": ("HEAL",),
     "heal-source": ("SERVE",),
+    "inner-wait": ("INNER_WAIT",),
 }
 """Aliases of program actions; the action names themselves are accepted as well."""
 
@@ -82,8 +83,11 @@ SENDS_ON = ("SEND_F", "RECV_B")
 """Transfers with the next stage. The last stage has none."""
 SENDS_BACK = ("RECV_F", "SEND_B")
 """Transfers with the stage before. The first stage has none."""
-OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED", "SNAPSHOT_HELD")
-"""Actions of a rank between and beside steps. A fault without a phase does not mean these."""
+OF_CELLS = ("INNER_WAIT",)
+"""Actions inside of another one, that only a rank of several to a stage comes to."""
+OUTSIDE_STEPS = ("SETTLE", "SERVE", "SNAPSHOT_COPIED", "SNAPSHOT_HELD", *OF_CELLS)
+"""Actions of a rank that its program does not begin with, as they are between steps, beside them,
+or inside of another action. A fault without a phase does not mean these."""
 OF_SNAPSHOTS = (
     "SNAPSHOT",
     "SNAPSHOT_COPIED",

@@ -73,6 +73,8 @@ class Op(enum.StrEnum):
     """In a replay: log what SEND_F sent."""
     WRITE_B = "WRITE_B"
     """In a replay: log what SEND_B sent."""
+    INNER_WAIT = "INNER_WAIT"
+    """Inside of a block that is checked: wait for the other ranks of the cell in a collective."""
 
 
 Flow = tuple[int, int]

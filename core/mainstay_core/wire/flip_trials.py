@@ -36,6 +36,8 @@ class ClassResult:
     """Effective ones with a finding in mode Full."""
     equal: Count = 0
     """Flips, effective or not, with which a step in mode Full has the undisturbed digests."""
+    is_promised: bool = True
+    """Whether all effective ones are to be found, and all digests to be equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -344,6 +345,14 @@ def test_a_running_job_refuses_a_step_that_is_over_and_an_id_that_is_taken() -> 
     known = {fault.id: fault for fault in parse(A)}
     taken = refusal(entry(id="a", at=None), at_step=9, known=known)
     assert "faults[0].id: is 'a', which the job has already" in taken
+
+
+def test_a_stage_of_one_rank_has_no_other_to_wait_for() -> None:
+    at = {"step": 2, "phase": "inner-wait"}
+    assert "faults[0].at.phase: a stage has one rank" in refusal(entry(at=at))
+    cells = replace(SHAPE, ranks_per_stage=2, ranks_per_pod=2)
+    (fault,) = files.parse_faults([entry(at=at)], cells, num_spares=1)
+    assert fault.matches(2, RankId(replica=1, stage=0), "INNER_WAIT")
 
 
 SNAPSHOT_PHASES = (

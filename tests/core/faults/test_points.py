@@ -66,6 +66,12 @@ def test_aliases_stand_for_actions_that_programs_have() -> None:
     assert {op for ops in PHASES.values() for op in ops} <= set(Op)
 
 
+def test_a_wait_inside_of_an_action_is_hit_by_a_fault_that_names_it_alone() -> None:
+    assert fault(phase="inner-wait").matches(5, RANK, "INNER_WAIT")
+    assert not fault().matches(5, RANK, "INNER_WAIT")
+    assert not fault(phase="forward").matches(5, RANK, "INNER_WAIT")
+
+
 def test_every_action_of_a_program_can_be_named() -> None:
     named = {op for ops in PHASES.values() for op in ops} | {*SENDS_ON, *SENDS_BACK}
     assert named == {op.value for op in Op}

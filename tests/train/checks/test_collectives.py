@@ -93,6 +93,16 @@ def test_without_checks_or_on_a_broken_device_a_sum_is_wrong() -> None:
     assert finding.verdict is Verdict.PRIMARY_HIT, "the third one is wrong likewise"
 
 
+@pytest.mark.parametrize("mode", [*Mode])
+def test_who_waits_for_the_cell_in_a_block_that_is_checked_says_so_before(mode: Mode) -> None:
+    checks, waits = Checks(mode), list[bool]()
+    checks.await_cell = lambda: waits.append(True)
+    with checks.over(Phase.FORWARD) as scope:
+        scope.enter(Pass.FORWARD, 0, "layers.0")
+        torch.ops._c10d_functional.all_reduce(torch.ones(3), "sum", NAME)
+    assert bool(waits) == (mode is Mode.FULL)
+
+
 def test_a_flip_without_an_operator_means_a_kernel() -> None:
     total, (finding,) = summed(Mode.FULL, flip(operator=None))
     assert total == [2, 2, 2]

@@ -22,8 +22,10 @@ from mainstay_core.wire.flip_trials import ClassResult, FlipAnswer, FlipQuestion
 from mainstay_train.checks import checker
 from mainstay_train.checks.checker import Checks
 from mainstay_train.dmr import flip_trials
+from mainstay_train.dmr.cell_trials import COMPUTED_WITH, STATE
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
+STATES = {STATE, COMPUTED_WITH}
 
 
 def question(num_flips: int, **changes: Any) -> FlipQuestion:
@@ -53,10 +55,10 @@ def test_each_effective_flip_of_a_small_campaign_is_found_and_no_digest_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checker, "MAX_TOLD", 1)  # of a step: each trial is one of its own
-    found = flip_trials.answer(question(9))
+    found = flip_trials.answer(question(11))
 
     assert (found.problem, found.broken) == ("", ())
-    assert {result.name for result in found.classes} == {
+    assert {result.name for result in found.classes if result.name not in STATES} == {
         "apply",
         "backward pass",
         "batch",
@@ -66,19 +68,22 @@ def test_each_effective_flip_of_a_small_campaign_is_found_and_no_digest_moves(
         "sums of types",
         "vote",
         "weight pass",
+        "wire",
     }
-    assert all(result.drawn == result.equal == 1 for result in found.classes)
-    assert sum(result.effective for result in found.classes) >= 4
-    assert all(result.found == result.effective for result in found.classes)
+    promised = [result for result in found.classes if result.is_promised]
+    assert all(result.drawn == result.equal == 1 for result in promised)
+    assert sum(result.effective for result in promised) >= 4
+    assert all(result.found == result.effective for result in promised)
+    assert sum(result.drawn for result in found.classes) == 11
 
 
 def test_a_flip_that_nothing_finds_breaks_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The campaign is no better than what it looks at: checks that tell nothing fail it."""
     monkeypatch.setattr(Checks, "tell", lambda *_, **__: None)
 
-    found = flip_trials.answer(question(9))
+    found = flip_trials.answer(question(11))
 
-    assert 4 <= len(found.broken) <= 9
+    assert 4 <= len(found.broken) <= 11
     assert not flips.keeps_promise(found)
     assert flips.describe(found)[-1] == "FAIL"
 
@@ -117,6 +122,21 @@ def test_the_table_has_a_row_for_each_class_and_their_sum() -> None:
         "all             15         12     12             15",
     ]
     assert lines[4].startswith("PASS")
+
+
+def test_a_class_of_which_nothing_is_promised_is_counted_apart() -> None:
+    rows = [
+        ClassResult(name="state", drawn=3, effective=2, found=2, equal=3),
+        ClassResult(
+            name="state computed with", drawn=4, effective=4, found=1, equal=0, is_promised=False
+        ),
+    ]
+    lines = flips.describe(FlipAnswer(classes=tuple(rows)))
+    assert lines[2].split() == ["state", "computed", "with", "4", "4", "1", "0"]
+    assert lines[3].split()[-4:] == ["3", "2", "2", "3"]
+    assert lines[3].startswith("all but state computed with")
+    assert "nothing is promised of it" in lines[4]
+    assert lines[5].startswith("PASS")
 
 
 @pytest.mark.chaos
