@@ -36,7 +36,9 @@ from mainstay_core.wire.reinitialisation import (
     OptimizerState,
     SourceKind,
 )
+from mainstay_train.exact import compiled
 from mainstay_train.exact.optimizer import StatePart, StateTensor
+from mainstay_train.exact.rows import scratch
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +115,7 @@ def _make_block(target: StatePart, made: MadeBlock, beside: Beside) -> None:
         with torch.no_grad():
             sources = _sources_of(made, local)
             had = [_masters(source, beside)[f"{source.block}.{local}"] for source in sources]
-            master.copy_(_blend(sources, had))
+            _blend(sources, had, master)
 
 
 def _average(
@@ -136,8 +138,10 @@ def _average(
                 young.append(local)
                 continue
             for kind, view in views.items():
-                whole = counts[kind].amin(0) if kind in counts else _blend(sources, had[kind])
-                view[name].copy_(whole)
+                if kind in counts:
+                    view[name].copy_(counts[kind].amin(0))
+                else:
+                    _blend(sources, had[kind], view[name])
     if young:
         logger.warning(
             "the optimizer's state of %s of %s begins from nothing: its sources have trained "
@@ -161,16 +165,36 @@ def _sources_of(made: MadeBlock, local: str) -> list[BlockSource]:
     return shared[-1:] or [s for s in made.sources if s.kind is not SourceKind.INNER_RANK]
 
 
-def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the weighted sum of what the sources have in a parameter's place."""
-    if len(sources) == 1 and sources[0].weight == 1.0:
-        return had[0]
-    total = None
-    for source, tensor in zip(sources, had, strict=True):
-        part = tensor.double() * source.weight
-        total = part if total is None else total + part
-    assert total is not None, "every block has a source"
-    return total.to(had[0].dtype)
+def _blend(
+    sources: Sequence[BlockSource], had: Sequence[torch.Tensor], into: torch.Tensor
+) -> None:
+    """Write the weighted sum of what the sources have in a parameter's place.
+
+    Args:
+        sources: with their weights.
+        had: what each has.
+        into: where it goes.
+    """
+    weights = [source.weight for source in sources]
+    if weights == [1.0]:
+        into.copy_(had[0])
+        return
+    flat, of = into.view(-1), [tensor.reshape(-1) for tensor in had]
+    plain = all(t.dtype is torch.float32 and t.device.type == "cpu" for t in (flat, *of))
+    loops = compiled.load() if plain and len(of) == 2 else None
+    if loops is not None:
+        compiled.blend(loops, flat, of, weights)
+        return
+    run = _RUN_ON_CPU if into.device.type == "cpu" else _RUN
+    for start in range(0, flat.numel(), run):
+        piece = flat[start : start + run]
+        total, part = (
+            scratch(name, piece.device, torch.float64, piece.numel()) for name in ("total", "part")
+        )
+        total.copy_(of[0][start : start + run]).mul_(weights[0])
+        for weight, tensor in zip(weights[1:], of[1:], strict=True):
+            total += part.copy_(tensor[start : start + run]).mul_(weight)
+        piece.copy_(total)
 
 
 def _block(source: BlockSource, beside: Beside) -> StatePart:
