@@ -46,6 +46,11 @@ SETTLED_STEPS = 1000
 """Steps from which on a count corrects an optimizer's moments by next to nothing, or by less with
 each step. Below, only sources with equal counts are averaged."""
 
+_RUN_ON_CPU = 1 << 14
+"""Elements that are blended at a time: both products, in fp64, stay in a core's cache."""
+_RUN = 1 << 22
+"""The same on other devices: there the start of an operation is what costs."""
+
 
 class Parts(Protocol):
     """A source: blocks with their masters, and with their optimizer's state if that is averaged."""
@@ -72,8 +77,35 @@ Beside = Mapping[tuple[int, int], Parts]
 """States of other positions, by (stage, inner rank)."""
 
 
+def clear(state: Whole, made: MadePosition, *, keeps_own: bool) -> None:
+    """Zero what no source gives: the optimizer's state, and what lies between parameters.
+
+    Args:
+        state: of the position that is made; what it held is lost.
+        made: its blocks.
+        keeps_own: whether blocks that guards have stay as they are.
+    """
+    kept = {block.block for block in made.blocks if block.is_exact and keeps_own}
+    given = {block.block for block in made.blocks}
+    for flat in state.flats():
+        if flat.name not in kept and (flat.kind != "master" or flat.name not in given):
+            flat.tensor.zero_()
+    for block in state.blocks:
+        if block.name in given - kept:
+            end = 0
+            for param in block.layout.params:
+                block.masters[end : param.offset].zero_()
+                end = param.offset + param.numel
+            block.masters[end:].zero_()
+
+
 def make_anew(
-    state: Whole, made: MadePosition, beside: Beside, guarded: Mapping[str, Whole] | None = None
+    state: Whole,
+    made: MadePosition,
+    beside: Beside,
+    guarded: Mapping[str, Whole] | None = None,
+    *,
+    is_clear: bool = False,
 ) -> None:
     """Write a state: masters of the sources, and an optimizer as the position says.
 
@@ -82,11 +114,10 @@ def make_anew(
         made: its blocks and their sources.
         beside: what the sources hold.
         guarded: what guards hold, by block; None: blocks that guards have stay as they are.
+        is_clear: whether :func:`clear` has been called since anything else wrote to it.
     """
-    exact = {block.block for block in made.blocks if block.is_exact}
-    for flat in state.flats():
-        if guarded is not None or flat.name not in exact:
-            flat.tensor.zero_()
+    if not is_clear:
+        clear(state, made, keeps_own=guarded is None)
     blocks = {block.name: block for block in state.blocks}
     for one in made.blocks:
         if one.is_exact:
@@ -165,9 +196,7 @@ def _sources_of(made: MadeBlock, local: str) -> list[BlockSource]:
     return shared[-1:] or [s for s in made.sources if s.kind is not SourceKind.INNER_RANK]
 
 
-def _blend(
-    sources: Sequence[BlockSource], had: Sequence[torch.Tensor], into: torch.Tensor
-) -> None:
+def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor], into: torch.Tensor) -> None:
     """Write the weighted sum of what the sources have in a parameter's place.
 
     Args:
