@@ -120,7 +120,7 @@ class _Joiner:
         beside = BesideStates(self)
         orders = [
             CopyOrder(
-                [self._sources[HOLDERS.index(stage)]],
+                (self._sources[HOLDERS.index(stage)],),
                 Wanted(QUORUM, stage, 1, masters_only=True),
                 NO_DIGEST,
             )

@@ -95,7 +95,7 @@ class BesideStates:
         """
         begun = self._begun.pop(wanted, None)
         if begun is not None:
-            assert begun.sources == sources, "it begins with the first attempt"
+            assert begun.sources == tuple(sources), "it begins with the first attempt"
             state, masters = begun.state, begun.copied.result()
         else:
             state = self._state_for(plan, wanted)

@@ -11,7 +11,8 @@ there. A source sends a chunk and then its digest, which it computes while the c
 joiner takes a chunk for right once what it wrote has that digest.
 
 Neither side needs more host memory than a chunk for each connection, whatever the peer says: a
-source has at most ``MAX_SERVED``, a joiner ``MAX_TOGETHER`` for each state that it copies at a time.
+source has at most ``MAX_SERVED``, a joiner ``MAX_TOGETHER`` for each of the states that it copies
+at the same time.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def _asked(connection: socket.socket, chunks: Sequence[Chunk]) -> int | None:
 
 
 class HealClient:
-    """Copies states of sources into this rank's memory; :meth:`shutdown` ends it from any thread."""
+    """Copies sources' states into this rank's memory; :meth:`shutdown` ends it from any thread."""
 
     def __init__(self, local: str) -> None:
         self._local = local
