@@ -24,7 +24,12 @@ from mainstay_core.base.proofs import (
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
-from mainstay_train.comm.registered import read_exactly, read_frame
+from mainstay_train.comm.registered import (
+    close_registered,
+    open_registered,
+    read_exactly,
+    read_frame,
+)
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StateTensor
 from mainstay_train.model import workload
@@ -387,6 +392,14 @@ def test_a_joiner_that_leaves_before_it_has_all_that_it_asked_for_is_no_fault(ca
         if thread.name == "heal-source":
             thread.join()
     assert caplog.text == ""
+
+
+def test_what_a_joiner_asks_for_is_sent_at_once():
+    """Else its request waits until the source has acknowledged the proof before it, 40 ms later."""
+    server = HealServer(ADDRESS, lambda *_: None)
+    connection = open_registered(server.address, ADDRESS)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    close_registered(connection)
 
 
 def test_nobody_listens_where_the_source_was():
