@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
+import torch
+
 from mainstay_core.rank.serving import CopyOrder, Sources, Wanted
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.reinitialisation import MadePosition
@@ -151,6 +153,9 @@ class _Begun(NamedTuple):
     def run(self, wanted: Wanted, expected: str, holders: Sources) -> None:
         """Copy (a thread)."""
         try:
+            for block in self.state.blocks[:1]:
+                if block.device.type == "cuda":
+                    torch.cuda.set_device(block.device)  # each thread has its own
             masters = _copy(self.client, self.state, self.sources, wanted, expected, holders)
         except BaseException as error:
             self.copied.set_exception(error)  # raised where the copy is waited for
