@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.job.config import LogKind
+from mainstay_core.job import model_sizes
+from mainstay_core.job.config import LogKind, SnapshotConfig
+from mainstay_core.job.sections import Workload
+from mainstay_core.job.sizes.snapshot_sizes import (
+    expected_store_bytes,
+    known_models,
+    store_bytes,
+)
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.snapshots.coverage import CoveredPod, cover, summarize
 from mainstay_core.wire.facts import PodRegistration
@@ -153,7 +164,7 @@ def _judge(
     log = snapshots.log if snapshots is not None else LogKind.GRADIENTS
     num_types = state.shape.num_types if log is LogKind.BOUNDARY else 0
     coverage = cover(state.shape.positions, pods, lineage, num_types)
-    return coverage, summarize(
+    summary = summarize(
         coverage,
         pods,
         lineage,
@@ -161,6 +172,37 @@ def _judge(
         ordering=snapshots.ordering if snapshots is not None else "",
         log_reason=snapshots.log_reason if snapshots is not None else "",
     )
+    if snapshots is None:
+        return coverage, summary
+    config = state.config
+    known = _store_sizes(config.entrypoint, codec.dumps(config.workload), state.shape, snapshots)
+    expected_bytes, bound_bytes = known
+    return coverage, replace(summary, expected_bytes=expected_bytes, bound_bytes=bound_bytes)
+
+
+@lru_cache(maxsize=64)
+def _store_sizes(
+    entrypoint: str, workload: str, shape: JobShape, snapshots: SnapshotConfig
+) -> tuple[int, int]:
+    """Return what a pod's store is expected to hold, and what it must have room for.
+
+    Both are 0 of a model whose sizes nobody knows here. Whoever watches a job asks again and again,
+    so they are kept.
+
+    Args:
+        entrypoint: of the job.
+        workload: its settings, as JSON.
+        shape: the degrees that it has now.
+        snapshots: how its state is kept.
+    """
+    if entrypoint not in model_sizes.BUILT_IN:
+        return 0, 0
+    models = known_models(Workload(entrypoint=entrypoint, config=json.loads(workload)), shape)
+    assert models is not None
+    how: Any = {
+        "window": snapshots.num_instalments, "peers": snapshots.peers, "log": snapshots.log
+    }  # fmt: skip
+    return expected_store_bytes(models, shape, **how), store_bytes(models, shape, **how)
 
 
 def _lineage(state: CoordinatorState) -> int:

@@ -11,7 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,6 +27,7 @@ from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.shell import run_blocking
 from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.segments.frames import SOCKET_NAME
+from mainstay_core.segments.spans import room_of
 from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import SegmentKind
@@ -139,6 +140,10 @@ class SegmentStage:
         self.window: Window | None = None
         self.num_complete = 0
         """Complete windows."""
+        self.lags: list[int] = []
+        """Steps from the last instalment of each of them to the commit that completed it."""
+        self.look: Callable[[], None] = lambda: None
+        """Called at each commit before anything goes: when a store is at its fullest."""
 
     def units(self) -> UnitBytes:
         """Return the units of the stage's state."""
@@ -183,9 +188,11 @@ class SegmentStage:
         status = keeper.status(self.version, logged=True)
         window = self.window
         assert window is not None
+        self.look()
         if self.version >= window.last and status.copied > window.last:
             keeper.keep_from(LINEAGE, window.first)
             self.window, self.num_complete = None, self.num_complete + 1
+            self.lags.append(self.version - window.last)
         keeper.record(
             CommitRecord(
                 lineage=LINEAGE,
@@ -208,10 +215,10 @@ class SegmentStage:
         self.keeper.keep_from(LINEAGE, self.version)
 
     def held_bytes(self) -> int:
-        """Return the bytes of all segments in the store of the trainer's pod."""
+        """Return the bytes of all segments in the store of the trainer's pod, in whole pages."""
         units, total = self.units(), 0
         for held in self.client.report(LINEAGE).units:
             logged = sum(run.last - run.first + 1 for run in held.gradients)
-            total += len(held.states) * units.size_bytes(held.unit, SegmentKind.STATE)
-            total += logged * units.size_bytes(held.unit, SegmentKind.GRADIENT)
+            total += len(held.states) * room_of(units.size_bytes(held.unit, SegmentKind.STATE))
+            total += logged * room_of(units.size_bytes(held.unit, SegmentKind.GRADIENT))
         return total

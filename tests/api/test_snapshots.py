@@ -22,9 +22,10 @@ def snapshot_job(api: Any) -> Job:
     return make_job(api, "kept")
 
 
-def make_job(api: Any, name: str, **snapshots: Any) -> Job:
+def make_job(api: Any, name: str, workload: Any = None, **snapshots: Any) -> Job:
     manifest = copy.deepcopy(MANIFEST)
     manifest["metadata"]["name"] = name
+    manifest["spec"]["workload"] = workload or manifest["spec"]["workload"]
     manifest["spec"]["parallelism"]["replicas"] = 1
     spec = {"enabled": True, "memory": "64Mi", "peers": 1, **snapshots}
     manifest["spec"]["snapshots"] = spec
@@ -92,6 +93,7 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
 
     page = job.api.get(f"{job.path}/summary")["stores"]
     assert page == shown["summary"]
+    assert "expected_bytes" not in page  # of a model of the user's own
     assert (page["window"], page["lag"]) == (WINDOW, 3)
     assert "the loss of 1 pod is not survived: pod-1 (s1)" in page["coverage"]
     series = series_of(job)
@@ -109,6 +111,19 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     memory = series["mainstay_job_snapshot_memory_bytes"]
     assert memory["least_free"] == 63 << 20
     assert memory["limit"] == 128 << 20
+
+
+def test_a_built_in_model_says_how_much_a_store_is_expected_to_hold_and_at_most(api: Any) -> None:
+    llama = {
+        "entrypoint": "mainstay_train.models.llama:workload",
+        "config": {"dim": 16, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 32},
+    }
+    told = [
+        job.api.get(f"{job.path}/summary")["stores"]
+        for job in (make_job(api, f"sized-{window}", llama, window=window) for window in (1, 2))
+    ]
+    assert all(0 < page["expected_bytes"] < page["bound_bytes"] for page in told)
+    assert told[0]["bound_bytes"] < told[1]["bound_bytes"]
 
 
 def test_what_the_store_before_a_restart_told_counts_no_more(snapshot_job: Job) -> None:

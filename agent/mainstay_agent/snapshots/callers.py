@@ -1,8 +1,9 @@
 """Serves a pod that has called and has proved the job's secret.
 
 Its store sends segments, which are kept and confirmed; a trainer asks what is kept, reads segments,
-and says which it has found damaged. Both get an answer for each frame, in order, and the next frame
-is read once the answer is gone.
+and says which it has found damaged. Both get their answers in the order of their frames. Segments
+that come in one turn are confirmed together, when it ends; after any other answer the next frame is
+taken once that is gone.
 """
 
 from __future__ import annotations
@@ -81,22 +82,30 @@ class Caller(Channel):
         self._holders: tuple[Holder, ...] = ()
         self._is_again = False
         self._refusal = ""
+        self._num_stored = 0
+        """Segments that are kept, and not confirmed yet."""
         self._outgoing: Segment | None = None
+
+    def turn(self, events: int) -> None:
+        super().turn(events)
+        self._confirm()
 
     def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
         # Whoever asks for more has what was sent: the kernel needs its pages no more.
         self._let_go()
         if self._wanted is not None:
             raise RemoteProtocolError("a request before the answer to the one before")
-        match frames.decode_from_peer(head, body_size):
-            case frames.Segment() as message:
-                return self._take(message)
-            case frames.Fetch() as message:
+        message = frames.decode_from_peer(head, body_size)
+        if isinstance(message, frames.Segment):
+            return self._take(message)
+        self._confirm()
+        match message:
+            case frames.Fetch():
                 self._serve(message, self.send)
-            case frames.AskReport() as message:
+            case frames.AskReport():
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))
-            case frames.Doubt() as message:
+            case frames.Doubt():
                 self._index.doubt(message.key, message.nonce, message.digest)
                 self.send(frames.encode(frames.Noted()))
         return None
@@ -114,8 +123,11 @@ class Caller(Channel):
             else:
                 self._index.put(header, room, self._holders)
                 self._awaited.come(header.key)
-        refusal = self._refusal
-        self.send(frames.encode(frames.Refused(why=refusal) if refusal else frames.Stored()))
+        if not self._refusal:
+            self._num_stored += 1
+            return
+        self._confirm()
+        self.send(frames.encode(frames.Refused(why=self._refusal)))
 
     def ended(self, why: str) -> None:
         del why
@@ -165,6 +177,12 @@ class Caller(Channel):
             self._index.hold(segment)
             head = frames.encode(frames.Segment(header=segment.header), segment.span.size)
             send(head, segment.span)
+
+    def _confirm(self) -> None:
+        """Confirm all segments that came since the answer before."""
+        if self._num_stored:
+            stored, self._num_stored = frames.Stored(number=self._num_stored), 0
+            self.send(frames.encode(stored))
 
     def look_again(self) -> None:
         """The segment that is waited for has come, in this quorum or in another one."""

@@ -1,12 +1,19 @@
 """Carries frames over one socket that does not block.
 
 Heads are small and lie in memory. A body is received straight into the arena and sent straight from
-it (sendfile), so its bytes are never copied in Python. The kernel sends the arena's own pages: they
+it (sendfile), so its bytes are not copied in Python. The kernel sends the arena's own pages: they
 must not be written before the other side has said that it has them.
+
+Each call into the kernel, and each time that a thread is woken, costs as much as copying tens of
+kilobytes. So what comes behind a body is received with its end, as far as it is there
+(``AHEAD_BYTES``): the next heads, small bodies, and the beginning of a large one, which alone are
+copied from there. Heads that wait to be sent leave in one call. While a body comes, a store is
+woken for many bytes of it at a time (``LEAST_BYTES``).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import selectors
 import socket
@@ -26,6 +33,14 @@ TURN_BYTES = 4 << 20
 """Moved over one connection before the others have their turn."""
 SCRATCH_BYTES = 256 << 10
 """Read at a time of a body that nobody keeps."""
+AHEAD_BYTES = 16 << 10
+"""Received at most behind what is wanted now. It is the room of each connection, and what is copied
+of a large body."""
+LEAST_BYTES = 512 << 10
+"""Of a body that comes: a store is not woken for less, or for less than the rest of it. A peer that
+sends less than this while its connection may be idle counts as one that sends nothing."""
+MAX_HEADS = 64
+"""Heads that leave in one call; the kernel takes 1024 (UIO_MAXIOV)."""
 
 _scratch = memoryview(bytearray(SCRATCH_BYTES))
 
@@ -65,6 +80,11 @@ class Channel(ABC):
         self._arena_fd, self._max_head, self._clock = arena_fd, max_head, clock
         self._unsent: deque[memoryview | Span] = deque()
         self._part, self._body_size, self._skipped = _Part.PREFIX, 0, 0
+        self._ahead = memoryview(bytearray(AHEAD_BYTES))
+        self._least = 1
+        """Bytes with which the socket is readable; its end always is."""
+        self._taken = self._received = 0
+        """Bytes of it that were taken, and that were received."""
         self._want(bytearray(PREFIX.size))
         self.moved_at_s = clock()
         """When bytes last came or went."""
@@ -122,7 +142,8 @@ class Channel(ABC):
         """
         if events & selectors.EVENT_WRITE:
             self.flush()
-        if events & selectors.EVENT_READ:
+        # What was received ahead waits for no event of the socket.
+        if events & selectors.EVENT_READ or self._taken < self._received:
             self._read()
 
     def send(self, head: bytes, body: Span | None = None) -> None:
@@ -153,23 +174,40 @@ class Channel(ABC):
             part = self._unsent[0]
             try:
                 if isinstance(part, Span):
-                    count = min(left, part.size)
-                    moved = os.sendfile(self.socket.fileno(), self._arena_fd, part.offset, count)
-                    rest: memoryview | Span = Span(part.offset + moved, part.size - moved)
-                    size = part.size
+                    left -= self._send_body(part, left)
                 else:
-                    # A body that follows begins in the same packet.
-                    more = socket.MSG_MORE if len(self._unsent) > 1 else 0
-                    moved = self.socket.send(part, more)
-                    rest, size = part[moved:], part.nbytes
+                    left -= self._send_heads()
             except BlockingIOError:
                 return
-            left -= moved
             self.moved_at_s = self._clock()
-            if moved == size:
-                self._unsent.popleft()
-            else:
-                self._unsent[0] = rest
+
+    def _send_body(self, body: Span, most: int) -> int:
+        """Send at most so many bytes of a body that is first; return how many left."""
+        count = min(most, body.size)
+        moved = os.sendfile(self.socket.fileno(), self._arena_fd, body.offset, count)
+        if moved == body.size:
+            self._unsent.popleft()
+        else:
+            self._unsent[0] = Span(body.offset + moved, body.size - moved)
+        return moved
+
+    def _send_heads(self) -> int:
+        """Send the heads that are first, up to the next body; return how many bytes left."""
+        heads: list[memoryview] = []
+        for part in itertools.islice(self._unsent, MAX_HEADS):
+            if isinstance(part, Span):
+                break
+            heads.append(part)
+        # A body that follows begins in the same packet.
+        more = socket.MSG_MORE if len(self._unsent) > len(heads) else 0
+        moved = left = self.socket.sendmsg(heads, (), more)
+        for head in heads:
+            if left < head.nbytes:
+                self._unsent[0] = head[left:]
+                break
+            left -= head.nbytes
+            self._unsent.popleft()
+        return moved
 
     # Reading ---------------------------------------------------------------------
 
@@ -177,19 +215,55 @@ class Channel(ABC):
         self._buffer, self._view = buffer, memoryview(buffer)
 
     def _read(self) -> None:
+        self._read_what_is_there()
+        self._wait_for_more()
+
+    def _read_what_is_there(self) -> None:
         left = TURN_BYTES
-        while left > 0 and (self.reads_always or not self._unsent):
-            try:
-                count = self.socket.recv_into(self._view[:left])
-            except BlockingIOError:
-                return
-            if count == 0:
-                raise ConnectionResetError("the connection has ended")
-            left -= count
-            self.moved_at_s = self._clock()
-            self._view = self._view[count:]
+        while self.reads_always or not self._unsent:
+            self._take_ahead()
             if not self._view.nbytes:
                 self._filled()
+                continue
+            if left <= 0:
+                return
+            try:
+                left -= self._receive(left)
+            except BlockingIOError:
+                return
+
+    def _wait_for_more(self) -> None:
+        """Have the kernel say that there is something to read once it is worth it.
+
+        Whatever ended the reading: what is left of a body must not be less than what is waited for.
+        """
+        is_body = self._part is _Part.BODY
+        least = min(LEAST_BYTES, self._view.nbytes) if is_body else 1
+        if least != self._least:
+            self._least = least
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def _take_ahead(self) -> None:
+        """Fill what is wanted, as far as it was received already."""
+        count = min(self._view.nbytes, self._received - self._taken)
+        if count:
+            self._view[:count] = self._ahead[self._taken : self._taken + count]
+            self._view = self._view[count:]
+            self._taken += count
+
+    def _receive(self, most: int) -> int:
+        """Receive at most so many bytes of what is wanted, and what is there behind it."""
+        wanted = self._view[:most]
+        # All that was received before is taken, or less would be wanted.
+        into = [wanted, self._ahead] if wanted.nbytes == self._view.nbytes else [wanted]
+        count = self.socket.recvmsg_into(into)[0]
+        if count == 0:
+            raise ConnectionResetError("the connection has ended")
+        self.moved_at_s = self._clock()
+        here = min(count, wanted.nbytes)
+        self._view = self._view[here:]
+        self._taken, self._received = 0, count - here
+        return count
 
     def _filled(self) -> None:
         match self._part:

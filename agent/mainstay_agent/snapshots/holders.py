@@ -1,8 +1,9 @@
 """Sends segments to the store of another pod.
 
 A connection is opened for the first segment and hangs up some time after the last. Segments are
-sent one behind the other, without waiting for the answers, which come in the same order. What is
-not begun yet takes no part in keeping a segment: one that is dropped meanwhile is not sent.
+sent one behind the other, without waiting for the answers, which come in the same order, one answer
+for all segments that have come by then. What is not begun yet takes no part in keeping a segment:
+one that is dropped meanwhile is not sent.
 """
 
 from __future__ import annotations
@@ -123,11 +124,17 @@ class HolderLine(Channel):
 
     def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
         answer = frames.decode_to_holder(head, body_size)
-        if not self._sent:
+        number, why_not = 1, ""
+        if isinstance(answer, frames.Stored):
+            number = answer.number
+        else:
+            why_not = answer.why
+        if number > len(self._sent):
             raise RemoteProtocolError("an answer to nothing")
-        parcel, segment = self._sent.popleft()
-        self._index.release(segment)
-        parcel.done(answer.why if isinstance(answer, frames.Refused) else "")
+        for _ in range(number):
+            parcel, segment = self._sent.popleft()
+            self._index.release(segment)
+            parcel.done(why_not)
         return None
 
     def finish(self) -> None:

@@ -46,8 +46,9 @@ logger = logging.getLogger(__name__)
 BOUNDS = Bounds(total=128)
 """On connections that have proved nothing: pods that call are few."""
 MAX_CALLERS = 512
-"""Pods and readers at a time that have proved themselves: a descriptor and the room of one segment
-each. Whoever is turned away sees its connection end."""
+"""Pods and readers at a time that have proved themselves: a descriptor, what is received ahead
+(``channel.AHEAD_BYTES``) and the room of one segment each. Whoever is turned away sees its
+connection end."""
 MAX_TRAINERS = 2 * MAX_SLOTS_PER_POD
 """Connections of trainers at a time: one that ends may still be there when the next one comes."""
 MAX_LINES = 4 * MAX_HOLDERS
@@ -228,11 +229,24 @@ class SegmentStore:
                 due_s = channel.due_s()
                 if due_s is not None and due_s <= now_s:
                     self._end(channel, "nothing moves any more")
+        self._send_new()
         for channel in self._channels:
             wanted = channel.interest
             if wanted != channel.registered:
                 self._selector.modify(channel.socket, wanted, channel)
                 channel.registered = wanted
+
+    def _send_new(self) -> None:
+        """Send what has been queued: most often the kernel takes it at once.
+
+        So nobody has to wait for a socket that is writable. What one connection sends, or its end,
+        may give another one something to send.
+        """
+        tried: set[Channel] = set()
+        while due := [c for c in self._channels if c not in tried and _begins_to_send(c)]:
+            for channel in due:
+                tried.add(channel)
+                self._turn(channel, selectors.EVENT_WRITE)
 
     def _add(self, channel: Channel) -> None:
         channel.registered = channel.interest
@@ -381,6 +395,11 @@ class SegmentStore:
         self._lines[address, is_again] = line
         self._add(line)
         return line
+
+
+def _begins_to_send(channel: Channel) -> bool:
+    """Return whether a connection has something to send, and waits for no event to do so."""
+    return bool(channel.interest & ~channel.registered & selectors.EVENT_WRITE)
 
 
 def _name_of(channel: Channel) -> str:

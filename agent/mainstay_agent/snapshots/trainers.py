@@ -57,10 +57,26 @@ class TrainerLine(Channel):
         self._name = ""
         self._rooms: dict[int, Span] = {}
         self._reads: dict[int, Segment] = {}
+        self._held: list[int] = []
+        """Requests whose segments are at all their holders, which is still to be told."""
         self._has_ended = False
 
     def __str__(self) -> str:
         return f"trainer {self._name or 'that has not said who it is'}"
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something to send."""
+        return super().has_more or bool(self._held)
+
+    def refill(self) -> bool:
+        """Queue what is told of segments that are held by now, all in one message."""
+        if not self._held:
+            return False
+        first, *also = self._held
+        self._held = []
+        self.queue(frames.encode(frames.Held(request=first, why_not="", also=tuple(also))))
+        return True
 
     def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
         del body_size  # bounded by max_body
@@ -164,8 +180,10 @@ class TrainerLine(Channel):
 
         def done(why_not: str) -> None:
             # In its turn, as this may be another connection's.
-            if not self._has_ended:
+            if not self._has_ended and why_not:
                 self.queue(frames.encode(frames.Held(request=message.request, why_not=why_not)))
+            elif not self._has_ended:
+                self._held.append(message.request)
 
         self._deliver(header.key, message.holders, message.keep_from, done)
 

@@ -10,6 +10,8 @@
 - ``collectives``: executes what inner ranks compute together a second time
 - ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
 - ``imprints``: what is left of a forward's tensors until its recompute
+- ``at_once``: executes a call a second time before anybody has used its value
+- ``by_piece``: executes fused optimizers twice, some elements at a time
 - ``one_by_one``: executes a large kernel twice with one result at a time
 - ``recomputes``: compares the recompute of a block with its forward
 - ``planned``: which checks wait as a plan says, and who records what a plan is made from

@@ -40,6 +40,8 @@ class Call:
     none of that."""
     is_far: bool
     """Whether an operand is not in the host's memory."""
+    numbers: Sequence[int] | None = None
+    """Of what it writes, among all that the call writes whose piece it is; None: it is whole."""
 
     def given_again(self, kept: Twins | None) -> Twins | None:
         """Return the twins for a further execution; ``kept``: those of what it reads there."""

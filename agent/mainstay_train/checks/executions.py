@@ -21,9 +21,8 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
-from mainstay_core.dmr.verdicts import Remedy, judge
-from mainstay_train.checks import bits, collectives, kernels, late, one_by_one
-from mainstay_train.checks.calls import Call, await_copies, first_differing, put, repaired
+from mainstay_train.checks import at_once, by_piece, collectives, kernels, late, one_by_one
+from mainstay_train.checks.calls import Call, await_copies, put
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
@@ -223,8 +222,10 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         part = self._part_of(kernel, operands) if self._checks.replays.is_used else None
         if writes and self._checks.waiting:
             self._checks.waiting.overwrite(key_of(t) for t, is_written in operands if is_written)
-        overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         compares = self._compares
+        if compares and not is_far and self._execute_by_piece(func, args, kwargs, kernel):
+            return None
+        overwritten = Overwritten(operands, replaces=kernel.replaces) if writes else None
         repeats = compares or self._noted is not None
         generator = self._generator_of(func, args, kwargs, repeats) if kernel.is_seeded else None
         drawn_from = generator.get_state() if generator is not None and repeats else None
@@ -267,6 +268,16 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             self._checks.replays.add(part, self._place, call, effects, flips)
         return result
 
+    def _execute_by_piece(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> bool:
+        """Run and check a kernel piece by piece, if that can be; it returns nothing."""
+        pieces = by_piece.pieces_of(kernel, args, kwargs)
+        if pieces is None:
+            return False
+        whole = Call(func, args, kwargs, kernel, 0, None, None, None, (), False)
+        known = self._checks, self._place, whole, pieces
+        by_piece.execute(*known, self._enter_call, self._call)
+        return True
+
     def _see_result(self, kernel: Kernel, result: Any) -> Any:
         """Return what a kernel has made; what cannot be checked is refused (:meth:`_pass`)."""
         why = f"{kernel.name}{SPARSE}"
@@ -303,12 +314,13 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
                 self._notes.note(call.kernel.name, outputs)
                 return result
             self._notes.pass_by(call.kernel.name)
-            return self._check_at_once(call, primary, flips, (None, None))
+            return at_once.check(self._checks, self._place, call, primary, flips, (None, None))
         if self._noted is not None:
             noted, self._noted = self._noted, None
             forward = noted.take(call.kernel.name)
             if forward is None:
-                result = self._check_at_once(call, primary, flips, (None, None))
+                none = None, None
+                result = at_once.check(self._checks, self._place, call, primary, flips, none)
                 self._noted = noted
                 return result
             result, goes_on = late.compare(self._checks, self._place, forward, call, primary, kept)
@@ -320,31 +332,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if later is not None:
             late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
-        return self._check_at_once(call, primary, flips, (twins, kept))
+        return at_once.check(self._checks, self._place, call, primary, flips, (twins, kept))
 
     def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""
         is_plain = call.overwritten is None and call.generator is None
         return is_plain and self._checks.is_cheap(self._place, call, outputs)
-
-    def _check_at_once(
-        self,
-        call: Call,
-        primary: tuple[Any, list[torch.Tensor]],
-        flips: list[Flip],
-        copies: tuple[Twins | None, Twins | None],
-    ) -> Any:
-        """Execute a call a second time, and return the result that counts; see :meth:`_check`."""
-        (result, outputs), (twins, kept) = primary, copies
-        second, found = call.again(twins)
-        if flips:
-            put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        differing = first_differing(outputs, found)
-        if differing is None:
-            return result
-        _, third = call.again(call.given_again(kept))
-        put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
-        return self._settle(call, differing, primary, (second, found), third)
 
     def _part_of(
         self, kernel: Kernel, operands: Sequence[tuple[torch.Tensor, bool]]
@@ -462,39 +455,3 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             "from a running generator: executed again it would draw other numbers; use "
             "address.uniform(shape, site)",
         )
-
-    def _settle(
-        self,
-        call: Call,
-        differing: int,
-        primary: tuple[Any, list[torch.Tensor]],
-        checker: tuple[Any, list[torch.Tensor]],
-        third: list[torch.Tensor],
-    ) -> Any:
-        """Judge three executions of a call, tell of it, and return the result that counts.
-
-        Args:
-            call: was executed three times.
-            differing: the first output in which the first two differ.
-            primary: result of the first execution, with what it made and wrote.
-            checker: the same of the second one.
-            third: what the third one made and wrote.
-
-        Raises:
-            UnreliableDeviceError: all three differ.
-        """
-        (result, outputs), (_, found) = primary, checker
-        judgement = judge(
-            *(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False
-        )
-        self._checks.tell(
-            self._place,
-            ordinal=call.ordinal,
-            operator=call.kernel.name,
-            output=differing,
-            num_elements=bits.count_differing(outputs[differing], found[differing]),
-            judgement=judgement,
-        )
-        if judgement.remedy is not Remedy.REPAIR:
-            return result
-        return repaired(call, primary, checker)

@@ -32,7 +32,8 @@ VIEWS = frozenset({"aten._unsafe_view"})
 COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_dtensor", "symm_mem")
 """Namespaces of calls that wait for other ranks."""
 REPLACING = frozenset({"aten.copy_", "aten.fill_", "aten.zero_"})
-"""Calls in place that read nothing of what they overwrite, as those that write to ``out=``."""
+"""Calls in place that read nothing of what they overwrite, as those that are given memory for their
+results do (``out=``, ``grad_input=``)."""
 UNSET: Mapping[str, frozenset[int]] = {
     "aten._cudnn_attention_forward": frozenset({6, 7, 8}),
     "aten._efficient_attention_forward": frozenset({2, 3}),
@@ -155,7 +156,8 @@ def kernel_of(func: Any) -> Kernel:
         for place, arg in enumerate(schema.arguments)
         if not _is_plain(arg)
     )
-    writes = any(is_written for _, _, is_written in arguments)
+    written = [argument for argument in schema.arguments if _is_written(argument)]
+    writes, is_given_memory = bool(written), all(argument.is_out for argument in written)
     allocates, communicates = name in ALLOCATING, func.namespace in COLLECTIVES
     is_view = name in VIEWS or (
         not writes and bool(aliases) and all(alias is not None for alias in aliases)
@@ -167,7 +169,7 @@ def kernel_of(func: Any) -> Kernel:
         is_view=is_view,
         computes=not (allocates or communicates or is_view),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
-        replaces=name in REPLACING or schema.overload_name.endswith("out"),
+        replaces=name in REPLACING or (writes and is_given_memory),
         tells=name in TELLING,
         unset=UNSET.get(name, frozenset()),
         is_pointwise=torch.Tag.pointwise in func.tags,

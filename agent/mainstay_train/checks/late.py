@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, put, repaired
 from mainstay_train.checks.collectives import waited
-from mainstay_train.checks.kernels import Effects, may_wait
+from mainstay_train.checks.kernels import Effects, key_of, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
 from mainstay_train.checks.telling import Telling
@@ -130,12 +130,10 @@ def take_shared(
 def can_wait(place: Place, call: Call, effects: Effects) -> bool:
     """Return whether a call's check may wait: in a pass of a block, and it changes no operand.
 
-    A product that a gradient's memory takes in place of what it held may, too: an imprint is taken
-    of it at once, and the second execution writes elsewhere.
+    What some memory takes in place of what it held may, too, as a product in a gradient's: an
+    imprint is taken of it at once, and the second execution writes elsewhere.
     """
-    reads_written = place.in_pass is not Pass.WEIGHT or (
-        call.overwritten is not None and call.overwritten.has_contents
-    )
+    reads_written = call.overwritten is not None and call.overwritten.has_contents
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
@@ -215,6 +213,7 @@ def let_wait(
     held = [tensor for tensor, is_written in operands if not is_written]
     held += [one for one in kept if isinstance(one, torch.Tensor)]
     keys, size_bytes = kept_by(held, checks.given)
+    size_bytes += bytes_beside(keys, place, [t for t, is_written in operands if is_written])
     execute = partial(_check, checks, place, call, kept, flips)
     checks.waiting.add(
         Waiting(
@@ -227,6 +226,22 @@ def let_wait(
             expected_s=later.expected_s,
         )
     )
+
+
+def bytes_beside(keys: Collection[int], place: Place, written: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of memory that is kept beside what a check keeps: that which it writes.
+
+    Others may write there. In a pass of weights it is the gradient's, which is there anyway.
+
+    Args:
+        keys: of the memories that it keeps.
+        place: of the call.
+        written: of the call.
+    """
+    if place.in_pass is Pass.WEIGHT:
+        return 0
+    sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in written}
+    return sum(size for key, size in sizes.items() if key not in keys)
 
 
 def _check(

@@ -28,6 +28,7 @@ from mainstay_train.checks.kernels import Effects, key_of, tensors_in
 from mainstay_train.checks.late import (
     Judged,
     Kept,
+    bytes_beside,
     digest_of,
     executed_again,
     is_same,
@@ -163,6 +164,8 @@ class Segment:
                 self._hidden.setdefault(inside[number].memory, []).append((done, number))
         for number, tensor in enumerate(written, len(outputs)):
             done.compared[number] = imprint(tensor)
+        keys, size_bytes = self.more
+        self.more = keys, size_bytes + bytes_beside(self._kept, place, written)
         self.executed.append(done)
 
     def leave(self, tensor: torch.Tensor) -> None:
@@ -444,7 +447,7 @@ class Replays:
     def _account(self, segment: Segment) -> None:
         """Have what a segment keeps more counted."""
         (keys, size_bytes), segment.more = segment.more, (set(), 0)
-        if not keys:
+        if not keys and not size_bytes:
             return
         self._judged.waiting.grow(segment.waits_as, keys, size_bytes)
 

@@ -68,8 +68,8 @@ class Overwritten:
 
     def __init__(self, operands: Sequence[Operand], *, replaces: bool) -> None:
         self.written = [tensor for tensor, is_written in operands if is_written]
-        self._alone = _find_alone(operands)
-        """The only tensor that is written, if its twin is what torch makes of it by itself."""
+        self._alone = self.written if _are_alone(self.written, operands) else None
+        """All that is written, if the twin of each is what torch makes of it by itself."""
         self.has_contents = not replaces
         """Whether the call reads some of it, so that it has to be copied before."""
         if self._alone is None:
@@ -88,8 +88,9 @@ class Overwritten:
     def copy(self) -> Twins:
         """Return twins of all operands that lie in it, as it is now."""
         if (alone := self._alone) is not None:
-            twin = alone.clone() if self.has_contents else torch.empty_like(alone)
-            return Twins({id(alone): twin}, [twin])
+            make = torch.clone if self.has_contents else torch.empty_like
+            twins = [make(tensor) for tensor in alone]
+            return Twins({id(t): twin for t, twin in zip(alone, twins, strict=True)}, twins)
         found: dict[int, torch.Tensor] = {}
         for stretch in self._stretches:
             found |= stretch.copy(contents=self.has_contents)
@@ -116,25 +117,22 @@ class Twins:
         return value
 
 
-def _find_alone(operands: Sequence[Operand]) -> torch.Tensor | None:
-    """Return the tensor that a call writes if it is one, packed, and the only one in its memory.
+def _are_alone(written: Sequence[torch.Tensor], operands: Sequence[Operand]) -> bool:
+    """Return whether tensors that a call writes are packed, each the only one in its memory.
 
-    It is aligned as new memory is: so new memory of its shape is its twin.
+    They are aligned as new memory is: so new memory of a tensor's shape is its twin.
     """
-    written = [tensor for tensor, is_written in operands if is_written]
-    (tensor,) = written if len(written) == 1 else (None,)
-    if (
-        tensor is None
-        or not tensor.is_contiguous()
-        or not tensor.numel()
-        or tensor.data_ptr() % ALIGNMENT_BYTES
-        or tensor.is_conj()
-        or tensor.is_neg()
-    ):
-        return None
-    key = key_of(tensor)
-    is_alone = sum(key_of(other) == key for other, _ in operands) == 1
-    return tensor if is_alone else None
+    for tensor in written:
+        if (
+            not tensor.is_contiguous()
+            or not tensor.numel()
+            or tensor.data_ptr() % ALIGNMENT_BYTES
+            or tensor.is_conj()
+            or tensor.is_neg()
+        ):
+            return False
+    keys = [key_of(tensor) for tensor, _ in operands]
+    return all(keys.count(key_of(tensor)) == 1 for tensor in written)
 
 
 def _stretch(key: int, written: Sequence[torch.Tensor], operands: Sequence[Operand]) -> _Stretch:

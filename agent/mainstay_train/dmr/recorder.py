@@ -259,8 +259,7 @@ class PassageRecord:
             args,
             kwargs,
             effects,
-            reads_written=place.in_pass is not Pass.WEIGHT
-            or Overwritten(operands, replaces=kernel_of(func).replaces).has_contents,
+            reads_written=Overwritten(operands, replaces=kernel_of(func).replaces).has_contents,
         )
         self._keep(replace(call, outputs=names, shapes=shapes, waits=waits), what)
         return call.id

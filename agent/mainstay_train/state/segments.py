@@ -240,15 +240,22 @@ class SegmentClient:
         Returns:
             An empty sentence once all are held; else why one of them is not.
         """
+        unconfirmed: list[SegmentKey] = []
+
+        def all_confirmed() -> bool:
+            # Asked whenever something is confirmed: what is confirmed already is not looked at.
+            while unconfirmed and not self._is_open(unconfirmed[-1]):
+                unconfirmed.pop()
+            if not unconfirmed:  # one may have been written again
+                unconfirmed.extend(filter(self._is_open, keys))
+            return not unconfirmed
+
         with self._changed:
             self._changed.wait_for(
-                lambda: self._store.ended is not None or until() or not self._any_open(keys)
+                lambda: self._store.ended is not None or until() or all_confirmed()
             )
-            for key in sorted(keys):
-                why_not = self._why_not_held(key)
-                if why_not:
-                    return why_not
-        return ""
+            lacking = [key for key in keys if self._why_not_held(key)]
+            return self._why_not_held(min(lacking)) if lacking else ""
 
     def pending(self) -> dict[SegmentKey, str]:
         """Return the segments written here, and needed, that are not at all their holders.
@@ -266,18 +273,19 @@ class SegmentClient:
 
     def _note_held(self, answer: frames.Held) -> None:
         """Note what holders have confirmed. Called by the reader thread, under the lock."""
-        if answer.request not in self._unheld:
-            raise RemoteProtocolError("an answer to nothing")
-        written = self._unheld.pop(answer.request)
-        written.why_not = answer.why_not
-        if written.sent_bytes and not answer.why_not:
-            self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
-        if written.key is not None and not answer.why_not:
-            self.note_held(written.key)
+        for request in (answer.request, *answer.also):
+            written = self._unheld.pop(request, None)
+            if written is None:
+                raise RemoteProtocolError("an answer to nothing")
+            written.why_not = answer.why_not
+            if written.sent_bytes and not answer.why_not:
+                self.note_sent(written.sent_bytes, time.monotonic_ns() - written.began_ns)
+            if written.key is not None and not answer.why_not:
+                self.note_held(written.key)
 
-    def _any_open(self, keys: Collection[SegmentKey]) -> bool:
-        found = (self._written.get(key) for key in keys)
-        return any(written is not None and written.why_not is None for written in found)
+    def _is_open(self, key: SegmentKey) -> bool:
+        written = self._written.get(key)
+        return written is not None and written.why_not is None
 
     def _why_not_held(self, key: SegmentKey) -> str:
         written = self._written.get(key)

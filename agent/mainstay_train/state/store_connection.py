@@ -10,7 +10,7 @@ import itertools
 import mmap
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from mainstay_core.base.errors import MainstayError, RemoteProtocolError
@@ -158,8 +158,7 @@ class StoreConnection:
         try:
             parser = FrameParser(max_body=0)
             while data := self._socket.recv(READ_BYTES):
-                for frame in parser.feed(data):
-                    self._take(frames.decode_to_trainer(frame.head))
+                self._take([frames.decode_to_trainer(f.head) for f in parser.feed(data)])
         except (OSError, RemoteProtocolError) as error:
             why = f"the pod's store of segments: {error}"
         finally:
@@ -167,10 +166,12 @@ class StoreConnection:
             with self._sending:
                 self._socket.close()
 
-    def _take(self, message: frames.ToTrainer) -> None:
+    def _take(self, messages: Sequence[frames.ToTrainer]) -> None:
+        """Take what has come together, and wake those who wait once for all of it."""
         with self.changed:
-            if isinstance(message, frames.Held):
-                self._note_held(message)
-            elif not isinstance(message, frames.Arena):
-                self._answers[message.request] = message
+            for message in messages:
+                if isinstance(message, frames.Held):
+                    self._note_held(message)
+                elif not isinstance(message, frames.Arena):
+                    self._answers[message.request] = message
             self.changed.notify_all()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_cli.local import manifests, preflight, torch_process
@@ -20,6 +21,7 @@ from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.rank_sizes import RankSizes, rank_sizes
 from mainstay_core.job.sizes.snapshot_sizes import (
     check_memory,
+    expected_store_bytes,
     most_units,
     shortage,
     store_bytes,
@@ -35,7 +37,9 @@ class StoreSizes:
     memory_bytes: int
     """What it is given: ``spec.snapshots.memory``."""
     least_bytes: int
-    """The least with which it keeps all that it has to."""
+    """The least with which it keeps all that it has to: the bound."""
+    expected_bytes: int
+    """What it holds at its fullest while nobody is lost and copies are at their holders in time."""
     log: str
     """From what a lost state is made anew: ``gradients`` or ``boundary``."""
     log_reason: str
@@ -103,10 +107,8 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
         return None
     check_window(kept.num_instalments, most_units(models[0], job.shape))
     scaled = replace(job.shape, replicas=job.shape.lanes)
-    least, of_all = (
-        store_bytes(models, shape, window=kept.num_instalments, peers=kept.peers, log=kept.log)
-        for shape in (job.shape, scaled)
-    )
+    how: Any = {"window": kept.num_instalments, "peers": kept.peers, "log": kept.log}
+    least, of_all = (store_bytes(models, shape, **how) for shape in (job.shape, scaled))
     told = job.spec.snapshots.memory
     check_memory(told, kept.memory_bytes, of_all)
     # What the job runs with is decided before anything of it is measured.
@@ -114,6 +116,7 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
     return StoreSizes(
         memory_bytes=kept.memory_bytes,
         least_bytes=least,
+        expected_bytes=expected_store_bytes(models, job.shape, **how),
         log=kept.log.value,
         log_reason="" if choice is None else choice.reason,
         problem=shortage(told, kept.memory_bytes, least, job.shape),

@@ -51,6 +51,10 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         f"  {count(summary['num_stores'], 'store')} with {kinds or 'nothing'} in {used}",
         f"  {summary['coverage']}",
     ]
+    if summary.get("expected_bytes"):
+        expected, bound = summary["expected_bytes"], summary["bound_bytes"]
+        told = f"{show_bytes(expected)} at its fullest, and {show_bytes(bound)} at most"
+        lines.insert(2, f"  a store is expected to hold {told}")
     if summary.get("ordering"):
         order, log = summary["ordering"], name_log(summary.get("log", ""))
         told = f"  units are copied in the order {order}; a lost state is made anew from {log}"

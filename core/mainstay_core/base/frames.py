@@ -24,6 +24,10 @@ FIRST_HEAD_BYTES = 64 * 1024
 """Bound on the first frame of a peer that has not said yet who it is: a few names."""
 
 
+_compact = json.JSONEncoder(separators=(",", ":"))
+"""Made once: ``json.dumps`` makes one for each head that is not written in its own way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One message: ``head`` carries kind and values, ``body`` raw bytes."""
@@ -39,7 +43,7 @@ class Frame:
 
 def pack_head(head: dict[str, Any], body_size: int = 0) -> bytes:
     """Return prefix and head of a frame whose body of ``body_size`` bytes follows."""
-    return pack_json(json.dumps(head, separators=(",", ":")), body_size)
+    return pack_json(_compact.encode(head), body_size)
 
 
 def pack_json(head: str, body_size: int = 0) -> bytes:

@@ -3,7 +3,9 @@
 On a socket a message is the head of a frame (:mod:`mainstay_core.base.frames`). A trainer numbers
 its requests; an answer carries the number of what it answers. Another pod's store and a reader get
 their answers in the order of their requests, and only a segment has a body. The bytes of segments
-never pass between a trainer and its own pod's store: both have the arena mapped.
+never pass between a trainer and its own pod's store: both have the arena mapped. A holder confirms
+in one message all segments that have come when it has time to answer, and a store tells its trainer
+in one message of all that are held.
 """
 
 from __future__ import annotations
@@ -45,6 +47,9 @@ from mainstay_core.wire.votes import CommitRecord
 
 SOCKET_NAME = "snapshots.sock"
 """Unix socket of a pod's store, in the pod's directory."""
+
+MAX_CONFIRMED = 1 << 20
+"""Segments that one message confirms: more than a holder reads before it answers."""
 
 T = TypeVar("T")
 SizeBytes = Annotated[int, Range(0, MAX_SEGMENT_BYTES)]
@@ -219,6 +224,8 @@ class Held:
     """The one with which it was written, or sent again."""
     why_not: Sentence
     """Why it is not at all of them; empty if it is."""
+    also: Annotated[tuple[Count, ...], Longest(MAX_CONFIRMED)] = field(default=(), metadata=OMITTED)
+    """Other requests with the same answer."""
     kind: Literal["held"] = "held"
 
     def __post_init__(self) -> None:
@@ -287,8 +294,10 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A holder keeps the segment that was sent."""
+    """A holder keeps the segments that were sent, the oldest ones it has not answered."""
 
+    number: Annotated[int, Range(1, MAX_CONFIRMED)] = field(default=1, metadata=OMITTED)
+    """How many."""
     kind: Literal["stored"] = "stored"
 
 

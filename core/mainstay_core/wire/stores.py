@@ -269,6 +269,10 @@ class SnapshotSummary:
     """Order in which a window copies the units."""
     log_reason: Sentence = field(default="", metadata=OMITTED)
     """Why the job has this kind of log."""
+    expected_bytes: Count = field(default=0, metadata=OMITTED)
+    """What a pod's store is expected to hold at its fullest; 0: that is not known."""
+    bound_bytes: Count = field(default=0, metadata=OMITTED)
+    """What a pod's store must have room for; 0: that is not known."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "short_of", "coverage", "log_reason")

@@ -213,6 +213,10 @@ def test_the_status_of_a_job_says_what_its_snapshots_cover() -> None:
     assert "    the loss of any one pod is survived" in lines
     assert "    a replay would take 5 steps now at most" in lines
     assert "    memory is short: pod demo-1: a segment does not fit" in lines
+    assert not any("expected" in line for line in lines)
+    known = short | {"expected_bytes": 12 << 20, "bound_bytes": 16 << 20}
+    told = "    a store is expected to hold 12.0 MiB at its fullest, and 16.0 MiB at most"
+    assert told in render({"job": job, "snapshots": known}).splitlines()
 
 
 def test_the_status_of_a_job_without_snapshots_says_nothing_of_them() -> None:

@@ -57,7 +57,8 @@ def test_what_cannot_be_used_is_named(tmp_path, path, value, problem):
 
 def test_the_memory_for_snapshots_is_told(tmp_path):
     found = computed(tmp_path, "snapshots", {"enabled": True, "memory": "1Gi", "peers": 1})
-    assert found.store.memory_bytes == 1 << 30 > found.store.least_bytes > 0
+    store = found.store
+    assert store.memory_bytes == 1 << 30 > store.least_bytes > store.expected_bytes > 0
     assert not found.store.problem
     assert computed(tmp_path, "training.steps", 3).store is None
 

@@ -51,6 +51,9 @@ WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "with itself": lambda x: x.add_(x.t().contiguous().t()),
     "out": lambda x: torch.mul(x.clone(), 3.0, out=x),
     "out is an operand": lambda x: torch.add(x, x.clone(), out=x),
+    "memory for a gradient": lambda x: torch.ops.aten.silu_backward.grad_input(
+        x.clone(), x.t().clone(), grad_input=x
+    ),
     "copy": lambda x: x.copy_(x.clone() * 2),
     "zero": lambda x: x.zero_(),
     "rows": lambda x: x.index_add_(0, torch.tensor([1, 1, 3]), torch.ones(3, 4)),

@@ -146,6 +146,23 @@ def test_what_blocks_make_once_and_keep_is_right_before_it_is_kept() -> None:
     assert engine.checks.waiting.most_bytes > 0, "in the second step"
 
 
+def test_what_is_written_into_memory_that_a_kernel_is_given_is_checked_late_in_any_pass() -> None:
+    """Each half of SwiGLU's gradient is written into memory of both."""
+    step = Step("llama", recompute=False, waiting_bytes=MUCH, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    spots = [s for s in step.list(Mode.FULL) if s.place.in_pass is Pass.BACKWARD]
+    spot = next(s for s in spots if s.kernel == "aten.silu_backward")
+
+    for execution in (Execution.PRIMARY, Execution.CHECKER):
+        ended = step.run(Mode.FULL, spot.flip(element=3, bit=30, execution=execution), spot)
+
+        assert ended.digests == clean.digests
+        (finding,) = ended.findings
+        assert (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
+        is_primary = execution is Execution.PRIMARY
+        assert finding.remedy is (Remedy.VOID_TYPE if is_primary else Remedy.NOTHING)
+
+
 def test_what_is_about_to_be_overwritten_is_checked_before() -> None:
     order: list[str] = []
     waiting = WaitingChecks(100)

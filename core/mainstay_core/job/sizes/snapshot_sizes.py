@@ -9,14 +9,18 @@ or, in a job that logs boundaries instead of gradients, compute weights beside t
 each step what the pod's own ranks gave their neighbours
 
 (MoEvement, arXiv 2412.15411, section 3.2: one persisted checkpoint and one in flight). The ranks of
-a position divide its parts among them. So a lost replica makes the others' shares larger, and what
-is computed here is what they are then.
+a position divide its parts among them. So a lost replica makes the others' shares larger.
+
+Two numbers follow. The *bound* (:func:`store_bytes`) is what a store must have room for: a replica
+is missing, and each window waits :data:`LAG_STEPS` for its copies. The *expected* bytes
+(:func:`expected_store_bytes`) are what it holds at its fullest while nobody is lost and each window
+is complete with the votes on its last version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mainstay_core.base.bounds import MAX_COPY_BYTES
@@ -77,9 +81,10 @@ def store_bytes(
 ) -> int:
     """Return the least memory with which a pod keeps all that it has to keep.
 
-    It is a bound. No pod has a larger share of a position than its ranks would have if all of them
-    were of the largest position. It holds such shares for as many other pods as each part has
-    peers, and for one more, as peers are chosen by failure domain and stage before size.
+    It is a bound, with windows that wait :data:`LAG_STEPS` for their holders each time. No pod has
+    a larger share of a position than its ranks would have if all of them were of the largest
+    position. It holds such shares for as many other pods as each part has peers, and for one more,
+    as peers are chosen by failure domain and stage before size.
 
     Args:
         models: sizes of the blocks, for the inner ranks that are known.
@@ -92,10 +97,62 @@ def store_bytes(
     Raises:
         ValueError: there are more stages than blocks.
     """
+    num_shares = 1 + peers + min(peers, 1)
+    course = _Course(lag=LAG_STEPS, num_cells=max(1, shape.replicas - 1), num_shares=num_shares)
+    return _kept_in(course, models, shape, window, log)
+
+
+def expected_store_bytes(
+    models: Sequence[ModelSizes],
+    shape: JobShape,
+    *,
+    window: int,
+    peers: int,
+    log: LogKind = LogKind.GRADIENTS,
+    lag: int = 0,
+) -> int:
+    """Return what the store of a pod holds at its fullest where nobody is lost.
+
+    It is that of a pod whose ranks have even shares of the largest position, as have those whose
+    copies it holds. The fullest moment is the commit that completes a window: both windows are
+    there whole, and the logs of all steps of both.
+
+    Args:
+        models: as of :func:`store_bytes`, as are the rest.
+        shape: degrees of the job; all wanted replicas are there.
+        window: steps of a window, or 0.
+        peers: other pods that keep each part.
+        log: from what a lost state is made anew.
+        lag: steps from a window's last instalment to the commit that completes it. Copies that are
+            at their holders by the vote on that very version have none.
+
+    Raises:
+        ValueError: there are more stages than blocks.
+    """
+    course = _Course(lag=lag, num_cells=shape.replicas, num_shares=1 + peers, is_even=True)
+    return _kept_in(course, models, shape, window, log)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Course:
+    """The course of a job for which it is computed what a store holds."""
+
+    lag: int
+    num_cells: int
+    """Of each position, that are there."""
+    num_shares: int
+    """Of positions, that lie in a store for each rank of its pod."""
+    is_even: bool = False
+    """Whether no share is larger than others of its position."""
+
+
+def _kept_in(
+    course: _Course, models: Sequence[ModelSizes], shape: JobShape, window: int, log: LogKind
+) -> int:
+    """Return what a store holds at its fullest in a course."""
     cuts = _cuts(models[0], shape)
     length = window or _longest(models[0], cuts)
-    num_steps = max_log_steps(length)
-    num_cells = max(1, shape.replicas - 1)
+    num_steps = max_log_steps(length, course.lag)
     largest_share = total = 0
     for cut in cuts:
         stage = [
@@ -108,15 +165,17 @@ def store_bytes(
             for model in models
         ]
         # A unit is not divided: who has the most has up to a block more than an even share.
-        shares = [min(sum(kept), -(-sum(kept) // num_cells) + max(kept)) for kept in stage]
+        shares = [
+            min(sum(kept), -(-sum(kept) // course.num_cells) + (0 if course.is_even else max(kept)))
+            for kept in stage
+        ]
         largest_share = max(largest_share, *shares)
         total += shape.ranks_per_stage * max(map(sum, stage))
-    num_shares = 1 + peers + min(peers, 1)
-    copies = min(num_shares * shape.ranks_per_pod * largest_share, total)
+    copies = min(course.num_shares * shape.ranks_per_pod * largest_share, total)
     if log is LogKind.GRADIENTS:
         return copies
     # A pod keeps what its own ranks have sent, with the types of the replica that is missing.
-    num_types = -(-shape.lanes * shape.shards_per_lane // num_cells)
+    num_types = -(-shape.lanes * shape.shards_per_lane // course.num_cells)
     sent = max(type_bytes(model, cut, shape) for model in models for cut in cuts)
     return copies + num_steps * num_types * shape.ranks_per_pod * sent
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
 from mainstay_core.base.bounds import MAX_COPY_BYTES
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job import spec
+from mainstay_core.job.config import LAG_STEPS
 from mainstay_core.job.model_sizes import MOE
 from mainstay_core.job.sizes import snapshot_sizes
 from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
@@ -21,9 +25,14 @@ from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.llama_sizes import padded, sizes_of
 from mainstay_core.job.stages import stage_blocks
 from mainstay_core.job.types import show_quantity, whole_quantity
+from mainstay_core.segments.evictions import needed_in
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
 from mainstay_core.snapshots.duties import divide_by_weight
 from mainstay_core.snapshots.units import Position
+from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.segments import SegmentKind
 
 SMALL = {"dim": 16, "layers": 6, "heads": 4, "kvHeads": 2, "hidden": 32}
 LLAMA = "mainstay_train.models.llama:workload"
@@ -127,18 +136,108 @@ def test_no_pod_keeps_more_than_is_asked_for(seed: int) -> None:
     num_pods = -(-stages * replicas // shape.ranks_per_pod)
     window, peers = rng.randrange(1, 9), rng.randrange(0, min(4, num_pods))
     least = snapshot_sizes.store_bytes([model], shape, window=window, peers=peers)
+    expected = snapshot_sizes.expected_store_bytes([model], shape, window=window, peers=peers)
+    assert 0 < expected < least
     for there in {replicas, max(1, replicas - 1)}:
         held = keep(model, shape, window, peers, rng.randrange(1, 4), there)
         assert max(held.values()) <= least
 
 
-def test_a_single_unit_is_kept_as_the_docstring_says() -> None:
-    block = BlockSizes(
-        name="all", cost=1.0, parameters=(1 << 20,), moments_bytes=8 << 20, output_bytes=0,
-        kept_bytes=0, pending_bytes=0, plain_forward_bytes=0, forward_bytes=0, backward_bytes=0,
-        weights_bytes=0, constant_bytes=0,
+def block_of(num_parameters: int) -> BlockSizes:
+    return BlockSizes(
+        name="all", cost=1.0, parameters=(num_parameters,), moments_bytes=8 * num_parameters,
+        output_bytes=0, kept_bytes=0, pending_bytes=0, plain_forward_bytes=0, forward_bytes=0,
+        backward_bytes=0, weights_bytes=0, constant_bytes=0,
     )  # fmt: skip
-    model = ModelSizes(inner=0, width_bytes=4, tokens_bytes=8, targets_bytes=8, blocks=(block,))
+
+
+def model_of(*blocks: BlockSizes) -> ModelSizes:
+    return ModelSizes(inner=0, width_bytes=4, tokens_bytes=8, targets_bytes=8, blocks=blocks)
+
+
+def play(
+    blocks: Sequence[BlockSizes],
+    turns: Sequence[int],
+    length: int,
+    lags: Sequence[int],
+    memory: int,
+) -> int:
+    """Keep windows and logs in a store's index, as the trainer of a lone pod does.
+
+    Args:
+        blocks: a unit each.
+        turns: of each unit, the instalment that copies it.
+        length: of a window.
+        lags: of each window, the steps from its last instalment to the commit that completes it.
+        memory: of the store; nothing may be refused, and nothing may go to make room.
+
+    Returns:
+        The most bytes that are taken at a time.
+    """
+    index, step, most = SegmentIndex(JOB, memory), 0, 0
+    for lag in lags:
+        window = Window(first=step, length=length)
+        is_complete = False
+        while not is_complete:
+            due = [
+                (SegmentKind.STATE, unit, 12 * sum(block.parameters))
+                for unit, block in enumerate(blocks)
+                if window.number_of(step) == turns[unit]
+            ]
+            due += [
+                (SegmentKind.GRADIENT, unit, 4 * sum(block.parameters))
+                for unit, block in enumerate(blocks)
+            ]
+            for kind, unit, size in due:
+                key = key_of(step, unit, kind)
+                room = index.take_room(size, needed_in(key, window.first))
+                assert room is not None
+                index.put(header_of(key, size, window=window.first), room)
+            most = max(most, memory - index.free_bytes)
+            index.record(record_of(step))
+            is_complete = step >= window.last + lag
+            step += 1
+        index.keep_from(0, window.first)
+    assert (index.num_refused, index.num_evicted) == (0, 0)
+    return most
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stores_come_to_the_bound_in_the_worst_course_and_to_what_is_expected_in_the_best(
+    seed: int,
+) -> None:
+    """Of all courses of three windows, each complete within the lag that there is room for."""
+    rng = random.Random(seed)
+    length = rng.randrange(1, 5)
+    blocks = [block_of(1024 * rng.randrange(32, 256)) for _ in range(rng.randrange(length, 6))]
+    turns = [rng.randrange(length) for _ in blocks]
+    model, shape = model_of(*blocks), shape_of(lanes=1, replicas=1, stages=1)
+
+    def expected(lag: int) -> int:
+        return snapshot_sizes.expected_store_bytes(
+            [model], shape, window=length, peers=0, lag=lag
+        ) - gaps(lag)
+
+    def gaps(lag: int) -> int:
+        """Segments begin at whole pages; here they also end there."""
+        segments = 2 + snapshot_sizes.max_log_steps(length, lag)
+        return segments * len(blocks) * snapshot_sizes.PAGE_BYTES
+
+    bound = snapshot_sizes.store_bytes([model], shape, window=length, peers=0)
+    memory = bound + bound // snapshot_sizes.MARGIN
+    courses = list(itertools.product(range(LAG_STEPS + 1), repeat=3))
+    held = {c: play(blocks, turns, length, c, memory // PAGE_BYTES * PAGE_BYTES) for c in courses}
+
+    assert max(held.values()) == held[(LAG_STEPS,) * 3] == bound - gaps(LAG_STEPS)
+    assert min(held.values()) == held[0, 0, 0] == expected(0)
+    for lag in range(LAG_STEPS + 1):
+        assert held[(lag,) * 3] == expected(lag)
+    assert bound - gaps(LAG_STEPS) > 0.95 * bound
+
+
+def test_a_single_unit_is_kept_as_the_docstring_says() -> None:
+    block = block_of(1 << 20)
+    model = model_of(block)
     shape = shape_of(lanes=1, replicas=1, stages=1)
     # Two states of 12 MiB, and 2 x 3 + 4 gradients of 4 MiB; each begins at a page of its own.
     least = ((24 + 40) << 20) + 12 * snapshot_sizes.PAGE_BYTES

@@ -1,0 +1,67 @@
+"""Executes a call a second time at once, before anybody has used its value.
+
+So whatever was computed wrongly is repaired in place: a third execution says which one that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.verdicts import Remedy, judge
+from mainstay_train.checks import bits
+from mainstay_train.checks.calls import Call, first_differing, put, repaired
+from mainstay_train.checks.places import Place
+from mainstay_train.checks.telling import Telling
+from mainstay_train.checks.twins import Twins
+
+Executed = tuple[Any, list[torch.Tensor]]
+"""The result of an execution, with what it made and wrote."""
+
+
+def check(
+    checks: Telling,
+    place: Place,
+    call: Call,
+    primary: Executed,
+    flips: Sequence[Flip],
+    copies: tuple[Twins | None, Twins | None],
+) -> Any:
+    """Execute a call a second time, and a third time if the two differ; return what counts.
+
+    Args:
+        checks: hear of what is found.
+        place: of the call.
+        call: was executed once.
+        primary: of that execution.
+        flips: of the call.
+        copies: twins of what it overwrites, as that was before: for the checker, and for a
+            third execution. None: there are none.
+
+    Raises:
+        UnreliableDeviceError: all three differ.
+    """
+    (result, outputs), (twins, kept) = primary, copies
+    second, found = call.again(twins)
+    if flips:
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+    differing = first_differing(outputs, found)
+    if differing is None:
+        return result
+    _, third = call.again(call.given_again(kept))
+    put([flip for flip in flips if flip.sticky], (Execution.BOTH,), third)
+    judgement = judge(*(bits.digest_of(tensors) for tensors in (outputs, found, third)), used=False)
+    checks.tell(
+        place,
+        ordinal=call.ordinal,
+        operator=call.kernel.name,
+        output=differing if call.numbers is None else call.numbers[differing],
+        num_elements=bits.count_differing(outputs[differing], found[differing]),
+        judgement=judgement,
+    )
+    if judgement.remedy is not Remedy.REPAIR:
+        return result
+    return repaired(call, primary, (second, found))
