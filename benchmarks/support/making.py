@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
@@ -117,7 +118,8 @@ class _Joiner:
     def make(self) -> float:
         """Return the seconds until the state is made of the masters of both neighbours."""
         began_s = time.perf_counter()
-        beside = BesideStates(self)
+        ours: Any = self  # stands for a plan, and for what allocates
+        beside = BesideStates(ours)
         orders = [
             CopyOrder(
                 (self._sources[HOLDERS.index(stage)],),
@@ -126,10 +128,10 @@ class _Joiner:
             )
             for stage in self._beside
         ]
-        beside.begin(self._client, self, orders, lambda _: ())
+        beside.begin(self._client, ours, orders, lambda _: ())
         beside.clear(self._state, self._made, keeps_own=False)
         for order in orders:
-            beside.copy(self._client, self, *order)
+            beside.copy(self._client, ours, *order)
         beside.make(self._state, self._made, keeps_own=False)
         return time.perf_counter() - began_s
 
