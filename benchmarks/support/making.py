@@ -12,16 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 
-from mainstay_core.rank.serving import Source, Wanted
+from mainstay_core.rank.serving import CopyOrder, Source, Wanted
 from mainstay_core.wire.reinitialisation import BlockSource, MadeBlock, MadePosition, SourceKind
 from mainstay_train.exact import digests, optimizer
-from mainstay_train.exact.blending import make_anew
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model import blocks, split
-from mainstay_train.state.heal import HealClient, HealServer, masters_digest
+from mainstay_train.state.beside import BesideStates
+from mainstay_train.state.heal import HealClient, HealServer
 
 ADDRESS = "127.0.0.1"
 QUORUM = "q1-bench"
@@ -117,17 +118,30 @@ class _Joiner:
     def make(self) -> float:
         """Return the seconds until the state is made of the masters of both neighbours."""
         began_s = time.perf_counter()
-        for stage, state in self._beside.items():
-            self._client.copy(
-                state,
-                sources=[self._sources[HOLDERS.index(stage)]],
-                wanted=Wanted(QUORUM, stage, 1, masters_only=True),
-                expected=NO_DIGEST,
+        ours: Any = self  # stands for a plan, and for what allocates
+        beside = BesideStates(ours)
+        orders = [
+            CopyOrder(
+                (self._sources[HOLDERS.index(stage)],),
+                Wanted(QUORUM, stage, 1, masters_only=True),
+                NO_DIGEST,
             )
-        states = {(stage, 0): state for stage, state in self._beside.items()}
-        make_anew(self._state, self._made, states)
-        masters_digest(self._state)
+            for stage in self._beside
+        ]
+        beside.begin(self._client, ours, orders, lambda _: ())
+        beside.clear(self._state, self._made, keeps_own=False)
+        for order in orders:
+            beside.copy(self._client, ours, *order)
+        beside.make(self._state, self._made, keeps_own=False)
         return time.perf_counter() - began_s
+
+    # As a plan, and as what allocates: memory is there, as it is for what is healed.
+
+    ranks_per_stage, num_stages = 1, 3
+
+    def build_beside(self, stage: int, *_: object, **__: object) -> StageState:
+        """Return the memory for what is copied of a neighbour."""
+        return self._beside[stage]
 
 
 def measure(size_bytes: int, rounds: int) -> dict[str, list[float]]:

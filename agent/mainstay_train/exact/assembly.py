@@ -23,8 +23,8 @@ _MIXERS = range(len(MIXER_SEEDS))
 
 
 def text() -> str:
-    """Return the module: ``row_sums_1``, ``row_sums_2`` and ``row_sums_4``, and ``squares``."""
-    return "\n".join([*map(_row_sums, WORD_BYTES), _SQUARES])
+    """Return the module: ``row_sums_1``, ``_2`` and ``_4``, ``squares``, and ``blend``."""
+    return "\n".join([*map(_row_sums, WORD_BYTES), _SQUARES, _BLEND])
 
 
 def _row_sums(size: int) -> str:
@@ -323,6 +323,72 @@ halve:
   %following = add i64 %r, 1
   br label %next
 end:
+  ret void
+}}
+"""
+
+
+def _part_of_blend(name: str, lanes: int) -> str:
+    """Return a function that blends two vectors, from the first to the last: see ``blend``.
+
+    Each product and the sum are rounded, as no instruction may be contracted with another.
+    """
+    wide = f"<{lanes} x double>"
+    lines = [
+        f"define internal void @{name}(",
+        "    ptr %first, double %of.first, ptr %second, double %of.second, ptr %into, i64 %from,",
+        "    i64 %to",
+        ") {",
+        "entry:",
+    ]
+    for source in ("first", "second"):
+        one = f"insertelement {wide} poison, double %of.{source}, i64 0"
+        spread = f"{wide} poison, <{lanes} x i32> zeroinitializer"
+        lines += [
+            f"  %one.{source} = {one}",
+            f"  %weight.{source} = shufflevector {wide} %one.{source}, {spread}",
+        ]
+    lines += [
+        "  br label %next",
+        "next:",
+        "  %p = phi i64 [ %from, %entry ], [ %following, %blend ]",
+        "  %is.there = icmp slt i64 %p, %to",
+        "  br i1 %is.there, label %blend, label %end",
+        "blend:",
+    ]
+    for source in ("first", "second"):
+        lines += [
+            f"  %{source}.at = getelementptr float, ptr %{source}, i64 %p",
+            f"  %{source}.value = load <{lanes} x float>, ptr %{source}.at, align 1",
+            f"  %{source}.wide = fpext <{lanes} x float> %{source}.value to {wide}",
+            f"  %{source}.part = fmul {wide} %{source}.wide, %weight.{source}",
+        ]
+    lines += [
+        f"  %sum = fadd {wide} %first.part, %second.part",
+        f"  %rounded = fptrunc {wide} %sum to <{lanes} x float>",
+        "  %into.at = getelementptr float, ptr %into, i64 %p",
+        f"  store <{lanes} x float> %rounded, ptr %into.at, align 1",
+        f"  %following = add i64 %p, {lanes}",
+        "  br label %next",
+        "end:",
+        "  ret void",
+        "}",
+    ]
+    return "\n".join(lines)
+
+
+_BLEND = f"""
+{_part_of_blend("blend_vectors", LANES)}
+{_part_of_blend("blend_last", 1)}
+define void @blend(
+    ptr %first, double %of.first, ptr %second, double %of.second, ptr %into, i64 %count
+) {{
+  %whole = and i64 %count, {-LANES}
+  call void @blend_vectors(
+      ptr %first, double %of.first, ptr %second, double %of.second, ptr %into, i64 0, i64 %whole)
+  call void @blend_last(
+      ptr %first, double %of.first, ptr %second, double %of.second, ptr %into, i64 %whole,
+      i64 %count)
   ret void
 }}
 """

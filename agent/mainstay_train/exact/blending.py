@@ -36,13 +36,20 @@ from mainstay_core.wire.reinitialisation import (
     OptimizerState,
     SourceKind,
 )
+from mainstay_train.exact import compiled
 from mainstay_train.exact.optimizer import StatePart, StateTensor
+from mainstay_train.exact.rows import scratch
 
 logger = logging.getLogger(__name__)
 
 SETTLED_STEPS = 1000
 """Steps from which on a count corrects an optimizer's moments by next to nothing, or by less with
 each step. Below, only sources with equal counts are averaged."""
+
+_RUN_ON_CPU = 1 << 14
+"""Elements that are blended at a time: both products, in fp64, stay in a core's cache."""
+_RUN = 1 << 22
+"""The same on other devices: there the start of an operation is what costs."""
 
 
 class Parts(Protocol):
@@ -70,8 +77,35 @@ Beside = Mapping[tuple[int, int], Parts]
 """States of other positions, by (stage, inner rank)."""
 
 
+def clear(state: Whole, made: MadePosition, *, keeps_own: bool) -> None:
+    """Zero what no source gives: the optimizer's state, and what lies between parameters.
+
+    Args:
+        state: of the position that is made; what it held is lost.
+        made: its blocks.
+        keeps_own: whether blocks that guards have stay as they are.
+    """
+    kept = {block.block for block in made.blocks if block.is_exact and keeps_own}
+    given = {block.block for block in made.blocks}
+    for flat in state.flats():
+        if flat.name not in kept and (flat.kind != "master" or flat.name not in given):
+            flat.tensor.zero_()
+    for block in state.blocks:
+        if block.name in given - kept:
+            end = 0
+            for param in block.layout.params:
+                block.masters[end : param.offset].zero_()
+                end = param.offset + param.numel
+            block.masters[end:].zero_()
+
+
 def make_anew(
-    state: Whole, made: MadePosition, beside: Beside, guarded: Mapping[str, Whole] | None = None
+    state: Whole,
+    made: MadePosition,
+    beside: Beside,
+    guarded: Mapping[str, Whole] | None = None,
+    *,
+    is_clear: bool = False,
 ) -> None:
     """Write a state: masters of the sources, and an optimizer as the position says.
 
@@ -80,11 +114,10 @@ def make_anew(
         made: its blocks and their sources.
         beside: what the sources hold.
         guarded: what guards hold, by block; None: blocks that guards have stay as they are.
+        is_clear: whether :func:`clear` has been called since anything else wrote to it.
     """
-    exact = {block.block for block in made.blocks if block.is_exact}
-    for flat in state.flats():
-        if guarded is not None or flat.name not in exact:
-            flat.tensor.zero_()
+    if not is_clear:
+        clear(state, made, keeps_own=guarded is None)
     blocks = {block.name: block for block in state.blocks}
     for one in made.blocks:
         if one.is_exact:
@@ -113,7 +146,7 @@ def _make_block(target: StatePart, made: MadeBlock, beside: Beside) -> None:
         with torch.no_grad():
             sources = _sources_of(made, local)
             had = [_masters(source, beside)[f"{source.block}.{local}"] for source in sources]
-            master.copy_(_blend(sources, had))
+            _blend(sources, had, master)
 
 
 def _average(
@@ -136,8 +169,10 @@ def _average(
                 young.append(local)
                 continue
             for kind, view in views.items():
-                whole = counts[kind].amin(0) if kind in counts else _blend(sources, had[kind])
-                view[name].copy_(whole)
+                if kind in counts:
+                    view[name].copy_(counts[kind].amin(0))
+                else:
+                    _blend(sources, had[kind], view[name])
     if young:
         logger.warning(
             "the optimizer's state of %s of %s begins from nothing: its sources have trained "
@@ -161,16 +196,34 @@ def _sources_of(made: MadeBlock, local: str) -> list[BlockSource]:
     return shared[-1:] or [s for s in made.sources if s.kind is not SourceKind.INNER_RANK]
 
 
-def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the weighted sum of what the sources have in a parameter's place."""
-    if len(sources) == 1 and sources[0].weight == 1.0:
-        return had[0]
-    total = None
-    for source, tensor in zip(sources, had, strict=True):
-        part = tensor.double() * source.weight
-        total = part if total is None else total + part
-    assert total is not None, "every block has a source"
-    return total.to(had[0].dtype)
+def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor], into: torch.Tensor) -> None:
+    """Write the weighted sum of what the sources have in a parameter's place.
+
+    Args:
+        sources: with their weights.
+        had: what each has.
+        into: where it goes.
+    """
+    weights = [source.weight for source in sources]
+    if weights == [1.0]:
+        into.copy_(had[0])
+        return
+    flat, of = into.view(-1), [tensor.reshape(-1) for tensor in had]
+    plain = all(t.dtype is torch.float32 and t.device.type == "cpu" for t in (flat, *of))
+    loops = compiled.load() if plain and len(of) == 2 else None
+    if loops is not None:
+        compiled.blend(loops, flat, of, weights)
+        return
+    run = _RUN_ON_CPU if into.device.type == "cpu" else _RUN
+    for start in range(0, flat.numel(), run):
+        piece = flat[start : start + run]
+        total, part = (
+            scratch(name, piece.device, torch.float64, piece.numel()) for name in ("total", "part")
+        )
+        total.copy_(of[0][start : start + run]).mul_(weights[0])
+        for weight, tensor in zip(weights[1:], of[1:], strict=True):
+            total += part.copy_(tensor[start : start + run]).mul_(weight)
+        piece.copy_(total)
 
 
 def _block(source: BlockSource, beside: Beside) -> StatePart:

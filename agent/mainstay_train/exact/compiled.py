@@ -1,10 +1,11 @@
-"""Sums of the chunk grid on a CPU in one pass each: code of LLVM's, if llvmlite is installed.
+"""Sums of the chunk grid on a CPU, and blends, in one pass each: code of LLVM's, with llvmlite.
 
 Without a compiler's code a digest writes each word three times, as int64, and a norm twice. This is
 optional, as Triton is on a GPU: the bits are the same, but for those of a norm that is not a
 number. So it is compiled and compared with the definition before it is used, once in a process and
 those that are forked from it, in a tenth of a second. Nothing is kept on a disk. Both sums are
-operators of torch's, so that checks by re-execution see them.
+operators of torch's, so that checks by re-execution see them. Blends are made between steps, where
+nothing is checked so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class Loops(NamedTuple):
     row_sums: Mapping[int, Callable[..., None]]
     """By the bytes of a word."""
     squares: Callable[..., None]
+    blend: Callable[..., None]
     engine: Any
     """Owns the code."""
 
@@ -99,13 +101,15 @@ def _compiled() -> tuple[Loops, str]:
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
 
-    def function(name: str, num_arguments: int) -> Callable[..., None]:
-        kind = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * num_arguments)
-        return kind(engine.get_function_address(name))
+    def function(name: str, *arguments: Any) -> Callable[..., None]:
+        return ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
 
-    row_sums = {size: function(f"row_sums_{size}", 7) for size in assembly.WORD_BYTES}
+    place, weight = ctypes.c_void_p, ctypes.c_double
+    row_sums = {size: function(f"row_sums_{size}", *[place] * 7) for size in assembly.WORD_BYTES}
+    squares = function("squares", *[place] * 7)
+    blend = function("blend", place, weight, place, weight, place, place)
     what = f"llvmlite {llvmlite.__version__}, {processor}"
-    return Loops(row_sums, function("squares", 7), engine), what
+    return Loops(row_sums, squares, blend, engine), what
 
 
 def row_sums(
@@ -139,6 +143,26 @@ def squares(
         columns: int64 [rows], what is left of it before halves are added: see :func:`columns_of`.
     """
     return torch.ops.mainstay.squares(values, starts, lengths, columns)  # type: ignore[no-any-return]
+
+
+def blend(
+    loops: Loops, into: torch.Tensor, sources: Sequence[torch.Tensor], weights: Sequence[float]
+) -> None:
+    """Write the weighted sum of two tensors, each product and the sum rounded in fp64.
+
+    Args:
+        loops: what :func:`load` returned.
+        into: fp32, contiguous, of the sources' size; may be one of them.
+        sources: two; likewise.
+        weights: of each.
+    """
+    first, second = sources
+    for tensor in (into, first, second):
+        assert tensor.is_contiguous(), "elements lie one behind the other"
+        assert tensor.dtype is torch.float32, "words of others have other sizes"
+        assert tensor.numel() == into.numel(), "compiled code looks at no size"
+    at = [tensor.data_ptr() for tensor in (first, second, into)]
+    loops.blend(at[0], weights[0], at[1], weights[1], at[2], into.numel())
 
 
 def columns_of(length: int) -> int:
@@ -229,7 +253,7 @@ for _function, _schema in (
 
 
 def _try(loops: Loops) -> None:
-    """Compare both functions with their definitions.
+    """Compare all functions with their definitions.
 
     Raises:
         WrongError: they differ.
@@ -262,6 +286,24 @@ def _try(loops: Loops) -> None:
     found = _run_squares(loops, torch.from_numpy(values), starts, lengths, widths).tolist()
     if found != [_squared(values[at : at + n]) for at, n in rows]:
         raise WrongError("its norms are wrong")
+    _try_blend(loops, values[: CHUNK - 3], values[CHUNK : 2 * CHUNK - 3])
+
+
+def _try_blend(loops: Loops, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
+    """Compare a blend with its definition.
+
+    Raises:
+        WrongError: they differ.
+    """
+    weights = 0.3, 0.3
+    second = second.copy()
+    second[::7] = -first[::7]  # zero only if the products are rounded before they are added
+    found = np.zeros_like(first)
+    sources = [torch.from_numpy(values) for values in (first, second)]
+    blend(loops, torch.from_numpy(found), sources, weights)
+    wide = weights[0] * first.astype(np.float64) + weights[1] * second.astype(np.float64)
+    if not np.array_equal(found, wide.astype(np.float32)):
+        raise WrongError("its blends are wrong")
 
 
 def _squared(values: NDArray[np.float32]) -> float:

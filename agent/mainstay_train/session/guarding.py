@@ -9,8 +9,9 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.rank import events
 from mainstay_core.rank.forks import ForkRules
 from mainstay_core.rank.reports import guard_finding
-from mainstay_core.rank.serving import Sources, Wanted
+from mainstay_core.rank.serving import CopyOrder, Sources, Wanted
 from mainstay_core.rank.session import RankSession
+from mainstay_core.wire.reinitialisation import MadePosition
 from mainstay_core.wire.votes import GuardedDigest
 from mainstay_train.comm.connections import Connections
 from mainstay_train.comm.group import Group
@@ -38,17 +39,37 @@ class GuardingSession(RankSession[Connections]):
     def engine(self) -> Engine:
         """The engine of the adopted plan's stage."""
 
-    @property
     @abstractmethod
-    def compared_holders(self) -> Sources:
-        """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
+    def compared(self, holders: Sources) -> Sources:
+        """Return whose whole states a copy is compared with: nobody's where nothing is checked.
+
+        Args:
+            holders: who has the state.
+        """
+
+    @abstractmethod
+    def _wait_copied(self) -> float:
+        """Wait until no copy needs the engine's state as it is."""
+
+    async def begin_beside(
+        self,
+        client: HealClient,
+        made: MadePosition,
+        orders: Sequence[CopyOrder],
+        *,
+        keeps_own: bool,
+    ) -> None:
+        """Begin to copy other stages' positions, and clear the engine's state meanwhile."""
+        self.beside.begin(client, self.plan, orders, self.compared)
+        self._wait_copied()
+        self.beside.clear(self.engine.state, made, keeps_own=keeps_own)
 
     async def copy_beside(
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
     ) -> str:
         """Copy another stage's position; return the digest of its masters."""
         return self.beside.copy(
-            client, self.plan, sources, wanted, expected, holders=self.compared_holders
+            client, self.plan, sources, wanted, expected, holders=self.compared(self.holders)
         )
 
     def drop_beside(self) -> None:

@@ -279,13 +279,12 @@ class Session(GuardingSession):
             sources=sources,
             wanted=wanted,
             expected=expected,
-            holders=self.compared_holders,
+            holders=self.compared(self.holders),
         )
 
-    @property
-    def compared_holders(self) -> Sources:
-        """Those whose whole states a copy is compared with: nobody's where nothing is checked."""
-        return self.holders if self._checks.compares else ()
+    def compared(self, holders: Sources) -> Sources:
+        """Return whose whole states a copy is compared with: nobody's where nothing is checked."""
+        return holders if self._checks.compares else ()
 
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""

@@ -45,16 +45,16 @@ class Comparison:
     ) -> None:
         self._local, self._changed, self._raise_if_ended = local, changed, raise_if_ended
         self._has_ended = False
-        self._asked: socket.socket | None = None
-        """The connection over which digests are asked for."""
+        self._asked: set[socket.socket] = set()
+        """The connections over which digests are asked for: one for each copy."""
 
     def end(self) -> None:
         """End a wait, and all later ones (any thread, with the guard held)."""
         self._has_ended = True
         self._changed.notify_all()
-        if self._asked is not None:
+        for connection in self._asked:
             with contextlib.suppress(OSError):
-                self._asked.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def compare(self, chunks: Sequence[Chunk], holders: Sequence[Source], wanted: Wanted) -> None:
         """Compare a copy with the states of those who have it: moments and computed copies, too.
@@ -115,7 +115,7 @@ class Comparison:
         try:
             with self._changed:
                 self._raise_if_ended()
-                self._asked = connection
+                self._asked.add(connection)
             prove(connection, job_secret.read(), holder.address, Purpose.HEAL)
             connection.sendall(pack({"kind": "heal", **codec.encode(wanted), COMPARES: True}))
             if hear(connection, "state").get("shape") != shape_of(chunks):
@@ -127,7 +127,7 @@ class Comparison:
             return found
         finally:
             with self._changed:
-                self._asked = None
+                self._asked.discard(connection)
             close_registered(connection)
 
 

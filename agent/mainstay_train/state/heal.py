@@ -11,7 +11,8 @@ there. A source sends a chunk and then its digest, which it computes while the c
 joiner takes a chunk for right once what it wrote has that digest.
 
 Neither side needs more host memory than a chunk for each connection, whatever the peer says: a
-source has at most ``MAX_SERVED``, a joiner ``MAX_TOGETHER``.
+source has at most ``MAX_SERVED``, a joiner ``MAX_TOGETHER`` for each of the states that it copies
+at the same time.
 """
 
 from __future__ import annotations
@@ -127,6 +128,10 @@ class HealServer:
     def _serve(self, connection: socket.socket) -> None:
         try:
             self._answer(connection)
+        except ConnectionError as error:
+            # As a rule the joiner has all it needs: near the end of a copy it asks two sources for
+            # one chunk, and leaves once the faster one has sent it. It tells what went wrong.
+            logger.debug("a joiner left before it had all that it asked for: %s", error)
         except (OSError, RemoteProtocolError) as error:
             logger.warning("a heal request ended early: %s", error)
         finally:
@@ -185,22 +190,22 @@ def _asked(connection: socket.socket, chunks: Sequence[Chunk]) -> int | None:
 
 
 class HealClient:
-    """Copies the state of sources into this rank's; :meth:`shutdown` ends it from any thread."""
+    """Copies sources' states into this rank's memory; :meth:`shutdown` ends it from any thread."""
 
     def __init__(self, local: str) -> None:
         self._local = local
         self._changed = threading.Condition()
-        """Guards the copy; notified with everything that may end a wait."""
-        self._copy: _Copy | None = None
+        """Guards the copies; notified with everything that may end a wait."""
+        self._copies: set[_Copy] = set()
         self._ended: str | None = None
         self._comparison = Comparison(local, self._changed, self._raise_if_ended)
 
     def shutdown(self, why: str) -> None:
-        """End a running copy, and all later ones."""
+        """End all running copies, and all later ones."""
         with self._changed:
             self._ended = why
-            if self._copy is not None:
-                self._copy.end()
+            for copy in self._copies:
+                copy.end()
             self._comparison.end()
 
     def copy(
@@ -212,7 +217,7 @@ class HealClient:
         expected: str,
         holders: Sequence[Source] = (),
     ) -> str:
-        """Copy and verify; returns the digest of the masters.
+        """Copy and verify; returns the digest of the masters. Threads may copy at the same time.
 
         Args:
             state: receives the bytes; void until this returns.
@@ -247,21 +252,22 @@ class HealClient:
         copy = _Copy(chunks, wanted, self._local, self._changed)
         with self._changed:
             self._raise_if_ended()
-            self._copy = copy
-        for source in sources:
-            copy.begin(source)
+            self._copies.add(copy)
         try:
+            for source in sources:
+                copy.begin(source)
             with self._changed:
                 self._changed.wait_for(lambda: self._ended is not None or copy.is_over)
                 copy.end()
                 # A thread that still connects writes nothing any more; nobody waits for it.
                 self._changed.wait_for(lambda: copy.is_quiet)
-                self._copy = None
                 if not copy.is_complete:
                     self._raise_if_ended()
                     raise HealFailed(copy.why)
         finally:
-            copy.end()
+            with self._changed:
+                self._copies.discard(copy)
+                copy.end()
 
     def _raise_if_ended(self) -> None:
         if self._ended is not None:

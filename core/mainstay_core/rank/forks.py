@@ -17,7 +17,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.guard_copies import LeftGuards, by_block
 from mainstay_core.rank.histories import history_at
-from mainstay_core.rank.serving import Wanted
+from mainstay_core.rank.serving import CopyOrder, Wanted, sources_of
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,
@@ -387,6 +387,24 @@ def _extend(chain: str, fork: Fork) -> str:
 
 def _places(fork: Fork) -> set[tuple[int, int]]:
     return {(made.stage, made.inner) for made in fork.made.positions}
+
+
+def copy_orders(
+    plan: Plan, reports: Sequence[SettleReport], beside: Sequence[Beside], version: int
+) -> tuple[CopyOrder, ...]:
+    """Return what a maker copies in a quorum, and from whom.
+
+    Args:
+        plan: of the quorum.
+        reports: by member index.
+        beside: the positions.
+        version: at which all go on.
+    """
+    quorum = str(plan.quorum)
+    return tuple(
+        CopyOrder(sources_of(plan, reports, one.members), one.wanted(quorum, version), one.expected)
+        for one in beside
+    )
 
 
 def plan_making(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mainstay_core.base.bounds import Count, Index, Name
 from mainstay_core.base.codec import OMITTED
@@ -89,6 +89,21 @@ class Source:
 
 Sources = Sequence[Source]
 """Members from which a joiner copies, best first."""
+
+
+class CopyOrder(NamedTuple):
+    """The state of another position that a maker copies, and from whom."""
+
+    known: Sources
+    """Who has it."""
+    wanted: Wanted
+    expected: str
+    """Digest of its masters; "" if no report names it."""
+
+    @property
+    def first(self) -> Sources:
+        """From whom it is copied first, at the same time; empty if nobody has it."""
+        return next(iter(copy_attempts(self.known, self.expected)), ())
 
 
 def sources_of(plan: Plan, reports: Sequence[SettleReport], members: Sequence[int]) -> Sources:

@@ -17,7 +17,7 @@ from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, histories, machine
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
-from mainstay_core.rank.forks import Making
+from mainstay_core.rank.forks import Making, copy_orders
 from mainstay_core.rank.guarding import guard, serve_guards, tell_own
 from mainstay_core.rank.keeping import Keeper, Writer
 from mainstay_core.rank.replays.boundaries import BoundaryReplay
@@ -265,10 +265,10 @@ class RankSession(RankShell, Generic[ConnectionsT]):
         if making.stale is not None:
             return await self._load_stale(making.stale, making.stale_history)
         try:
-            for beside in making.beside:
-                wanted = beside.wanted(str(self.plan.quorum), version)
-                known = sources_of(self.plan, self._reports, beside.members)
-                found = await self._copied(self.copy_beside, client, known, wanted, beside.expected)
+            orders = copy_orders(self.plan, self._reports, making.beside, version)
+            await self.begin_beside(client, making.made, orders, keeps_own=making.keeps_own)
+            for order in orders:
+                found = await self._copied(self.copy_beside, client, *order)
                 if not isinstance(found, str):
                     return found
             made = await self.make_anew(making.made, keeps_own=making.keeps_own)

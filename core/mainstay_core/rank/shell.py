@@ -15,7 +15,7 @@ from mainstay_core.planning.program import Action
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import Ends
 from mainstay_core.rank.reports import AppliedStep, Ballot
-from mainstay_core.rank.serving import Sources, Wanted
+from mainstay_core.rank.serving import CopyOrder, Sources, Wanted
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.facts import RankFact
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
@@ -137,6 +137,21 @@ class RankShell(ABC):
 
         Raises:
             HealFailed: no source is left, or the copy has another digest.
+        """
+
+    @abstractmethod
+    async def begin_beside(
+        self, client: Any, made: MadePosition, orders: Sequence[CopyOrder], *, keeps_own: bool
+    ) -> None:
+        """Begin to copy states of other stages, all at the same time where that is possible.
+
+        This rank's own state is void from here on. :meth:`copy_beside` follows for each of them.
+
+        Args:
+            client: ends with the quorum.
+            made: what is made of them.
+            orders: what is copied.
+            keeps_own: as of :meth:`make_anew`.
         """
 
     @abstractmethod

@@ -21,7 +21,7 @@ from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.forks import Beside, Making
 from mainstay_core.rank.reports import AppliedStep, Ballot
-from mainstay_core.rank.serving import HealFailed, Source, Wanted
+from mainstay_core.rank.serving import CopyOrder, HealFailed, Source, Wanted
 from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import run_blocking
@@ -145,6 +145,12 @@ class Played(RankSession[Connections]):
 
     def make_heal_client(self) -> HealClient:
         return HealClient()
+
+    async def begin_beside(
+        self, client: Any, made: MadePosition, orders: Sequence[CopyOrder], *, keeps_own: bool
+    ) -> None:
+        positions = [str(order.wanted.position) for order in orders]
+        self.done.append(f"begin with positions {' and '.join(positions)}")
 
     async def copy_beside(
         self, client: Any, sources: Sequence[Source], wanted: Wanted, expected: str

@@ -6,6 +6,8 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from mainstay_core.reinitialisation.likeness import kind_of
 from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
@@ -90,6 +92,57 @@ def test_a_stage_made_anew_is_the_formulas_to_the_bit(dtype):
     assert not any(flat.tensor.any() for flat in rest), "an optimizer that has seen nothing"
     for block in lost.blocks:
         assert torch.equal(block.compute, block.masters.to(dtype))
+
+
+class Largest(TorchDispatchMode):
+    """Remembers how many bytes the largest new memory of an operation has."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        own = {x.untyped_storage().data_ptr() for x in tree_flatten(args)[0] if torch.is_tensor(x)}
+        for one in tree_flatten(found)[0]:
+            if torch.is_tensor(one) and one.untyped_storage().data_ptr() not in own:
+                self.num_bytes = max(self.num_bytes, one.untyped_storage().nbytes())
+        return found
+
+
+def wide(name, seed):
+    """A stage of one large block."""
+    spec = blocks.BlockSpec(name=name, build=lambda: nn.Linear(1024, 513))
+    state = optimizer.StageState([blocks.Block(spec, dtype=torch.float32)], optimizer.stateless)
+    state.initialize(seed)
+    return state
+
+
+@pytest.mark.parametrize("weights", [(0.3, 0.7), (0.2, 0.3, 0.5)])
+def test_a_blend_of_large_blocks_takes_no_memory_of_their_size(weights):
+    """Two sources go by compiled code where there is any; more of them never do."""
+    lost, sources = wide("layers.9", 9), [wide(f"layers.{i}", i) for i in range(len(weights))]
+    given = tuple(
+        BlockSource(kind=SourceKind.NEIGHBOUR, stage=i, block=f"layers.{i}", weight=weight)
+        for i, weight in enumerate(weights)
+    )
+    made = MadePosition(stage=9, blocks=(MadeBlock(block="layers.9", sources=given),))
+    for block in lost.blocks:
+        block.masters.fill_(7.0)  # what was lost, and what lies between parameters
+
+    with Largest() as largest:
+        make_anew(lost, made, {(i, 0): source for i, source in enumerate(sources)})
+
+    had = [masters(source) for source in sources]
+    for name, values in masters(lost).items():
+        wide_sum = weights[0] * had[0][name].astype("f8")
+        for weight, each in zip(weights[1:], had[1:], strict=True):
+            wide_sum += weight * each[name].astype("f8")
+        assert numpy.array_equal(values, wide_sum.astype("f4")), name
+    (block,) = lost.blocks
+    named = sum(view.abs().sum() for view in block.layout.views(block.masters).values())
+    assert float(block.masters.abs().sum()) == pytest.approx(float(named), rel=1e-5)
+    assert largest.num_bytes <= 1 << 19
 
 
 def trained(steps, *names):

@@ -59,6 +59,25 @@ def test_sums_of_words_are_those_of_numpy(size, seed):
     assert found.numpy().view(np.uint64).tolist() == expected
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1003, CHUNK + 5])
+def test_blends_round_each_product_and_the_sum(count, in_place):
+    generator = torch.Generator().manual_seed(count)
+    first, second = (torch.randn(count, generator=generator) for _ in range(2))
+    first[::5] *= 1e30
+    second[::7] = -first[::7]
+    second[::11] = -0.0
+    for weights in ((0.3, 0.3), (0.3, 1 - 0.3), (1.0, 0.0), (1e-9, 1 - 1e-9)):
+        wide = [w * t.numpy().astype("f8") for w, t in zip(weights, (first, second), strict=True)]
+        expected = (wide[0] + wide[1]).astype("f4")
+        own = first.clone()
+        into = own if in_place else torch.full((count,), 7.0)
+
+        compiled.blend(compiled.load(), into, (own, second), weights)
+
+        assert np.array_equal(into.numpy().view("u4"), expected.view("u4")), weights
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_squares_are_those_of_the_definition(seed):
     rng = random.Random(seed)

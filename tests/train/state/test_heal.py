@@ -3,6 +3,7 @@ import logging
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -23,7 +24,12 @@ from mainstay_core.base.proofs import (
 from mainstay_core.rank.serving import HealFailed, Source, Wanted
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
-from mainstay_train.comm.registered import read_exactly, read_frame
+from mainstay_train.comm.registered import (
+    close_registered,
+    open_registered,
+    read_exactly,
+    read_frame,
+)
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StateTensor
 from mainstay_train.model import workload
@@ -360,6 +366,40 @@ def test_a_joiner_that_is_gone_without_a_word_costs_a_source_no_thread_for_ever(
         joiner.sendall(pack(REQUEST))
         assert read_frame(joiner, CHUNK_BYTES)[0]["kind"] == "state"
         assert joiner.recv(1) == b""
+
+
+def test_a_joiner_that_leaves_before_it_has_all_that_it_asked_for_is_no_fault(caplog):
+    """As at the end of a copy from two sources: a faster one has sent what the other owed."""
+    source = make_state(1)
+    caplog.set_level(logging.INFO, "mainstay_train.state.heal")
+    reached, left = threading.Event(), threading.Event()
+
+    def on_serve():
+        reached.set()
+        left.wait()
+
+    server = HealServer(ADDRESS, lambda *_: source, on_serve)
+    host, _, port = server.address.rpartition(":")
+    with socket.create_connection((host, int(port))) as joiner:
+        prove(joiner, "", server.address, Purpose.HEAL)
+        joiner.sendall(pack(REQUEST))
+        assert read_frame(joiner, CHUNK_BYTES)[0]["kind"] == "state"
+        joiner.sendall(pack({"kind": "chunk", "number": 0}))
+        reached.wait()
+        joiner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    left.set()
+    for thread in threading.enumerate():
+        if thread.name == "heal-source":
+            thread.join()
+    assert caplog.text == ""
+
+
+def test_what_a_joiner_asks_for_is_sent_at_once():
+    """Else its request waits until the source has acknowledged the proof before it, 40 ms later."""
+    server = HealServer(ADDRESS, lambda *_: None)
+    connection = open_registered(server.address, ADDRESS)
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    close_registered(connection)
 
 
 def test_nobody_listens_where_the_source_was():

@@ -13,7 +13,7 @@ from mainstay_core.rank.connections import GroupEnded
 from mainstay_core.rank.histories import boosts_of
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saving.saves import name_attempt
-from mainstay_core.rank.serving import Sources, Wanted
+from mainstay_core.rank.serving import CopyOrder, Sources, Wanted
 from mainstay_core.rank.session import RankSession
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.rank.shell import MessageT
@@ -294,6 +294,16 @@ class Trainer(Process, GuardingTrainer):
         cell.params = await Awaited(client.copy(sources, wanted, expected))
         await self.point("healed")
         return cell.params
+
+    async def begin_beside(
+        self,
+        client: HealClient,
+        made: MadePosition,
+        orders: Sequence[CopyOrder],
+        *,
+        keeps_own: bool,
+    ) -> None:
+        """Here they follow one another. What comes of them is the same."""
 
     async def copy_beside(
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str
