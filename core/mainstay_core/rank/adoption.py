@@ -119,6 +119,13 @@ def _is_unjudged(state: RankState, plan: Plan) -> bool:
     return bool(state.held) and any(plan.member_of(*cell) is None for cell in state.held_with)
 
 
+def fail(state: RankState, why: str, *prefix: Action) -> Transition:
+    """Give up, and tell why; ``prefix``: actions that come first."""
+    tell = SendFact(fact_of(state, Failed, evidence=why))
+    failed = replace(state, phase=Phase.FAILED)
+    return Transition(failed, (*prefix, tell, WaitForPlan()), why)
+
+
 def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
     """Wait for the plan that orders the next fork of the lineage that the job repeats.
 
@@ -133,9 +140,7 @@ def wait_for_fork(state: RankState, number: int, *prefix: Action) -> Transition:
     other = other or differing_norms(fork, outline, state.commit)
     if other:
         why = f"the lineage to repeat has a fork at step {fork.version}: {other}: {OTHER_JOB}"
-        failed = replace(state, phase=Phase.FAILED)
-        tell = SendFact(fact_of(state, Failed, evidence=why))
-        return Transition(failed, (*prefix, tell, WaitForPlan()), why)
+        return fail(state, why, *prefix)
     if state.phase in _MAY_MISS_A_ROUND:
         prefix = (*prefix, Leave())
     if must_adopt(state):

@@ -20,6 +20,11 @@ from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import Checkpoint
 
 
+def is_unjudged_end(state: RankState) -> bool:
+    """Return whether the last step's states are still to be compared: no vote follows."""
+    return state.compares_last and state.version >= state.num_steps
+
+
 def settled(state: RankState, durable: int) -> RankState:
     """Return the state in a quorum that has just settled.
 

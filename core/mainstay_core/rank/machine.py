@@ -17,7 +17,7 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.values import replace
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank import checkpoints, forks, histories, recheck, refusals, repeating, windows
-from mainstay_core.rank.adoption import adopt, ask_first, park, wait_for_fork
+from mainstay_core.rank.adoption import adopt, ask_first, fail, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
     Applied,
@@ -73,7 +73,6 @@ from mainstay_core.rank.votes import (
 from mainstay_core.wire.facts import (
     Adopted,
     Cause,
-    Failed,
     Paused,
     Phase,
     Settled,
@@ -254,7 +253,7 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     over = state.version >= state.num_steps or state.plan.pause
     if over and must_adopt(state):
         return adopt(state, *prefix)  # its PlanSeen is over: nothing would wake this rank
-    if over and (checkpoints.is_open(state) or _is_unjudged_end(state)):
+    if over and (checkpoints.is_open(state) or checkpoints.is_unjudged_end(state)):
         return _share_saves(state, *prefix)
     if over:
         return _end(state, *prefix)
@@ -274,11 +273,6 @@ def _compute(state: RankState, *prefix: Action) -> Transition:
     copies = windows.due_snapshot(new)
     actions = (*prefix, *copies, Compute(recheck.todo_of(new)))
     return Transition(new, actions, f"computes step {state.version}")
-
-
-def _is_unjudged_end(state: RankState) -> bool:
-    """Return whether the last step's states are still to be compared: no vote follows."""
-    return state.compares_last and state.version >= state.num_steps
 
 
 def _share_saves(state: RankState, *prefix: Action) -> Transition:
@@ -362,9 +356,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
         plan, state.outcomes, state.history, state.version, event.votes
     )
     if others:
-        failed = replace(state, phase=Phase.FAILED)
-        tell = SendFact(fact_of(state, Failed, evidence=others))
-        return Transition(failed, (*rename, *deviations, tell, WaitForPlan()), others)
+        return fail(state, others, *rename, *deviations)
     if state.fork_rules is not None:
         commit = replace(commit, norms_sq=norms_by_block(plan, event.votes))
     state, needless = windows.note_copies(state, event.votes)
@@ -401,9 +393,7 @@ def _refused(
         return recheck.wait_for_another(state, verdict, prefix)
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad
     if verdict.hopeless or (worn and state.recomputed + 1 >= state.max_attempts):
-        failed = replace(state, phase=Phase.FAILED)
-        tell = SendFact(fact_of(state, Failed, evidence=verdict.reason))
-        return Transition(failed, (*prefix, tell, WaitForPlan()), verdict.reason)
+        return fail(state, verdict.reason, *prefix)
     if verdict.bad and not (worn or verdict.state_bad):
         return recheck.compute_again(state, verdict, prefix)
     if worn:

@@ -49,13 +49,7 @@ from mainstay_core.wire.facts import Checkpoint, Finished, RankFact, Settled
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.reinitialisation import History, since_of
 from mainstay_core.wire.segments import StoreReport, ToldStores
-from mainstay_core.wire.votes import (
-    Commit,
-    LastStatus,
-    SettleReport,
-    SnapshotStatus,
-    Vote,
-)
+from mainstay_core.wire.votes import Commit, LastStatus, SettleReport, SnapshotStatus, Vote
 
 T = TypeVar("T")
 ConnectionsT = TypeVar("ConnectionsT", bound=QuorumConnections[Any, Any, Any])

@@ -19,12 +19,14 @@ from mainstay_core.rank.state import RankState
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.invariants.holding import hold, quorum_number
 from mainstay_core.sim.invariants.kept import Kept
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries
 from mainstay_core.sim.invariants.life import Life
-from mainstay_core.sim.invariants.lineages import Lineages, check_not_void
+from mainstay_core.sim.invariants.lineages import Lineages
 from mainstay_core.sim.invariants.named import NamedDevices
 from mainstay_core.sim.invariants.quorum_ends import QuorumEnds
+from mainstay_core.sim.invariants.voided import check_not_void
 from mainstay_core.wire.facts import Named, Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
@@ -96,8 +98,8 @@ class Checks:
             self._decisions[id(outcome.state)] = before, outcome.state
         check_invariants(outcome.state)
         plans = [a.plan for a in outcome.actions if isinstance(a, PublishPlan)]
-        _hold(len(plans) <= 1, "two plans for one event")
-        _hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
+        hold(len(plans) <= 1, "two plans for one event")
+        hold(outcome.state.last_id >= before.last_id, "quorum ids went back")
         for action in outcome.actions:
             if isinstance(action, Announce):
                 self.seen["state refused"] += action.code == "StateRefused"
@@ -108,7 +110,7 @@ class Checks:
         for plan in plans:
             known = str(plan.quorum) in self._by_name  # restored, whatever is wanted since
             most = max(outcome.state.wanted, len(before.plan.chains) if before.plan else 0)
-            _hold(known or len(plan.chains) <= most, f"{plan.quorum} has more than {most} replicas")
+            hold(known or len(plan.chains) <= most, f"{plan.quorum} has more than {most} replicas")
 
     def committed(self, before: CoordinatorState, after: CoordinatorState) -> None:
         """Decisions are durable."""
@@ -138,11 +140,11 @@ class Checks:
         nobody = before.phase in (JobPhase.WAITING, JobPhase.FORMING)
         if nobody or self._disk.is_damaged:
             return
-        _hold(plan.pause, f"suspended in {plan.quorum}, in which nobody pauses")
+        hold(plan.pause, f"suspended in {plan.quorum}, in which nobody pauses")
         for life in self._lives.values():
             here = life.quorum == plan.quorum and life.state.index >= 0
             if life.alive and here and life.state.valid:
-                _hold(
+                hold(
                     life.state.version <= newest,
                     f"suspended with the checkpoint of step {newest}, though {life.name} has "
                     f"{life.state.version}",
@@ -155,22 +157,22 @@ class Checks:
         self.seen["unplanned"] += not plan.planned
         known = self._by_name.get(name)
         if known is not None and self.fell_back:
-            _hold(known == plan, f"I4: {name} is restored as another plan")
+            hold(known == plan, f"I4: {name} is restored as another plan")
             self.seen["plan restored"] += 1
             self.plans = self.plans[: self.plans.index(known) + 1] if known in self.plans else []
             self.plans = self.plans or [plan]
             return
-        _hold(known is None, f"I4: {name} is published twice")
+        hold(known is None, f"I4: {name} is published twice")
         if self.plans and not self.fell_back:
             last = self.plans[-1]
-            _hold(plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}")
+            hold(plan.quorum.id == last.quorum.id + 1, f"I4: {plan.quorum} follows {last.quorum}")
             self._check_since(last, plan)
         if not self.fell_back:
             self._lineages.published(self.plans[-1] if self.plans else None, plan)
         self.plans.append(plan)
         self._by_name[name] = plan
         self._num_plans += 1
-        _hold(
+        hold(
             self._num_plans <= self._max_plans,
             f"I5: a storm of {self._num_plans} plans, the last one: {plan.reason}",
         )
@@ -181,7 +183,7 @@ class Checks:
             before = last.member_of(member.slot, member.incarnation)
             stayed = before is not None and before.rank.position == member.rank.position
             since = before.since if before is not None and stayed else plan.quorum.id
-            _hold(
+            hold(
                 member.since == since,
                 f"I3: {member.rank} of {plan.quorum} is a member since {since}, not {member.since}",
             )
@@ -193,9 +195,9 @@ class Checks:
         self.num_checks += 1
         life = str(trainer.incarnation)
         self._lives[life] = trainer
-        _hold(str(plan.quorum) in self._by_name, f"{plan.quorum} was never durable")
+        hold(str(plan.quorum) in self._by_name, f"{plan.quorum} was never durable")
         newest = self._adopted.get(life, -1)
-        _hold(newest < plan.quorum.id, f"I4: {life} goes back from {newest} to {plan.quorum}")
+        hold(newest < plan.quorum.id, f"I4: {life} goes back from {newest} to {plan.quorum}")
         self._adopted[life] = plan.quorum.id
 
     def moved(self, trainer: Life, before: RankState, event: Event) -> None:
@@ -228,7 +230,7 @@ class Checks:
         members = before.plan.positions[before.member_position]
         lives = [self._lives.get(str(m.incarnation)) for m in members]
         self.undecided |= len(members) <= 2 * sum(x.was_tampered for x in lives if x)
-        _hold(self.undecided, f"I5: a right state is given up in {before.plan.quorum}")
+        hold(self.undecided, f"I5: a right state is given up in {before.plan.quorum}")
 
     def _gave_up(self, plan: Plan, version: int) -> None:
         """A rank fails the job: that is right only where most copies are not."""
@@ -236,24 +238,24 @@ class Checks:
             lives = [self._lives.get(str(m.incarnation)) for m in members]
             copies = [x for x in lives if x and x.state.valid and x.state.version == version]
             self.undecided |= 0 < len(copies) <= 2 * sum(x.tampered for x in copies)
-        _hold(self.undecided, f"I5: ranks of {plan.quorum} give up, though most copies are right")
+        hold(self.undecided, f"I5: ranks of {plan.quorum} give up, though most copies are right")
 
     def _settled(self, plan: Plan, event: ReportsGathered, outcome: Settlement) -> None:
         name, reports = str(plan.quorum), event.reports
         if name in self._reports:
-            _hold(self._reports[name] == reports, f"I2: two sets of reports in {name}")
+            hold(self._reports[name] == reports, f"I2: two sets of reports in {name}")
             return
         self._reports[name] = reports
         for action in outcome.actions:
             self.seen[f"settle {action}"] += 1
         for members, group in zip(plan.positions, outcome.stage_groups, strict=True):
             self.seen["group kept"] += bool(group)
-            _hold(
+            hold(
                 not group or {m.incarnation for m in members} == self._connected[group],
                 f"{plan.quorum} keeps {group}, which connects {sorted(self._connected[group])}",
             )
         if plan.method is Method.START and not (self.fell_back or self._disk.is_damaged):
-            _hold(
+            hold(
                 outcome.version >= self._saved,
                 f"{plan.quorum} goes on from step {outcome.version}, the checkpoint is of "
                 f"{self._saved}",
@@ -279,9 +281,7 @@ class Checks:
             wrong = set(self._lives[str(member.incarnation)].known_wrong) if stays else set()
             self.seen["settle with wrong types"] += bool(wrong)
             counted = sorted(wrong - computed)
-            _hold(
-                not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count"
-            )
+            hold(not counted, f"I2: {member.rank} knows that types {counted} are wrong: they count")
 
     def replayed(self, trainer: Life, version: int, params: str, history: History) -> None:
         """A rank has made the state of its position anew, of a history of forks."""
@@ -289,7 +289,7 @@ class Checks:
         self.seen["replayed"] += 1
         self.seen["replayed after a fork"] += bool(history)
         self.seen["replayed after another order"] += position in self._reordered
-        _hold(
+        hold(
             params == self.truth(version, history)[position],
             f"I6: {trainer.name} has made another state of position {position} at version "
             f"{version} than the failure-free run",
@@ -299,18 +299,18 @@ class Checks:
         """The votes have named a device that computed wrongly."""
         self.seen[f"named {verdict}"] += 1
         self._named.note(trainer, verdict)
-        _hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
+        hold(trainer.was_wrong, f"I8: {trainer.name} is named {verdict}, and was never wrong")
 
     def void_guard(self, name: str, end: int) -> None:
         """A member tells that a guard has another copy of an end's blocks than the owners."""
-        _hold(
+        hold(
             any(life.was_tampered for life in self._lives.values()),
             f"I9: {name} tells that a copy of stage {end} is void, though no copy was ever wrong",
         )
 
     def replay_differs(self, trainer: Life, why: str) -> None:
         """A rank has computed something else than votes told."""
-        _hold(
+        hold(
             any(life.was_tampered for life in self._lives.values()),
             f"I6: {trainer.name}: {why}, though no state was ever bad",
         )
@@ -355,7 +355,7 @@ class Checks:
             stayed = life.state.settled >= plan.members[report.index].since
             if not report.valid or not stayed or report.certified_in is None:
                 continue
-            first = _number(report.certified_in)
+            first = quorum_number(report.certified_in)
             kept = [
                 r
                 for r in reports
@@ -365,11 +365,11 @@ class Checks:
             if report not in kept or len(covered) < len(self._shape.positions):
                 continue
             lost = StateAction.LOAD in outcome.actions or outcome.version < report.version
-            _hold(
+            hold(
                 outcome.actions[report.index] is not StateAction.HEAL,
                 f"I3: {plan.members[report.index].rank} has to heal in {plan.quorum}, but stayed",
             )
-            _hold(
+            hold(
                 not lost,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
                 f"{plan.members[report.index].rank} has {report.version} and every position kept "
@@ -398,12 +398,12 @@ class Checks:
         step, position = trainer.state.version, trainer.state.member_position
         self._appliers[step, self._shape.positions[position]].append(trainer)
         history = self._lineages.applied(trainer, commit)
-        _hold(commit.step == step, f"I1: {trainer.name} applies another step than {step}")
-        _hold(
+        hold(commit.step == step, f"I1: {trainer.name} applies another step than {step}")
+        hold(
             commit.statistics == _counted(self._shape.num_types, self._shape.stages, step),
             f"I2: step {step} is committed with {commit.statistics}, not each type's counts once",
         )
-        _hold(
+        hold(
             params == self.truth(step + 1, history)[position] or trainer.tampered,
             f"I6: {trainer.name} applied another gradient than the failure-free run, step {step} "
             f"of position {position}",
@@ -412,7 +412,7 @@ class Checks:
     def same_entry(self, old: LedgerEntry, new: LedgerEntry) -> None:
         """A step is told again."""
         tampered = any(life.was_tampered for life in self._lives.values())
-        _hold(
+        hold(
             old.masters == new.masters or tampered,
             f"I6: step {new.step} of stage {new.stage} came out differently in {new.quorum}",
         )
@@ -433,11 +433,11 @@ class Checks:
         right = self.truth(self._shape.steps, self._lineages.finished(state.finals))
         for final in state.finals:
             position = final.stage * self._shape.ranks_per_stage + final.inner
-            _hold(
+            hold(
                 final.params == right[position] and final.version == self._shape.steps,
                 f"I6: the final state of stage {final.stage} is another",
             )
-        _hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
+        hold(len(state.finals) == len(self._shape.positions), "a position without final digests")
         self._named.check(state, named, self._shape.steps, self.seen)
 
     def mirrored(self, ledger: Mapping[LedgerKey, LedgerEntry]) -> None:
@@ -453,7 +453,7 @@ class Checks:
             told = [step for step in range(self._shape.steps) if (step, *position) in ledger]
             missing = sorted({*range(max(told, default=0))} - {*told})
             lives = [t.name for step in missing for t in self._appliers[step, position] if t.alive]
-            _hold(
+            hold(
                 not lives,
                 f"the ledger of position {position} has a hole: it has the steps {told}, and "
                 f"{', '.join(lives)} could tell the others",
@@ -491,12 +491,3 @@ def _formations(plan: Plan, index: int) -> dict[str, tuple[int, ...]]:
 
 def _lives(plan: Plan, indices: Sequence[int]) -> set[tuple[Incarnation, tuple[int, int]]]:
     return {(plan.members[i].incarnation, plan.members[i].rank.position) for i in indices}
-
-
-def _number(quorum: str) -> int:
-    return int(quorum.removeprefix("q").partition("-")[0])
-
-
-def _hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise Violation(what)

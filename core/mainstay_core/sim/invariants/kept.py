@@ -14,7 +14,7 @@ from mainstay_core.rank.events import Snapshot
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
-from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.invariants.holding import hold
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries, Places
 from mainstay_core.sim.invariants.units import key_of, unit_number
 from mainstay_core.snapshots.windows import Window
@@ -92,13 +92,13 @@ class Kept:
         """A member is about to copy its units of an instalment."""
         name, window = str(plan.quorum), action.window
         known = self._windows.setdefault((name, action.version), window)
-        _hold(known == window, f"I7: at {action.version} of {name} is {window}, and {known}")
+        hold(known == window, f"I7: at {action.version} of {name} is {window}, and {known}")
         for unit in action.units:
             if not unit.is_full:
                 continue  # compute weights are copied at each version until the state is
             key = (name, window, plan.position_of(index), unit_number(unit.name))
             first = self._copied.setdefault(key, (index, action.version))
-            _hold(
+            hold(
                 first == (index, action.version),
                 f"I7: member {index} copies unit {unit.name} at {action.version} of {window}, "
                 f"which member {first[0]} copies at {first[1]}",
@@ -170,7 +170,7 @@ class Kept:
         """A rank tells in its vote that the gradient which it has reduced is kept."""
         for key in keys:
             newest = self._held[key][-1:]
-            _hold(
+            hold(
                 [content for content, _ in newest] == [terms.unit_of(key.unit, reduced)],
                 f"I7: {name} votes that {key} is at its holders, which have not got it",
             )
@@ -188,7 +188,7 @@ class Kept:
     def logged_boundaries(self, name: str, address: str, logs: VotedLogs) -> None:
         """A rank tells in its vote that what it gave its neighbours is kept."""
         assert self._boundaries is not None
-        _hold(
+        hold(
             self._boundaries.counts(address, logs),
             f"I7: {name} votes that its boundary logs of step {logs.step} are in its store, which "
             "does not have them",
@@ -233,7 +233,7 @@ class Kept:
                             for at in range(version, v)
                         )
                     ]
-                _hold(
+                hold(
                     bool(kept),
                     f"I7: {name} has all before version {version} dropped, but no good state of "
                     f"unit {unit} of position {position} was at its holders since",
@@ -270,7 +270,7 @@ class Kept:
         for kind, needed_at in needed.items():
             for version in needed_at:
                 key = key_of(lineage, position, unit, kind, version)
-                _hold(
+                hold(
                     key not in self._counting or not self._gave_room(key),
                     f"I7: {name} calls the window at {versions.start} complete, but {key} had to "
                     "give room at a holder",
@@ -316,19 +316,19 @@ class Kept:
     ) -> None:
         """A quorum has settled, and its stores were asked."""
         named = {host.pod for host in plan.hosts} | {other.pod for other in plan.other_stores}
-        _hold(
+        hold(
             named == {store.pod for store in stores},
             f"I7: {plan.quorum} names stores of {sorted(named)}, and hears of others or of fewer",
         )
         durable = max(r.durable for r in reports)
-        _hold(
+        hold(
             StateAction.REPLAY not in outcome.actions or outcome.version >= durable,
             f"I7: {plan.quorum} makes step {outcome.version} anew ({outcome.reason}), though the "
             f"checkpoint of step {durable} is complete",
         )
         promised = self._promised(plan, reports, stores)
         lost = StateAction.LOAD in outcome.actions or outcome.version < promised
-        _hold(
+        hold(
             promised < max(1, durable) or not lost,
             f"I7: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though memory "
             f"was told to keep step {promised}",
@@ -481,8 +481,3 @@ class Kept:
             )
             for unit in range(self._num_units(position))
         )
-
-
-def _hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise Violation(what)

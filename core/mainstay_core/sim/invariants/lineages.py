@@ -37,11 +37,11 @@ from mainstay_core.reinitialisation.sources import (
 )
 from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
-from mainstay_core.sim.engine import Violation
+from mainstay_core.sim.invariants.holding import hold, quorum_number
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
-from mainstay_core.wire.plan import Method, Plan, is_void
+from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import Fork, History, digest_of_fork
 from mainstay_core.wire.repeated_lineage import read_repeats
 from mainstay_core.wire.votes import Commit, GuardedDigest, SettleReport
@@ -115,13 +115,13 @@ class Lineages:
         raised = plan.lineage - (before.lineage if before is not None else 0)
         forks = plan.fork is not None or plan.method is Method.APPROXIMATE
         self._seen["plan with a fork"] += plan.fork is not None
-        _hold(self._may_fork or not forks, f"I9: {plan.quorum} forks without permission")
-        _hold(raised >= 0, f"I9: {plan.quorum} goes back to lineage {plan.lineage}")
-        _hold(
+        hold(self._may_fork or not forks, f"I9: {plan.quorum} forks without permission")
+        hold(raised >= 0, f"I9: {plan.quorum} goes back to lineage {plan.lineage}")
+        hold(
             bool(raised) or plan.fork is None,
             f"I9: {plan.quorum} orders a fork in the lineage before",
         )
-        _hold(
+        hold(
             not raised or plan.fork is not None or plan.method is Method.RESTART,
             f"I9: {plan.quorum} begins a lineage, and neither forks nor restarts",
         )
@@ -139,7 +139,7 @@ class Lineages:
             return
         self._check_history(trainer.name, state.history)
         chain = self._chain(state.version, state.history)
-        _hold(
+        hold(
             chain is None or state.commit_chain == chain,
             f"I9: {trainer.name} has another commit chain at version {state.version} than a run of "
             "the same lineage",
@@ -147,7 +147,7 @@ class Lineages:
         made = state.settlement is not None and isinstance(event, StateLoaded)
         if made and state.settlement.actions[state.index] is StateAction.MAKE:  # type: ignore[union-attr]
             self._seen["made anew"] += 1
-            _hold(
+            hold(
                 state.digest == self._truth(state.version, state.history, state.position),
                 f"I9: {trainer.name} has made another state of position {state.position} at "
                 f"version {state.version} than the sources and weights of its fork give",
@@ -165,7 +165,7 @@ class Lineages:
         history = history_at(trainer.state.history, commit.step)
         for copy in copies:
             right = terms.part(self._truth(commit.step + 1, history, copy.stage))
-            _hold(
+            hold(
                 copy.stage == wrong or copy.masters == right,
                 f"I9: {trainer.name} goes on with a copy of stage {copy.stage} which a vote has "
                 f"found wrong, or which it got too late, after step {commit.step}",
@@ -190,12 +190,12 @@ class Lineages:
     def applied(self, trainer: Life, commit: Commit) -> History:
         """A rank applies a step; return the forks on which the outcome depends."""
         history = history_at(trainer.state.history, commit.step)
-        _hold(
+        hold(
             not trainer.state.history or self._may_fork,
             f"I9: {trainer.name} has a history of forks, which this job does not allow",
         )
         known = self._commits.setdefault((digest_of(history), commit.step), commit)
-        _hold(
+        hold(
             known == commit,
             f"I1: {trainer.name} applies step {commit.step} by another certificate than others",
         )
@@ -227,22 +227,22 @@ class Lineages:
         digest = digest_of(history)
         if digest in self._histories:
             return
-        _hold(self._may_fork, f"I9: {who} has a history of forks without permission")
+        hold(self._may_fork, f"I9: {who} has a history of forks without permission")
         if self._repeats:
             same = history == self._repeats[: len(history)]
-            _hold(same, f"I9: {who} has another history than the lineage that is repeated")
+            hold(same, f"I9: {who} has another history than the lineage that is repeated")
         for number, fork in enumerate(history):
             before = history[:number]
             last = _places(before[-1]) if before and before[-1].version == fork.version else set()
-            _hold(
+            hold(
                 not last or not (last <= _places(fork) or _places(fork) <= last),
                 f"I9: {who} has {sorted(_places(fork))} made twice at version {fork.version}",
             )
-            _hold(
+            hold(
                 not before or before[-1].version <= fork.version,
                 f"I9: {who} has its forks out of order",
             )
-            _hold(
+            hold(
                 fork.chain == self._chain(fork.version, before),
                 f"I9: {who} has a fork at version {fork.version} that follows other commits",
             )
@@ -277,12 +277,12 @@ class Lineages:
             policy=rules.policy,
             ranks_per_stage=self._shape.ranks_per_stage,
         )
-        _hold(
+        hold(
             fork.made == right,
             f"I9: {who} has a fork of other sources or weights than the last commit gives",
         )
         same = (fork.lr_boost, fork.boost_steps) == (rules.lr_boost, rules.boost_steps)
-        _hold(same, f"I9: {who} has a fork with another learning rate")
+        hold(same, f"I9: {who} has a fork with another learning rate")
 
     # Settles ------------------------------------------------------------------
 
@@ -304,12 +304,12 @@ class Lineages:
         self._seen["fork with guards"] += any(b.is_exact for p in places for b in p.blocks)
         if outcome.fork is not None:
             durable = max(r.durable for r in reports)
-            _hold(
+            hold(
                 bool(self._repeats) or not self._is_young(outcome.version, durable),
                 f"I9: {plan.quorum} forks at version {outcome.version}, and checkpoint {durable} "
                 "is young enough",
             )
-            _hold(
+            hold(
                 not any(outcome.step.kept.values()),
                 f"I9: {plan.quorum} keeps what came through a stage that is another one now",
             )
@@ -334,13 +334,13 @@ class Lineages:
                 continue
             history = history_at(outcome.history, report.version)
             right = self._truth(report.version, history, plan.position_of(report.index))
-            _hold(
+            hold(
                 report.state == right,
                 f"I9: {plan.quorum} counts a state of {plan.members[report.index].rank} at version "
                 f"{report.version} that has another history",
             )
             for copy in report.guarded:
-                _hold(
+                hold(
                     copy.masters == terms.part(self._truth(report.version, history, copy.stage)),
                     f"I9: {plan.members[report.index].rank} guards another state of stage "
                     f"{copy.stage} at version {report.version} than a run of the same history has",
@@ -365,7 +365,7 @@ class Lineages:
         for index, action in enumerate(outcome.actions):
             stage = plan.position_of(index) // width
             ordered = {p for p in plan.fork.positions if p // width == stage}
-            _hold(
+            hold(
                 action is not StateAction.MAKE or not ordered <= counted,
                 f"I9: {plan.quorum} makes stage {stage} anew, which members hold",
             )
@@ -385,7 +385,7 @@ class Lineages:
             held = self._holding(plan, report.index)
             if held is None or held.certified_in is None:
                 continue
-            first = _number(held.certified_in)
+            first = quorum_number(held.certified_in)
             kept = {
                 r.index
                 for r in reports
@@ -398,7 +398,7 @@ class Lineages:
                 continue  # the ladder's row 4
             if not self._is_guarded(plan, reports):
                 continue
-            _hold(
+            hold(
                 not goes_back and outcome.version >= held.version,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
                 f"{plan.members[report.index].rank} has {held.version} and every position that is "
@@ -416,7 +416,7 @@ class Lineages:
         """The first step after a fork tells of that fork, and with what it began."""
         history = self._histories.get(entry.history, ())
         is_first = bool(history) and history[-1].version == entry.step
-        _hold(
+        hold(
             is_first or entry.forked is None,
             f"I9: the entry of step {entry.step} tells of a fork, and its states have none there",
         )
@@ -425,7 +425,7 @@ class Lineages:
         self._seen["told of a fork"] += 1
         position = entry.stage * self._shape.ranks_per_stage + entry.inner
         right = digest_of_fork(history[-1]), self._truth(entry.step, history, position)
-        _hold(
+        hold(
             (entry.forked.fork, entry.forked.masters) == right,
             f"I9: the entry of step {entry.step} of stage {entry.stage} tells of another fork, or "
             "another state after it",
@@ -438,17 +438,17 @@ class Lineages:
         parts = disk.complete[version]
         if not any(life.was_tampered for life in lives.values()):
             for position, part in parts.items():
-                _hold(
+                hold(
                     part.params == self._truth(version, part.history, position),
                     f"I9: the checkpoint of step {version} has another state of position "
                     f"{position} than its history says",
                 )
         is_exact = not any(part.history for part in parts.values())
-        _hold(is_exact or self._may_fork, "I9: a checkpoint forks without permission")
+        hold(is_exact or self._may_fork, "I9: a checkpoint forks without permission")
         self._seen["approximate checkpoint"] += not is_exact
         if is_exact:
             self._way_back = version
-        _hold(
+        hold(
             is_exact or not self._way_back or disk.is_damaged or self._way_back in disk.complete,
             f"I9: the exact checkpoint of step {self._way_back} is gone, and that of step "
             f"{version} is approximate",
@@ -457,9 +457,9 @@ class Lineages:
     def finished(self, finals: Sequence[FinalDigests]) -> History:
         """The job is complete; return the history of its final state."""
         digests = {final.history for final in finals}
-        _hold(len(digests) == 1, "I9: positions end with different histories")
+        hold(len(digests) == 1, "I9: positions end with different histories")
         (digest,) = digests
-        _hold(digest in self._histories, "I9: the job ends with a history that no state had")
+        hold(digest in self._histories, "I9: the job ends with a history that no state had")
         self._seen["ended approximate"] += bool(digest)
         return self._histories[digest]
 
@@ -491,29 +491,3 @@ def _stayed(plan: Plan, index: int, first: int, plans: Sequence[Plan]) -> bool:
     return not is_void and all(
         known is not None and known.rank.position == member.rank.position for known in places
     )
-
-
-def _number(quorum: str) -> int:
-    return int(quorum.removeprefix("q").partition("-")[0])
-
-
-def _hold(condition: bool, what: str) -> None:
-    if not condition:
-        raise Violation(what)
-
-
-def check_not_void(plan: Plan, outcome: Settlement, disk: Disk, seen: Counter[str]) -> None:
-    """Check that nobody goes on from steps that count no more; raises Violation."""
-    for one in plan.voided[-1:]:
-        begins = one.quorum == plan.quorum.id
-        seen["went back"] += begins
-        _hold(
-            not begins or outcome.version <= one.version,
-            f"I8: {plan.quorum} goes on from step {outcome.version}, which is tainted",
-        )
-    if StateAction.LOAD in outcome.actions and outcome.version:
-        lineage = disk.lineages.get(outcome.version, 0)
-        _hold(
-            not is_void(plan.voided, outcome.version, lineage),
-            f"I8: {plan.quorum} loads the checkpoint of step {outcome.version}, which is void",
-        )
