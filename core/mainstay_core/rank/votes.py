@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.ids import Slot
+from mainstay_core.base.sums import add_in_order
 from mainstay_core.rank.saving.saves import Saves, judge_saves
 from mainstay_core.rank.settle import StateAction
 from mainstay_core.wire.plan import Plan
@@ -274,9 +275,7 @@ def clip(
         num_tokens: tokens of the whole step.
         clip_norm: bound on the norm of the mean gradient; None does not clip.
     """
-    total = 0.0
-    for norm_sq in norms_sq:  # left to right: sum() compensates rounding from Python 3.12 on
-        total += norm_sq
+    total = add_in_order(norms_sq)
     if num_tokens < 1 or not total >= 0:
         return math.nan, math.nan
     norm = math.sqrt(total) / num_tokens
@@ -299,9 +298,7 @@ def _commit(plan: Plan, votes: Sequence[Vote], clip_norm: float | None, data_tot
                 data += Digest.parse(stat.data)
     num_tokens = sum(tokens.values())
     norm, scale = clip(_norms_sq(plan, votes), num_tokens, clip_norm)
-    loss = 0.0
-    for shard_type in sorted(losses):
-        loss += losses[shard_type]
+    loss = add_in_order(losses[shard_type] for shard_type in sorted(losses))
     total = (Digest.parse(data_total) if data_total else Digest.zero()) + data
     return Commit(
         step=votes[0].step,
@@ -322,11 +319,8 @@ def norms_by_block(plan: Plan, votes: Sequence[Vote]) -> tuple[float, ...]:
     """
     width = plan.ranks_per_stage
     firsts = [votes[members[0].index].norms_sq for members in plan.positions]
-    norms: list[float] = []
-    for stage in range(0, len(firsts), width):
-        for told in zip(*firsts[stage : stage + width], strict=True):
-            total = 0.0
-            for norm_sq in told:
-                total += norm_sq
-            norms.append(total)
-    return tuple(norms)
+    return tuple(
+        add_in_order(told)
+        for stage in range(0, len(firsts), width)
+        for told in zip(*firsts[stage : stage + width], strict=True)
+    )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mainstay_core.base.shape import Order
+from mainstay_core.base.sums import add_in_order
 from mainstay_core.base.words import count
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.reinitialisation.guards import guarded_blocks
@@ -119,7 +120,7 @@ def norms_beside(
         norms_sq: squared norm of each block; one that is not named has none.
     """
     before, after = (
-        sum((norms_sq.get(b.name, 0.0) for b in like_blocks(stages[beside], kind)), 0.0)
+        add_in_order(norms_sq.get(b.name, 0.0) for b in like_blocks(stages[beside], kind))
         for beside in (stage - 1, stage + 1)
     )
     return before, after

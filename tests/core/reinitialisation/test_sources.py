@@ -10,6 +10,7 @@ import pytest
 
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Order
+from mainstay_core.reinitialisation import sources
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -388,3 +389,17 @@ def test_weightings_of_figure_2() -> None:
     ):
         answer = plan(pipeline(1, 1, 1), 1, norms_sq=norms_sq, policy=Policy(weighting=weighting))
         assert shares(answer) == {"layers.1": expected}
+
+
+def test_norms_are_added_left_to_right_whatever_the_built_in_sum_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It compensates rounding from Python 3.12 on, and a fork's record has these bits."""
+    monkeypatch.setattr(sources, "sum", lambda values, _=0.0: math.fsum(values), raising=False)
+    stages = pipeline(10, 1, 2, ends=False)
+    norms_sq = {f"layers.{i}": 0.1 for i in range(10)} | {"layers.11": 0.5, "layers.12": 0.25}
+
+    assert sources.norms_beside(stages, 1, "layer", norms_sq) == (0.9999999999999999, 0.75)
+    answer = plan(stages, 1, norms_sq=norms_sq)
+    assert isinstance(answer, Reinitialisation)
+    assert answer.positions[0].blocks[0].norms_sq == (0.9999999999999999, 0.75)
