@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mainstay_cli.base.exits import CliError, ExitCode, UsageError
 from mainstay_cli.base.files import write_whole
 from mainstay_cli.chaos import runs as chaos_runs
@@ -210,7 +208,7 @@ def _with_steps(manifest: dict[str, Any], steps: int | None) -> dict[str, Any]:
 def _keep(path: Path, manifest: dict[str, Any], run: draw.Run) -> Path:
     """Write a run that broke the promise as a regression test (tests/chaos/regressions)."""
     kept = {"job": manifest, "faults": list(run.entries)}
-    path.write_text(yaml.safe_dump(kept, sort_keys=False))
+    path.write_text(manifests.dump_yaml(kept))
     return path
 
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mainstay_cli.base import client, state_dir
 from mainstay_cli.base.logs import last_line
+from mainstay_cli.local.manifests import dump_yaml
 from mainstay_core.base.errors import MainstayError
 
 END_S = 15.0
@@ -68,11 +67,11 @@ def run_once(
     """
     directory.mkdir(parents=True)
     job, report, state = directory / "job.yaml", directory / "report.json", directory / "state"
-    job.write_text(yaml.safe_dump(dict(manifest), sort_keys=False))
+    job.write_text(dump_yaml(dict(manifest)))
     command = [*(sys.executable, "-m", "mainstay_cli.commands.main", "local", "run", str(job))]
     command += ["--state-dir", str(state), "--report", str(report), "--ui", "plain"]
     if faults:
-        (directory / "faults.yaml").write_text(yaml.safe_dump(list(faults), sort_keys=False))
+        (directory / "faults.yaml").write_text(dump_yaml(list(faults)))
         command += ["--faults", str(directory / "faults.yaml")]
     environment = dict(os.environ) | {"MAINSTAY_HOME": str(directory / "home")}
     paths = [*map(str, search), environment.get("PYTHONPATH", "")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,21 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.job import spec
 
 NUMBER_TAG = "tag:mainstay.dev,2026:number"
-"""Of numbers with an exponent, of which PyYAML knows few."""
+"""Of the forms of numbers that kubectl knows and PyYAML does not: 1e-3, 1.5e3, -.5."""
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_NUMBER = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$|[-+]\.[0-9]+$",
+)
+_MAX_INTEGER = 2**63
+"""Integers of kubectl's JSON are of 64 bits."""
 
 
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that refuses a key that is given twice, and reads 1e-3 as kubectl does."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """A YAML dumper that puts a text such as '1e-3' in quotes, as the loader takes it for one."""
 
 
 def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -35,22 +47,29 @@ def _mapping_without_duplicates(loader: _StrictLoader, node: yaml.MappingNode) -
     return loader.construct_mapping(node, deep=True)
 
 
-def _number_with_exponent(_: _StrictLoader, node: yaml.ScalarNode) -> int | float:
-    """Return the number of a text such as 1e-3; a whole one is an integer, as in kubectl's JSON."""
-    number = float(node.value)
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+def _number(loader: _StrictLoader, node: yaml.ScalarNode) -> int | float | str:
+    """Return a number with a point or an exponent as kubectl's JSON has it.
+
+    A whole one is an integer. One that no float can hold stays the text that it is.
+    """
+    number = float(loader.construct_yaml_float(node))
+    if math.isinf(number) and "inf" not in node.value.lower():
+        return str(node.value)
+    if not number.is_integer():
+        return number
+    # Of the shortest text that means this float, as JSON has it, not of all its binary digits.
+    whole = int(Decimal(repr(number)))
+    return whole if -_MAX_INTEGER <= whole < _MAX_INTEGER else number
 
 
 _StrictLoader.add_constructor(
     yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates
 )
 # PyYAML reads 1e-3 and 1.5e3 as texts, kubectl as numbers: a file must mean the same to both.
-_StrictLoader.add_implicit_resolver(
-    NUMBER_TAG,
-    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+.0123456789"),
-)
-_StrictLoader.add_constructor(NUMBER_TAG, _number_with_exponent)
+for _reader_or_writer in (_StrictLoader, _Dumper):
+    _reader_or_writer.add_implicit_resolver(NUMBER_TAG, _NUMBER, list("-+.0123456789"))
+for _tag in (NUMBER_TAG, _FLOAT_TAG):
+    _StrictLoader.add_constructor(_tag, _number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +100,13 @@ def load_yaml(path: Path) -> Any:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise UsageError(f"{where}: not valid YAML: {error.problem or error.context}") from error
-    except (yaml.YAMLError, TypeError) as error:
+    except (yaml.YAMLError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: not valid YAML: {error}") from error
+
+
+def dump_yaml(data: Any) -> str:
+    """Return data as YAML that :func:`load_yaml` reads as the same data."""
+    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False))
 
 
 def load_job(path: Path, name: str | None = None) -> JobFile:

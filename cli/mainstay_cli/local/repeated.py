@@ -12,7 +12,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.words import count
 from mainstay_core.job.spec import TrainingJob
-from mainstay_core.wire.checkpoint_manifest import shown
+from mainstay_core.wire.checkpoint_manifest import is_same_entry, shown
 from mainstay_core.wire.repeated_lineage import lineage_identity, read_repeats
 
 
@@ -48,7 +48,8 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
         )
     config = job.to_job_config(JobUid("repeated"))
     theirs, ours = lineage.get("of") or {}, lineage_identity(config)
-    differing = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+    names = sorted({*theirs, *ours})
+    differing = [name for name in names if not is_same_entry(theirs.get(name), ours.get(name))]
     if differing:
         listed = "".join(
             f"\n  {shown(name)} is {shown(str(theirs.get(name, 'absent')))} in the report, "

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from mainstay_cli.base import network
 from mainstay_cli.base.client import ApiClient
 from mainstay_cli.base.exits import CliError, ExitCode, MachineError
@@ -208,7 +206,7 @@ class _LocalRun:
             }
         )
         uid = str(created["uid"])
-        (self._state.path / "job.yaml").write_text(yaml.safe_dump(self._file.manifest))
+        (self._state.path / "job.yaml").write_text(manifests.dump_yaml(self._file.manifest))
         (self._state.path / "faults.json").write_text(codec.dumps(self._faults))
         self._state.write_record(
             RunRecord(

@@ -29,6 +29,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Annotated, Any
 
 from mainstay_core.base.bounds import (
@@ -86,6 +87,7 @@ SHOWN_CHARS = 200
 _NAME = re.compile(r"step-(\d{8,15})(\.(?:tmp|gone|tainted)-\w+|\.(?:bad|refused|old))?", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?([eE][-+]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,8 +291,19 @@ def differences(theirs: Mapping[str, str], ours: Mapping[str, str]) -> tuple[str
         f"{shown(name)} is {shown(theirs.get(name, 'absent'))} in the checkpoint, "
         f"{shown(ours.get(name, 'absent'))} here"
         for name in sorted({*theirs, *ours})
-        if theirs.get(name) != ours.get(name)
+        if not is_same_entry(theirs.get(name), ours.get(name))
     )
+
+
+def is_same_entry(theirs: object, ours: object) -> bool:
+    """Return whether two entries say the same: a whole number may be written as 4 or as 4.0."""
+    if theirs == ours:
+        return True
+    if not (isinstance(theirs, str) and isinstance(ours, str)):
+        return False
+    if not (_NUMBER.fullmatch(theirs) and _NUMBER.fullmatch(ours)):
+        return False
+    return Decimal(theirs) == Decimal(ours)
 
 
 def shown(text: str) -> str:

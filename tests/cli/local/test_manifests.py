@@ -1,6 +1,8 @@
+import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mainstay_cli.base.exits import ExitCode, UsageError
 from mainstay_cli.local import manifests
@@ -115,15 +117,70 @@ def test_what_concerns_a_cluster_alone_is_left_alone_in_a_local_run(tmp_path: Pa
     assert manifests.load_job(path).job.metadata.name == "demo"
 
 
-def test_numbers_are_read_as_kubectl_reads_them(tmp_path: Path) -> None:
-    numbers = {"1e-3": 1e-3, "2.5e4": 2.5e4, "-1E+2": -100, ".5e1": 5, "1e30": 1e30}
-    text = "\n".join(f"k{i}: {number}" for i, number in enumerate(numbers)) + "\nt: 1e\nu: e3\n"
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("1.0e-3", 1e-3),
+        ("2.5e4", 25_000),
+        ("-1E+2", -100),
+        (".5e1", 5),
+        ("-.5", -0.5),
+        ("4.0", 4),
+        ("-0.0", 0),
+        ("0.1", 0.1),
+        ("3.0e+1", 30),
+        ("1.0e+3", 1000),
+        ("1_000.0", 1000),
+        ("1e16", 10_000_000_000_000_000),
+        ("1.2345678901234567e+18", 1_234_567_890_123_456_800),
+        ("-9223372036854775808.0", -9_223_372_036_854_776_000.0),
+        ("9.2e18", 9_200_000_000_000_000_000),
+        ("9.3e18", 9.3e18),
+        ("1e30", 1e30),
+        ("1e-4567", 0),
+        ("12e4567", "12e4567"),
+        ("1.0e+4567", "1.0e+4567"),
+        ("-12e4567", "-12e4567"),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        ("1e", "1e"),
+        ("e3", "e3"),
+        ("1e3x", "1e3x"),
+        ("'1e-3'", "1e-3"),
+    ],
+)
+def test_numbers_are_read_as_kubectl_reads_them(
+    tmp_path: Path, text: str, value: float | str
+) -> None:
+    found = manifests.load_yaml(write(tmp_path, f"k: {text}\n"))["k"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_no_number_is_no_number_of_yaml(tmp_path: Path) -> None:
+    assert math.isnan(manifests.load_yaml(write(tmp_path, "k: .nan\n"))["k"])
+    assert "not valid YAML" in message(write(tmp_path, "k: !!float x\n"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1e-3", "12e4567", "1e3", "-.5", "+.5e3", "4.0", "null", "2026-11-26", 1e-3, 1e30, 4, -0.5],
+)
+def test_what_is_written_is_read_back_as_the_same(tmp_path: Path, value: float | str) -> None:
+    data = {"labels": {"git-sha": value}, "lr": [value]}
+    text = manifests.dump_yaml(data)
     found = manifests.load_yaml(write(tmp_path, text))
-    assert found == {f"k{i}": value for i, value in enumerate(numbers.values())} | {
-        "t": "1e",
-        "u": "e3",
-    }
-    assert [type(found[f"k{i}"]) for i in range(5)] == [float, int, int, int, float]
+    assert (found, type(found["lr"][0])) == (data, type(value))
+    assert yaml.safe_load(text) == data, "other readers of YAML"
+
+
+def test_what_a_run_keeps_of_its_job_is_the_job(tmp_path: Path) -> None:
+    config = "{lr: '1e-3', rate: 1e-3}"
+    text = JOB.replace("{name: demo}", "{name: demo, labels: {git-sha: '12e4567'}}")
+    text = text.replace("ENTRYPOINT", f"a.b:c, config: {config}")
+    file = manifests.load_job(write(tmp_path, text))
+    again = write(tmp_path, manifests.dump_yaml(file.manifest), "again.yaml")
+    assert manifests.load_job(again).manifest == file.manifest
 
 
 def test_a_name_is_given_to_no_job_whose_metadata_are_none(tmp_path: Path) -> None:

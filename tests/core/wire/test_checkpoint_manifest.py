@@ -151,3 +151,27 @@ def test_differences_can_be_shown_whatever_the_file_says() -> None:
     (told,) = differences({"a": "\x1b[2J" + "x" * 10_000}, {"a": "3"})
     assert told.isprintable()
     assert len(told) < 500
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "is_same"),
+    [
+        ("4.0", "4", True),
+        ("1e+16", "10000000000000000", True),
+        ("0.001", "1e-3", True),
+        ("4.0", "4.5", False),
+        ('"4.0"', "4", False),
+        ("true", "1", False),
+        ("4", "absent", False),
+    ],
+)
+def test_a_whole_number_is_the_same_with_a_point_and_without(
+    theirs: str, ours: str, is_same: bool
+) -> None:
+    """A release that had 4.0 of a local job's file wrote it so."""
+    assert (differences({"a": theirs}, {"a": ours}) == ()) is is_same
+    assert (differences({"a": ours}, {"a": theirs}) == ()) is is_same
+
+
+def test_an_entry_that_one_side_lacks_differs() -> None:
+    assert differences({"a": "4"}, {}) == ("a is 4 in the checkpoint, absent here",)
