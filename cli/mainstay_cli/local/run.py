@@ -244,8 +244,8 @@ class _LocalRun:
                 with contextlib.suppress(ApiError, TimeoutError):
                     await client.stop_job(uid)
                     await asyncio.wait_for(asyncio.shield(watching), STOP_GRACE_S)
-                    report = dict(await client.fetch(uid, "report"))
-                    write_report(report, self._state.path / "report.json")
+                    await _until_told(pool)
+                    self._try_to_write(dict(await client.fetch(uid, "report")))
                 raise CliError("interrupted, everything has ended", ExitCode.INTERRUPTED)
             pool.stop()
             closing = asyncio.create_task(
@@ -279,16 +279,25 @@ class _LocalRun:
         Raises:
             CliError: the api is away when somebody has pressed Ctrl-C.
         """
-        # Supervisors tell the last of the ledger before they leave; then the report is whole.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
+        await _until_told(pool)
         report = dict(await _ask(lambda: client.fetch(uid, "report"), interrupted))
         recoveries = list(await _ask(monitor.fetch_recoveries, interrupted))
         await _ask(monitor.show_rest, interrupted)
-        write_report(report, self._state.path / "report.json")
-        if self._options.report is not None:
-            write_report(report, self._options.report)
+        for path in self._report_paths():
+            write_report(report, path)
         return RunResult(state=job.state, reason=job.reason, report=report, recoveries=recoveries)
+
+    def _report_paths(self) -> list[Path]:
+        asked = self._options.report
+        return [self._state.path / "report.json", *([asked] if asked is not None else [])]
+
+    def _try_to_write(self, report: dict[str, Any]) -> None:
+        """Write the report of a run that ends anyway; say where it cannot be written."""
+        for path in self._report_paths():
+            try:
+                write_report(report, path)
+            except OSError as error:
+                self._progress.say(f"the report is not written: {error}")
 
     def _start_forges(self, children: ChildProcesses) -> _Forges:
         trainers = [f"--preload={module}" for module in self._preload()]
@@ -393,6 +402,15 @@ async def _watch_forge(what: str, forge: Forge, state: StateDir) -> None:
     cause = f"; {shortage.explain(lacks, [state.path])}" if lacks else ""
     why = f"the forge of {what} ended: {last_line(log)} (see {log}){cause}"
     raise CliError(why, ExitCode.FAILED)
+
+
+async def _until_told(pool: LocalPool) -> None:
+    """Wait until pods have left: supervisors tell the last of the ledger before that.
+
+    Only then is the report whole. One that does not leave is not waited for.
+    """
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(pool.wait_ended(), GOODBYE_S)
 
 
 async def _ask(question: Callable[[], Awaitable[T]], interrupted: asyncio.Event) -> T:

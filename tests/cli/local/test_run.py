@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -72,6 +73,72 @@ def test_one_ctrl_c_ends_a_run_that_waits_for_its_report(tmp_path: Path) -> None
     with StateDir(options.state_dir) as state:
         redis, progress = Path("redis-server"), PlainProgress(quiet=True)
         asyncio.run(run(_LocalRun(file, (), state, 1, redis, progress, options)))
+
+
+class StoppedApi(JobApi):
+    """The api of a job that runs until it is told to stop; its report tells who was asked when."""
+
+    def __init__(self, pool: LeavingPool) -> None:
+        self.pool = pool
+        self.watched = asyncio.Event()
+        self.state = "running"
+
+    async def send(self, request: Request) -> Any:
+        if request.path.endswith("/report"):
+            return {"state": self.state, "whole": self.pool.has_left}
+        if request.path.endswith("/stop"):
+            self.state = "stopped"
+            return {}
+        if request.path.endswith("/u"):
+            self.watched.set()
+            page = {"state": self.state, "reason": "", "step": 0}
+            return page | {"quorum": None, "recovering": []}
+        await asyncio.sleep(0)
+        return []
+
+
+class LeavingPool:
+    """Pods that leave once they are waited for."""
+
+    has_left = False
+
+    def stop(self) -> None:
+        pass
+
+    async def wait_ended(self) -> None:
+        self.has_left = True
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_run_that_ctrl_c_stops_leaves_its_whole_report_where_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_full: bool
+) -> None:
+    async def run(local: _LocalRun) -> None:
+        pool, interrupts = LeavingPool(), _Interrupts()
+        api = StoppedApi(pool)
+        following = asyncio.create_task(
+            local._follow(api, "u", pool, interrupts, [])  # type: ignore[arg-type]
+        )
+        await api.watched.wait()
+        interrupts.first.set()
+        async with asyncio.timeout(GIVE_UP_S):
+            with pytest.raises(CliError, match="everything has ended") as caught:
+                await following
+        assert caught.value.code is ExitCode.INTERRUPTED
+
+    file = load_job(Path(shutil.copy(EXAMPLE, tmp_path)), None)
+    asked = tmp_path / "asked" / "report.json"
+    options = RunOptions(state_dir=tmp_path / "state", report=asked)
+    if is_full:
+        asked.parent.write_text("a file, beneath which nothing can be written")
+    with StateDir(options.state_dir) as state:
+        redis, progress = Path("redis-server"), PlainProgress()
+        asyncio.run(run(_LocalRun(file, (), state, 1, redis, progress, options)))
+    written = {"state": "stopped", "whole": True}
+    assert json.loads((tmp_path / "state" / "report.json").read_text()) == written
+    told = "the report is not written: " in "".join(capsys.readouterr())
+    assert told is is_full
+    assert is_full or json.loads(asked.read_text()) == written
 
 
 def test_a_run_that_cannot_even_begin_for_want_of_descriptors_says_so(
