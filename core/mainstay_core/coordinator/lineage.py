@@ -130,19 +130,24 @@ def tell_forks(history: History, ledger: Mapping[LedgerKey, LedgerEntry]) -> tup
 
 
 def _outcome_of(fork: Fork, ledger: Mapping[LedgerKey, LedgerEntry]) -> ForkOutcome | None:
-    """Return what came of a fork; None unless all entries are of the first step after it."""
+    """Return what came of a fork; None until all its places have told of the first step after it.
+
+    What they began that step with is the same in whatever quorum they tell of it: the fork says it.
+    A member that was rolled forward to the step tells of a later quorum than that which committed
+    it, in place of what its position told before. So the lowest one is named.
+    """
     digest, places = digest_of_fork(fork), places_of(fork)
-    entries = [ledger.get((fork.version, *place)) for place in places]
-    states = []
-    for (stage, inner), entry in zip(places, entries, strict=True):
+    states, quorums = [], []
+    for stage, inner in places:
+        entry = ledger.get((fork.version, stage, inner))
         if entry is None or entry.forked is None or entry.forked.fork != digest:
             return None
-        masters = entry.forked.masters
-        states.append(PlaceDigest(stage=stage, inner=inner, masters=masters))
-    quorums = {entry.quorum for entry in entries if entry is not None}
-    if len(quorums) != 1:
-        return None  # the step was committed again, and not all have told
-    return ForkOutcome(quorum=quorums.pop(), states=tuple(states))
+        quorums.append(entry.quorum)
+        states.append(PlaceDigest(stage=stage, inner=inner, masters=entry.forked.masters))
+    if not states:
+        return None
+    quorum = min(quorums, key=lambda each: each.id)
+    return ForkOutcome(quorum=quorum, states=tuple(states))
 
 
 def show_lineage(

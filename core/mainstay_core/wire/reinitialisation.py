@@ -203,7 +203,8 @@ class ForkOutcome:
     """
 
     quorum: QuorumId
-    """In which the first step with it was committed: its votes compared what was made."""
+    """The lowest one in which a position has told of the first step with it. It committed that
+    step, unless all of these positions were rolled forward to it later."""
     states: Annotated[tuple[PlaceDigest, ...], Longest(MAX_MEMBERS)]
     """At its version, of the positions that were made anew and of those of which they were made:
     by stage, then by inner rank."""

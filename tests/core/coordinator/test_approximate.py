@@ -978,13 +978,27 @@ def test_what_came_of_a_fork_is_known_from_the_first_step_that_was_committed_wit
     ]
 
 
+@pytest.mark.parametrize("quorums", [(2, 3, 2), (3, 2, 2), (3, 4, 2)])
+def test_what_came_of_a_fork_is_known_though_its_first_step_was_rolled_forward(
+    quorums: tuple[int, ...],
+) -> None:
+    """Who rolls forward to a step tells of the quorum in which it does, not of the one before."""
+    fork = fork_at(5, 1)
+    ledger = {(5, i, 0): entry(i, fork, quorum) for i, quorum in enumerate(quorums)}
+
+    (told,) = tell_forks((fork,), ledger)
+
+    assert told.outcome is not None
+    assert told.outcome.quorum == QuorumId(id=2, nonce="n")
+    assert [s.masters for s in told.outcome.states] == ["state-0", "state-1", "state-2"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         pytest.param({}, id="not told"),
         pytest.param({"fork": None}, id="replayed, or from before the fork"),
         pytest.param({"fork": fork_at(5, 3)}, id="of another fork of this version"),
-        pytest.param({"fork": fork_at(5, 1), "quorum": 3}, id="of another quorum"),
     ],
 )
 def test_what_is_not_sure_to_have_come_of_a_fork_is_not_told(change: dict[str, Any]) -> None:
