@@ -149,7 +149,8 @@ def plan_reinitialisation(
         lost: positions whose every copy is gone.
         version: at which all go on.
         norms_sq: squared gradient norm of each block in the step that led to it, before clipping. A
-            block that is not named has none: at version 0 no step led to it.
+            block that is not named has none: at version 0 no step led to it. Where none is named
+            later, none is known, and the blocks are weighed as if all were 0.
         left: what is left of the lost positions.
         policy: how they may be made anew.
         ranks_per_stage: inner ranks of each stage.
@@ -233,10 +234,15 @@ class _Place:
         return blocks, ", ".join(found) or "nothing, as it has no block"
 
     def _made(self, block: BlockOutline, sources: _Sources) -> MadeBlock:
-        """Return how a block is made, with the norms if two stages are weighed by them."""
+        """Return how a block is made, with the norms if two stages are weighed by them.
+
+        A run that makes it again has norms to compare with these.
+        """
         is_weighed = any(source.kind is SourceKind.NEIGHBOUR for source in sources)
         norms_sq: tuple[float, ...] = ()
-        if is_weighed and self.policy.weighting is Weighting.GRADIENT_NORM:
+        # A commit of a job whose stages could not be made anew has no norms: these are not known.
+        has_norms = bool(self.norms_sq) or self.version == 0
+        if is_weighed and has_norms and self.policy.weighting is Weighting.GRADIENT_NORM:
             norms_sq = norms_beside(self.stages, self.position[0], block.kind, self.norms_sq)
         return MadeBlock(block=block.name, sources=sources, norms_sq=norms_sq)
 

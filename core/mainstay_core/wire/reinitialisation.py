@@ -135,7 +135,8 @@ class MadeBlock:
     sources: Annotated[tuple[BlockSource, ...], Longest(MAX_SOURCES_OF_A_BLOCK)]
     norms_sq: Annotated[tuple[NormSq, ...], Longest(2)] = field(default=(), metadata=OMITTED)
     """Squared gradient norms by which the stages before and after are weighed: of their like blocks
-    in the last committed step, before clipping, fp64. Empty where none are."""
+    in the last committed step, before clipping, fp64. Empty where none are, or where that step's
+    commit has none: then the weights are one half each."""
 
     @property
     def is_exact(self) -> bool:

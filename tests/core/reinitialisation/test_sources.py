@@ -403,3 +403,21 @@ def test_norms_are_added_left_to_right_whatever_the_built_in_sum_does(
     answer = plan(stages, 1, norms_sq=norms_sq)
     assert isinstance(answer, Reinitialisation)
     assert answer.positions[0].blocks[0].norms_sq == (0.9999999999999999, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("version", "norms_sq", "told"),
+    [
+        pytest.param(100, {}, (), id="a commit without norms"),
+        pytest.param(0, {}, (0.0, 0.0), id="no step before"),
+        pytest.param(100, {"layers.0": 0.0, "layers.2": 0.0}, (0.0, 0.0), id="norms of 0"),
+    ],
+)
+def test_norms_that_are_not_known_are_not_told_as_0(
+    version: int, norms_sq: dict[str, float], told: tuple[float, ...]
+) -> None:
+    """A run that makes the fork again has norms, and would refuse it for these."""
+    answer = plan(pipeline(1, 1, 1, ends=False), 1, version=version, norms_sq=norms_sq)
+    assert shares(answer) == {"layers.1": [("layers.0", 0.5), ("layers.2", 0.5)]}
+    assert isinstance(answer, Reinitialisation)
+    assert answer.positions[0].blocks[0].norms_sq == told
