@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mainstay_core.base.bounds import MAX_HOSTS, MAX_MEMBERS, MAX_TYPES
+from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
 from mainstay_core.dmr.settings import WAY
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
@@ -229,10 +229,11 @@ CROSS_FIELD: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
         field=".redundancy",
-        rule="type(self.redundancy) != int || (self.redundancy <= self.training.lanes && "
-        f"self.redundancy <= {MAX_HOSTS})",
+        # That there are MAX_HOSTS at most, the model says: an object from before that bound has to
+        # stay one whose status can be written and whose finalizers can be taken away.
+        rule="type(self.redundancy) != int || self.redundancy <= self.training.lanes",
         message="must be at most spec.training.lanes, or Auto: a shard type has at most one host "
-        f"per lane, and {MAX_HOSTS} in all",
+        "per lane",
     ),
     Rule(
         section="spec.runtime",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mainstay_core.base.bounds import MAX_HOSTS
 from mainstay_core.job import crd, crd_rules, spec
 from mainstay_core.job.status import TrainingJobStatus
 from mainstay_core.pool.conditions import ConditionType
@@ -130,6 +131,13 @@ def test_rules_stand_at_sections_and_blame_fields_that_exist() -> None:
         assert rule.section == "" or "properties" in ALL[rule.section]
         path = f"{rule.section}{rule.field}".lstrip(".")
         assert path in ALL or path == "metadata.name"
+
+
+def test_a_bound_that_came_later_is_no_rule_of_objects_that_may_be_there() -> None:
+    """An API server refuses to write what breaks a rule: its status, and without its finalizers."""
+    rules = [rule.rule for rule in crd_rules.RULES if rule.field == ".redundancy"]
+    assert rules[0] == "type(self.redundancy) != int || self.redundancy <= self.training.lanes"
+    assert all(str(MAX_HOSTS) not in rule for rule in rules)
 
 
 def test_all_conditions_are_named_in_the_words_of_their_type() -> None:
