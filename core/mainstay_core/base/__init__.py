@@ -13,6 +13,7 @@
 - ``release``: the version
 - ``logs``: the one format of our containers' logs
 - ``names``: the natural order of names, in which numbers count as such
+- ``sums``: sums of floats that have the same bits on every member
 - ``words``: numbers with their nouns, and quoted values, for sentences
 - ``proofs``: proofs by which two ends of a connection show that they know the job's secret
 - ``admission``: bounds on connections that have proved nothing yet
