@@ -186,9 +186,8 @@ def _store_sizes(
 ) -> tuple[int, int]:
     """Return what a pod's store is expected to hold, and what it must have room for.
 
-    Both are 0 of a model whose sizes nobody knows here: the user's own, or a built-in one that is too
-    deep to be cut here. Whoever watches a job asks again and again,
-    so they are kept.
+    Both are 0 of a model whose sizes nobody knows here: the user's own, or a built-in one that is
+    too deep to be cut here. Whoever watches a job asks again and again, so they are kept.
 
     Args:
         entrypoint: of the job.
