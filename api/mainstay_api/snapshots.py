@@ -177,7 +177,12 @@ def _judge(
     config = state.config
     known = _store_sizes(config.entrypoint, codec.dumps(config.workload), state.shape, snapshots)
     expected_bytes, bound_bytes = known
-    return coverage, replace(summary, expected_bytes=expected_bytes, bound_bytes=bound_bytes)
+    return coverage, replace(
+        summary,
+        expected_bytes=expected_bytes,
+        bound_bytes=bound_bytes,
+        is_auto=bool(expected_bytes) and not snapshots.num_instalments,
+    )
 
 
 @lru_cache(maxsize=64)

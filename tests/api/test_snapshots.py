@@ -23,9 +23,7 @@ def snapshot_job(api: Any) -> Job:
     return make_job(api, "kept")
 
 
-def make_job(
-    api: Any, name: str, workload: Any = None, stages: int = 2, **snapshots: Any
-) -> Job:
+def make_job(api: Any, name: str, workload: Any = None, stages: int = 2, **snapshots: Any) -> Job:
     manifest = copy.deepcopy(MANIFEST)
     manifest["metadata"]["name"] = name
     manifest["spec"]["workload"] = workload or manifest["spec"]["workload"]
@@ -116,17 +114,24 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     assert memory["limit"] == 128 << 20
 
 
-def test_a_built_in_model_says_how_much_a_store_is_expected_to_hold_and_at_most(api: Any) -> None:
+def test_a_built_in_model_says_how_much_a_store_may_hold_and_needs_room_for(
+    api: Any,
+) -> None:
     llama = {
         "entrypoint": "mainstay_train.models.llama:workload",
         "config": {"dim": 16, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 32},
     }
     told = [
         job.api.get(f"{job.path}/summary")["stores"]
-        for job in (make_job(api, f"sized-{window}", llama, window=window) for window in (1, 2))
+        for job in (
+            make_job(api, f"sized-{window}".lower(), llama, window=window)
+            for window in (1, 2, "Auto")
+        )
     ]
     assert all(0 < page["expected_bytes"] < page["bound_bytes"] for page in told)
     assert told[0]["bound_bytes"] < told[1]["bound_bytes"]
+    # No stage has more than two blocks.
+    assert told[2] == told[1] | {"is_auto": True}
 
 
 def test_a_built_in_model_that_is_too_deep_to_be_cut_says_nothing_of_it(api: Any) -> None:
