@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 ALLOCATING = frozenset(
     {
@@ -144,6 +145,26 @@ class Effects(NamedTuple):
             new, places = [torch.tensor(result, dtype=NUMBERS[type(result)])], None
         written = [tensor for tensor, is_written in operands if is_written]
         return cls(returned, [*made.values()], new, places, written)
+
+
+class Allocated:
+    """The memories that allocations have made since something began."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, StorageWeakRef] = {}
+        """By key: while somebody refers to a memory, if only so, no other one has its key."""
+
+    def see(self, kernel: Kernel, result: Any) -> None:
+        """See an allocation."""
+        if any(is_written for _, _, is_written in kernel.arguments):
+            return  # it gives another size to a tensor that was there
+        for tensor in tensors_in(result):
+            weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._made.setdefault(key_of(tensor), weak)
+
+    def have(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether all of some tensors lie in such memories."""
+        return all(key_of(tensor) in self._made for tensor in tensors)
 
 
 @cache
