@@ -70,7 +70,7 @@ class Piece:
 
 @dataclass(slots=True)
 class _Told:
-    """What is found in a call's pieces: told as one as long as the judgement is the same.
+    """Findings in the pieces of a call, told as one as long as the judgement is the same.
 
     Args:
         checks: hear of it.
