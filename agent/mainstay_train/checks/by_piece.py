@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_train.checks import at_once
 from mainstay_train.checks.calls import Call, put
 from mainstay_train.checks.kernels import Kernel
@@ -67,6 +68,52 @@ class Piece:
         return found
 
 
+@dataclass(slots=True)
+class _Told:
+    """Findings in the pieces of a call, told as one as long as the judgement is the same.
+
+    Args:
+        checks: hear of it.
+    """
+
+    checks: Telling
+    _found: dict[str, Any] | None = None
+    """All that :meth:`Telling.tell` is given of what was not told yet."""
+
+    def tell(
+        self,
+        place: Place,
+        *,
+        ordinal: int,
+        operator: str,
+        output: int,
+        num_elements: int,
+        judgement: Judgement,
+    ) -> None:
+        before = self._found
+        if before is not None and before["judgement"] == judgement:
+            before["num_elements"] += num_elements
+            before["output"] = min(before["output"], output)
+            return
+        self.end()
+        self._found = {
+            "place": place,
+            "ordinal": ordinal,
+            "operator": operator,
+            "output": output,
+            "num_elements": num_elements,
+            "judgement": judgement,
+        }
+        if judgement.verdict is Verdict.UNRELIABLE:
+            self.end()  # which raises
+
+    def end(self) -> None:
+        """Tell what was not told yet."""
+        found, self._found = self._found, None
+        if found is not None:
+            self.checks.tell(**found)
+
+
 def execute(
     checks: Telling,
     place: Place,
@@ -78,7 +125,7 @@ def execute(
     """Execute a call piece by piece, each twice, and a third time if the two differ.
 
     Args:
-        checks: hear of what is found.
+        checks: hear of what is found, once for all pieces that are judged alike.
         place: of the call.
         whole: the call; it is numbered here, and returns nothing.
         pieces: of it.
@@ -88,7 +135,21 @@ def execute(
     Raises:
         UnreliableDeviceError: three executions of a piece differ.
     """
-    all_flips = enter(whole)
+    all_flips, told = enter(whole), _Told(checks)
+    try:
+        _execute(told, place, whole, pieces, all_flips, run)
+    finally:
+        told.end()
+
+
+def _execute(
+    checks: Telling,
+    place: Place,
+    whole: Call,
+    pieces: Iterable[Piece],
+    all_flips: Sequence[Flip],
+    run: Callable[..., Any],
+) -> None:
     for piece in pieces:
         operands = whole.kernel.operands(piece.args, piece.kwargs)
         overwritten = Overwritten(operands, replaces=False)

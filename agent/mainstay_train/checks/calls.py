@@ -40,6 +40,8 @@ class Call:
     none of that."""
     is_far: bool
     """Whether an operand is not in the host's memory."""
+    is_own: bool = False
+    """Whether all that it writes lies in memory that its passage has made."""
     numbers: Sequence[int] | None = None
     """Of what it writes, among all that the call writes whose piece it is; None: it is whole."""
 

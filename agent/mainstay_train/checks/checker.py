@@ -108,6 +108,8 @@ class Checks:
         """Makes the plan of the stage at hand from its first steps; None: no plan is made."""
         self.given: frozenset[int] = frozenset()
         """Memories of the parameters: a check that waits takes no more for them."""
+        self.gradient = 0
+        """The memory in which the gradient of a type comes to be, once there is one: the same."""
         self.hears: Hears | None = None
         """Hears of the collectives of a type that other chains compute, too; None: nobody does."""
         self.await_cell: Callable[[], None] = lambda: None

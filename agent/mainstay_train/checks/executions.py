@@ -26,7 +26,7 @@ from mainstay_train.checks.calls import Call, await_copies, put
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
-from mainstay_train.checks.kernels import Effects, Kernel, kernel_of, key_of
+from mainstay_train.checks.kernels import Allocated, Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
@@ -82,6 +82,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """Of the kernel that is executed."""
         self._once: tuple[Once, Execution | None] | None = None
         """The kernels that are executed again together, and which execution this is."""
+        self._allocated = Allocated() if checks.waiting.is_used else None
+        """What this scope has allocated; None: nothing may wait."""
 
     def __enter__(self) -> Self:
         if self._is_whole:
@@ -191,8 +193,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             self._let_write(kernels.tensors_in([*args, *kwargs.values()]))
         if kernel.is_view or kernel.allocates or kernel.communicates:
             result = func(*args, **kwargs)
-            if self._seen is not None and kernel.allocates:
-                self._seen.see(func, args, kwargs, result, None)
+            if kernel.allocates:
+                if self._allocated is not None:
+                    self._allocated.see(kernel, result)
+                if self._seen is not None:
+                    self._seen.see(func, args, kwargs, result, None)
             return result
         seen, self._spot = self._seen, None
         if seen is None:
@@ -249,7 +254,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if is_far:
             await_copies(operands, outputs)
         given = func, args, kwargs, kernel, self._count()
-        call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far)
+        is_own = self._allocated is not None and self._allocated.have(effects.written)
+        call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far, is_own)
         if self._seen is not None:
             self._spot = Spot.of(self._place, call.ordinal, kernel.name)
         flips = self._flips_of(call)

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 ALLOCATING = frozenset(
     {
@@ -146,6 +147,26 @@ class Effects(NamedTuple):
         return cls(returned, [*made.values()], new, places, written)
 
 
+class Allocated:
+    """The memories that allocations have made since something began."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, StorageWeakRef] = {}
+        """By key: while somebody refers to a memory, if only so, no other one has its key."""
+
+    def see(self, kernel: Kernel, result: Any) -> None:
+        """See an allocation."""
+        if any(is_written for _, _, is_written in kernel.arguments):
+            return  # it gives another size to a tensor that was there
+        for tensor in tensors_in(result):
+            weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._made.setdefault(key_of(tensor), weak)
+
+    def have(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether all of some tensors lie in such memories."""
+        return all(key_of(tensor) in self._made for tensor in tensors)
+
+
 @cache
 def kernel_of(func: Any) -> Kernel:
     """Return what is known of a function of the dispatcher (an ``OpOverload``)."""
@@ -156,8 +177,7 @@ def kernel_of(func: Any) -> Kernel:
         for place, arg in enumerate(schema.arguments)
         if not _is_plain(arg)
     )
-    written = [argument for argument in schema.arguments if _is_written(argument)]
-    writes, is_given_memory = bool(written), all(argument.is_out for argument in written)
+    writes = any(_is_written(argument) for argument in schema.arguments)
     allocates, communicates = name in ALLOCATING, func.namespace in COLLECTIVES
     is_view = name in VIEWS or (
         not writes and bool(aliases) and all(alias is not None for alias in aliases)
@@ -169,7 +189,7 @@ def kernel_of(func: Any) -> Kernel:
         is_view=is_view,
         computes=not (allocates or communicates or is_view),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
-        replaces=name in REPLACING or (writes and is_given_memory),
+        replaces=name in REPLACING or (writes and _is_given_memory(schema)),
         tells=name in TELLING,
         unset=UNSET.get(name, frozenset()),
         is_pointwise=torch.Tag.pointwise in func.tags,
@@ -188,6 +208,23 @@ def _is_plain(argument: Any) -> bool:
 
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _is_given_memory(schema: Any) -> bool:
+    """Return whether all that a call writes is memory which it is given for its results.
+
+    Such memory can only be named, and comes back as a result. A kernel of somebody else may add to
+    what can only be named, and return nothing. Of torch's own those that return nothing say it by
+    their overload.
+    """
+    written = [argument for argument in schema.arguments if _is_written(argument)]
+    if not all(argument.is_out for argument in written):
+        return False
+    if not schema.returns:
+        return bool(schema.overload_name.endswith("out"))
+    aliases = [result.alias_info for result in schema.returns]
+    returned = {name for alias in aliases if alias is not None for name in alias.before_set}
+    return all(argument.alias_info.before_set <= returned for argument in written)
 
 
 def name_of(func: Any, *, full: bool = False) -> str:

@@ -29,6 +29,7 @@ class Judged(Telling, Protocol):
     void: set[int]
     waiting: WaitingChecks
     given: frozenset[int]
+    gradient: int
 
 
 def compare(
@@ -131,15 +132,24 @@ def can_wait(place: Place, call: Call, effects: Effects) -> bool:
     """Return whether a call's check may wait: in a pass of a block, and it changes no operand.
 
     What some memory takes in place of what it held may, too, as a product in a gradient's: an
-    imprint is taken of it at once, and the second execution writes elsewhere.
+    imprint is taken of it at once, and the second execution writes elsewhere. But memory that may
+    outlive the passage, as a buffer that a block sets, has to be right at once: what is computed
+    again does not set it again for sure.
     """
     reads_written = call.overwritten is not None and call.overwritten.has_contents
+    outlives = not (call.is_own or place.in_pass is Pass.WEIGHT)
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
         and place.shard_type is not None
         and call.generator is None
-        and may_wait(call.kernel, call.args, call.kwargs, effects, reads_written=reads_written)
+        and may_wait(
+            call.kernel,
+            call.args,
+            call.kwargs,
+            effects,
+            reads_written=reads_written or outlives,
+        )
     )
 
 
@@ -213,7 +223,7 @@ def let_wait(
     held = [tensor for tensor, is_written in operands if not is_written]
     held += [one for one in kept if isinstance(one, torch.Tensor)]
     keys, size_bytes = kept_by(held, checks.given)
-    size_bytes += bytes_beside(keys, place, [t for t, is_written in operands if is_written])
+    size_bytes += sum(beside(keys, checks, [t for t, w in operands if w]).values())
     execute = partial(_check, checks, place, call, kept, flips)
     checks.waiting.add(
         Waiting(
@@ -228,20 +238,27 @@ def let_wait(
     )
 
 
-def bytes_beside(keys: Collection[int], place: Place, written: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of memory that is kept beside what a check keeps: that which it writes.
+def beside(
+    keys: Collection[int], checks: Judged, written: Sequence[torch.Tensor]
+) -> dict[int, int]:
+    """Return the memory that is kept beside what a check keeps, by key: that which it writes.
 
-    Others may write there. In a pass of weights it is the gradient's, which is there anyway.
+    Others may write there. What is there anyway is left out: parameters, and the gradient.
 
     Args:
         keys: of the memories that it keeps.
-        place: of the call.
+        checks: know what is there anyway.
         written: of the call.
+
+    Returns:
+        The bytes of each.
     """
-    if place.in_pass is Pass.WEIGHT:
-        return 0
     sizes = {key_of(tensor): tensor.untyped_storage().nbytes() for tensor in written}
-    return sum(size for key, size in sizes.items() if key not in keys)
+    return {
+        key: size
+        for key, size in sizes.items()
+        if key not in keys and key not in checks.given and key != checks.gradient
+    }
 
 
 def _check(

@@ -28,7 +28,7 @@ from mainstay_train.checks.kernels import Effects, key_of, tensors_in
 from mainstay_train.checks.late import (
     Judged,
     Kept,
-    bytes_beside,
+    beside,
     digest_of,
     executed_again,
     is_same,
@@ -117,6 +117,8 @@ class Segment:
         """Its name among the checks that wait."""
         self._kept: set[int] = set()
         """Keys of the memories that it keeps."""
+        self._beside: set[int] = set()
+        """Of those that it writes, and keeps for that."""
         self.more: tuple[set[int], int] = (set(), 0)
         """Keys and bytes that it keeps more since they were taken."""
 
@@ -164,8 +166,11 @@ class Segment:
                 self._hidden.setdefault(inside[number].memory, []).append((done, number))
         for number, tensor in enumerate(written, len(outputs)):
             done.compared[number] = imprint(tensor)
-        keys, size_bytes = self.more
-        self.more = keys, size_bytes + bytes_beside(self._kept, place, written)
+        if written:
+            counted, (keys, size_bytes) = self._kept | self._beside, self.more
+            more = beside(counted, self._judged, written)
+            self._beside |= more.keys()
+            self.more = keys, size_bytes + sum(more.values())
         self.executed.append(done)
 
     def leave(self, tensor: torch.Tensor) -> None:
@@ -205,6 +210,7 @@ class Segment:
         if not copied:
             return None
         self._kept.discard(key)
+        self._beside.discard(key)
         found = int(copied[0]._cdata)
         self._kept.add(found)
         return found
@@ -229,8 +235,8 @@ class Segment:
         key, (keys, size_bytes) = key_of(tensor), self.more
         if key not in self._kept:
             self._kept.add(key)
-            is_given = key in self._judged.given
-            taken = 0 if is_given else tensor.untyped_storage().nbytes()
+            is_counted = key in self._judged.given or key in self._beside
+            taken = 0 if is_counted else tensor.untyped_storage().nbytes()
             self.more = keys | {key}, size_bytes + taken
         return tensor.detach()
 

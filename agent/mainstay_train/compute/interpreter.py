@@ -21,6 +21,7 @@ from mainstay_core.planning.program import Action, Op, closing
 from mainstay_core.planning.routes import blocks_of
 from mainstay_train.base import device as devices
 from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
@@ -431,6 +432,7 @@ class Interpreter:
 
     def _add_weights(self, action: Action, block: Block, tape: Tape) -> None:
         views = self._store.scratch_views
+        self._checks.gradient = key_of(self._store.scratch)
         number = self._blocks.index(block)
         skipped = () if self._again is None else self._again.skipped(number)
         self._scope.enter(Pass.WEIGHT, number, block.name)

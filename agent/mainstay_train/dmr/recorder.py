@@ -24,7 +24,7 @@ from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_train.checks import kernels
 from mainstay_train.checks.collectives import REPEATED, SILENT
-from mainstay_train.checks.kernels import Effects, kernel_of, name_of
+from mainstay_train.checks.kernels import Allocated, Effects, kernel_of, name_of
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.regions import Region
 from mainstay_train.checks.twins import Overwritten
@@ -112,7 +112,7 @@ class PassageRecord:
         self.passage = Passage()
         self._timer = timer
         self._num_timed = 0
-        self._contents = Contents()
+        self._contents, self._allocated = Contents(), Allocated()
         self._place: _Place | None = None
         self._ordinals: Counter[tuple[int, Pass]] = Counter()
         self._num_received = 0
@@ -213,6 +213,7 @@ class PassageRecord:
         operands = kernel.operands(args, kwargs)
         effects = Effects.of(kernel, operands, result)
         if kernel.allocates:
+            self._allocated.see(kernel, result)
             for tensor in effects.made:
                 self._contents.allocate(tensor)
         elif effects.made or effects.written:
@@ -254,12 +255,14 @@ class PassageRecord:
         for name, size in zip(names, sizes, strict=True):
             self._note(name, size, Origin.MADE)
         shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *effects.returned])
+        overwritten = Overwritten(operands, replaces=kernel_of(func).replaces)
+        is_own = self._allocated.have(written) or place.in_pass is Pass.WEIGHT
         waits = kernels.may_wait(
             kernel_of(func),
             args,
             kwargs,
             effects,
-            reads_written=Overwritten(operands, replaces=kernel_of(func).replaces).has_contents,
+            reads_written=overwritten.has_contents or not is_own,
         )
         self._keep(replace(call, outputs=names, shapes=shapes, waits=waits), what)
         return call.id

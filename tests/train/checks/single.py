@@ -40,10 +40,17 @@ def halves() -> torch.Tensor:
     return torch.arange(60, dtype=torch.float32).view(6, 10)[1:5, 3:7]
 
 
+def _accumulate(x: torch.Tensor, *, total: torch.Tensor) -> None:
+    total.add_(x)
+
+
 LIBRARY = torch.library.Library("mainstay_test", "DEF")
 LIBRARY.define("halves(Tensor x) -> Tensor[]")
 # They share one memory, as what attention's backward returns may do.
 LIBRARY.impl("halves", lambda x: [*(x * 2.0).chunk(2)], "CPU")
+LIBRARY.define("accumulate(Tensor x, *, Tensor(a!) total) -> ()")
+# It reads what can only be named, and writes it.
+LIBRARY.impl("accumulate", _accumulate, "CPU")
 
 
 WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -54,6 +61,7 @@ WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "memory for a gradient": lambda x: torch.ops.aten.silu_backward.grad_input(
         x.clone(), x.t().clone(), grad_input=x
     ),
+    "adds to what is named": lambda x: torch.ops.mainstay_test.accumulate(x.clone(), total=x),
     "copy": lambda x: x.copy_(x.clone() * 2),
     "zero": lambda x: x.zero_(),
     "rows": lambda x: x.index_add_(0, torch.tensor([1, 1, 3]), torch.ones(3, 4)),

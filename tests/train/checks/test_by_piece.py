@@ -11,11 +11,14 @@ import torch
 from tests.train.checks.single import flip_of, run
 from tests.train.checks.step import Step
 
+from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import bits, by_piece
+from mainstay_train.checks import bits, by_piece, calls
+from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.kernels import kernel_of
+from mainstay_train.checks.places import Phase
 from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
 
 PIECE = 1 << 10
@@ -33,6 +36,21 @@ KINDS: dict[str, Factory] = {
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_piece, "PIECE_ELEMENTS", PIECE)
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call that was asked for was cut."""
+    found: list[bool] = []
+    pieces_of = by_piece.pieces_of
+
+    def noting(*given: Any) -> Any:
+        pieces = pieces_of(*given)
+        found.append(pieces is not None)
+        return pieces
+
+    monkeypatch.setattr(by_piece, "pieces_of", noting)
+    return found
 
 
 class Trained:
@@ -58,16 +76,7 @@ def assert_alike(one: Trained, other: Trained) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pieces_have_the_bits_of_one_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    cut: list[Any] = []
-    pieces_of = by_piece.pieces_of
-
-    def noting(*given: Any) -> Any:
-        found = pieces_of(*given)
-        cut.append(found is not None)
-        return found
-
-    monkeypatch.setattr(by_piece, "pieces_of", noting)
+def test_pieces_have_the_bits_of_one_call(kind: str, cut: list[bool]) -> None:
     plain, checked = Trained(kind), Trained(kind)
     for _ in range(3):
         plain.optimizer.step()
@@ -79,7 +88,9 @@ def test_pieces_have_the_bits_of_one_call(kind: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
 @pytest.mark.parametrize("output", [0, 3, 6, 12 + 5, 18 + 3])
-def test_a_flip_names_what_the_whole_call_writes(output: int, execution: Execution) -> None:
+def test_a_flip_names_what_the_whole_call_writes(
+    output: int, execution: Execution, cut: list[bool]
+) -> None:
     """Of six parameters: their number, then those of their gradients and both moments."""
     plain, checked = Trained("adamw"), Trained("adamw")
     plain.optimizer.step()
@@ -96,11 +107,66 @@ def test_a_flip_names_what_the_whole_call_writes(output: int, execution: Executi
     assert finding.remedy is (Remedy.REPAIR if wrong else Remedy.NOTHING)
     assert (finding.operator, finding.output) == ("aten._fused_adamw_", output)
     assert finding.num_elements == 1
+    assert sum(cut) == 1
+
+
+def wrong_at(numbers: tuple[int, ...]) -> Callable[..., Any]:
+    """Return what executes again, and has two elements wrong in executions of such numbers."""
+    count = iter(range(1 << 20))
+    again = calls.Call.again
+
+    def wrong(call: calls.Call, *given: Any) -> Any:
+        result, outputs = again(call, *given)
+        if call.kernel.name in by_piece.CUT and next(count) in numbers:
+            bits.flip_bit(outputs[0], 1, 20)
+            bits.flip_bit(outputs[0], 0, 20)
+        return result, outputs
+
+    return wrong
+
+
+def test_pieces_that_are_judged_alike_are_one_finding(
+    cut: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third execution follows each wrong one, so the first three pieces and the fifth are."""
+    plain, checked = Trained("adamw"), Trained("adamw")
+    plain.optimizer.step()
+    monkeypatch.setattr(calls.Call, "again", wrong_at((0, 2, 4, 7)))
+
+    _, (finding,) = run(checked.optimizer.step)
+
+    assert_alike(plain, checked)
+    assert (finding.verdict, finding.num_elements) == (Verdict.CHECKER_HIT, 8)
+    assert (finding.operator, finding.output) == ("aten._fused_adamw_", 0)
+    assert sum(cut) == 1
+
+
+def test_pieces_that_are_judged_otherwise_are_findings_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two executions of the second piece are wrong, each otherwise: that ends the trainer."""
+    checked = Trained("adamw")
+    monkeypatch.setattr(calls.Call, "again", wrong_at((0, 2)))
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append)
+    checks.order(
+        "flip", 0, Phase.REDUCE, flip_of("aten._fused_adamw_", output=0, element=PIECE + 3, bit=9)
+    )
+
+    with (
+        pytest.raises(calls.UnreliableDeviceError),
+        checks.over(Phase.REDUCE),
+        torch.no_grad(),
+    ):
+        checked.optimizer.step()
+
+    verdicts = [finding.verdict for finding in findings]
+    assert verdicts == [Verdict.CHECKER_HIT, Verdict.UNRELIABLE]
 
 
 @pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
 def test_a_step_whose_optimizer_goes_by_pieces_ends_as_one_without_checks(
-    execution: Execution, monkeypatch: pytest.MonkeyPatch
+    execution: Execution, cut: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(by_piece, "PIECE_ELEMENTS", 64)
     step = Step("llama", recompute=False, micro_batches=1)
@@ -116,6 +182,7 @@ def test_a_step_whose_optimizer_goes_by_pieces_ends_as_one_without_checks(
     assert (finding.operator, finding.ordinal) == ("aten._fused_adamw_", spots[2].ordinal)
     assert finding.output == 1
     assert finding.block == spots[2].place.name
+    assert sum(cut) >= len(spots), "in each step with checks"
 
 
 def test_lists_of_other_sizes_and_gaps_are_not_cut() -> None:

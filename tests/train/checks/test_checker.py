@@ -147,6 +147,23 @@ def test_what_is_only_replaced_is_not_copied() -> None:
     assert Overwritten([(tensor, True)], replaces=False).has_contents
 
 
+def test_a_kernel_that_adds_to_what_can_only_be_named_reads_that() -> None:
+    """Its schema says so: such memory for results comes back as a result."""
+    accumulate = torch.ops.mainstay_test.accumulate.default
+    replacing = (
+        torch.ops.aten.silu_backward.grad_input,
+        torch.ops.aten.linalg_svd.U,
+        torch.ops.aten._foreach_add.List_out,
+    )
+    assert all(kernel_of(func).replaces for func in replacing)
+    assert not kernel_of(accumulate).replaces
+    x, total = torch.ones(1 << 16), torch.zeros(1 << 16)
+    for number in range(3):
+        _, findings = run(lambda: accumulate(x, total=total))
+        assert findings == []
+        assert bits.are_equal(total, torch.full_like(total, number + 1.0))
+
+
 def test_bits_are_compared_as_integers() -> None:
     nan, other = torch.tensor([float("nan")]), torch.tensor([float("nan")])
     assert bits.are_equal(nan, other)

@@ -108,6 +108,24 @@ def test_of_a_segment_its_boundary_alone_is_kept() -> None:
     assert torch.equal(output, chain())
 
 
+def test_memory_that_a_segment_is_given_is_counted_once() -> None:
+    """Both halves of it are written, one at a time, and all of it is read."""
+
+    def work() -> torch.Tensor:
+        both = torch.empty(16, 16)
+        torch.mul(X[:, :8], 2.0, out=both[:, :8])
+        torch.mul(X[:, 8:], 3.0, out=both[:, 8:])
+        return both.mm(W)
+
+    segment = Kernels(["aten.mul", "aten.mul", "aten.mm"])
+    output = segment.run(work)
+
+    assert segment.kept_bytes == 3 * SIZE, "input, the memory, output"
+    segment.replay()
+    assert segment.found == []
+    assert torch.equal(output, work())
+
+
 def test_a_product_of_three_axes_stays_inside() -> None:
     """Its kernel has two: the rest is views, one of which does not say so."""
     x = X.view(2, 8, 16)
@@ -237,6 +255,7 @@ def test_a_product_that_a_gradient_takes_is_compared_by_its_imprint(kernel: int 
         return scratch[1].clone()
 
     segment = Kernels(["aten.mul", "aten.mm", "aten.mm"], in_pass=Pass.WEIGHT, phase=Phase.BACKWARD)
+    segment.checks.gradient = key_of(scratch)
     flip = None
     if kernel is not None:
         flip = Flip(in_pass=Pass.WEIGHT, operator=kernel, element=5, bit=29)
@@ -257,6 +276,7 @@ def test_a_product_waits_that_writes_into_a_gradient(flipped_in: Execution | Non
     checks.begin_program({WHOLE: (TYPE, 0)})
     checks.end_program(completed=True)
     scratch = torch.full((2, 16, 16), 7.0)
+    checks.gradient = key_of(scratch)
     if flipped_in in (Execution.PRIMARY, Execution.CHECKER):
         flip = Flip(in_pass=Pass.WEIGHT, operator=0, element=5, bit=29, execution=flipped_in)
         checks.order("f", 0, Phase.BACKWARD, flip)

@@ -6,19 +6,25 @@ import logging
 import random
 import threading
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from tests.train.checks.step import MODELS, Step
 from tests.train.checks.test_flips import draw, has_effect
 
-from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks import checker
+from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.kernels import key_of
+from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.comm.group import Group
@@ -161,6 +167,73 @@ def test_what_is_written_into_memory_that_a_kernel_is_given_is_checked_late_in_a
         assert (finding.operator, finding.ordinal) == (spot.kernel, spot.ordinal)
         is_primary = execution is Execution.PRIMARY
         assert finding.remedy is (Remedy.VOID_TYPE if is_primary else Remedy.NOTHING)
+
+
+def passage(
+    work: Callable[[], Any], in_pass: Pass, flip: Flip | None = None, gradient: int = 0
+) -> tuple[Checks, list[Finding]]:
+    """Do some work in a block's pass, of which checks wait if they may."""
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append, waiting_bytes=MUCH)
+    checks._is_warm, checks.gradient = True, gradient
+    if flip is not None:
+        checks.order("flip", 0, Phase.BACKWARD, flip)
+    scope = checks.over(Phase.BACKWARD, shard_type=0, micro_batch=0)
+    with scope, torch.no_grad():
+        scope.enter(in_pass, 0, "block")
+        work()
+    return checks, findings
+
+
+REFRESHED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "aten.copy_": lambda kept: kept.copy_(torch.ones(8, 8)),
+    "aten.fill_": lambda kept: kept.fill_(1.0),
+    "aten.zero_": lambda kept: kept.zero_(),
+    "aten.mul": lambda kept: torch.mul(torch.ones(8, 8), 3.0, out=kept),
+}
+
+
+@pytest.mark.parametrize("kernel", REFRESHED)
+def test_a_buffer_that_a_block_sets_is_right_at_once(kernel: str) -> None:
+    """Its wrong bits would outlive the type, and what is computed again."""
+    kept, right = torch.full((8, 8), 7.0), torch.full((8, 8), 7.0)
+    REFRESHED[kernel](right)
+    flip = Flip(in_pass=Pass.BACKWARD, operator=kernel, element=5, bit=29)
+
+    checks, findings = passage(lambda: REFRESHED[kernel](kept), Pass.BACKWARD, flip)
+
+    assert torch.equal(kept, right)
+    assert [finding.remedy for finding in findings] == [Remedy.REPAIR]
+    checks.settle([0])
+    assert len(findings) == 1
+    assert not checks.void
+
+
+@pytest.mark.parametrize("kernel", REFRESHED)
+def test_what_fills_memory_that_the_pass_has_made_waits(kernel: str) -> None:
+    flip = Flip(in_pass=Pass.BACKWARD, operator=kernel, element=5, bit=29)
+
+    checks, findings = passage(lambda: REFRESHED[kernel](torch.empty(8, 8)), Pass.BACKWARD, flip)
+
+    assert findings == []
+    checks.settle([0])
+    assert [finding.remedy for finding in findings] == [Remedy.VOID_TYPE]
+
+
+def test_in_a_pass_of_weights_all_memory_but_the_gradients_counts() -> None:
+    x, gradient, other = torch.ones(8, 8), torch.zeros(16, 8), torch.zeros(8, 8)
+    size_bytes = x.untyped_storage().nbytes()
+
+    def work(out: torch.Tensor) -> int:
+        do = partial(torch.mul, x, 2.0, out=out)
+        checks, findings = passage(do, Pass.WEIGHT, gradient=key_of(gradient))
+        counted = checks.waiting.size_bytes
+        checks.settle([0])
+        assert findings == []
+        return counted
+
+    assert work(gradient[8:]) == size_bytes, "the input's"
+    assert work(other) == 2 * size_bytes
 
 
 def test_what_is_about_to_be_overwritten_is_checked_before() -> None:
