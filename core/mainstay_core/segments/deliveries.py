@@ -8,6 +8,7 @@ from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import Segment
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.wire.segments import SegmentHeader
 
 
 class Delivery:
@@ -55,6 +56,24 @@ def note_needless(index: SegmentIndex, message: Segment) -> None:
     if message.is_again and version > index.from_version and _has_older(index, lineage, version):
         return
     index.keep_from(lineage, version)
+
+
+def is_here(index: SegmentIndex, header: SegmentHeader) -> bool:
+    """Return whether what is sent again is kept already, so that it must take no place.
+
+    What a newer quorum wrote stays, whatever its bytes. What an older one wrote stays only if it is
+    the same: votes may have refused it.
+
+    Args:
+        index: of the store that gets the segment.
+        header: of what is sent again.
+    """
+    found = index.find(header.key)
+    if found is None or found.is_doubted:
+        return False
+    here = found.header
+    is_same = (here.digest, here.window) == (header.digest, header.window)
+    return here.quorum >= header.quorum or is_same
 
 
 def _has_older(index: SegmentIndex, lineage: int, version: int) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery, note_needless
+from mainstay_core.segments.deliveries import Delivery, is_here, note_needless
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
@@ -227,8 +227,7 @@ class SegmentStore:
         """Take a segment of another pod, which also says what is needed no more."""
         if not self._index.refusal_of(message.header, is_again=message.is_again):
             note_needless(self._index, message)
-        here = self._index.find(message.header.key)
-        if message.is_again and here is not None and not here.is_doubted:
+        if message.is_again and is_here(self._index, message.header):
             return Stored()
         why = self._put(message.header, content, message.holders, is_again=message.is_again)
         return Refused(why=why) if why else Stored()

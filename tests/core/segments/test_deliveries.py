@@ -6,7 +6,7 @@ import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery, note_needless
+from mainstay_core.segments.deliveries import Delivery, is_here, note_needless
 from mainstay_core.segments.frames import Segment
 from mainstay_core.segments.index import SegmentIndex
 
@@ -70,3 +70,29 @@ def test_a_store_that_has_nothing_learns_which_window_is_complete_from_what_is_s
     again = Segment(header=header_of(key_of(10), window=10), keep_from=10, is_again=True)
     note_needless(index, again)
     assert index.from_version == 10
+
+
+@pytest.mark.parametrize(
+    ("quorum", "digest", "window", "is_kept"),
+    [
+        (5, "other", 4, True),  # a newer quorum's is here
+        (6, "other", 4, True),
+        (7, "d", 4, True),
+        (7, "other", 4, False),  # what is here may have been refused by the votes
+        (7, "d", 2, False),  # it would go with a window that was given up
+    ],
+)
+def test_what_is_sent_again_takes_the_place_of_other_bytes_of_an_older_quorum(
+    quorum: int, digest: str, window: int, is_kept: bool
+) -> None:
+    index, key = SegmentIndex(JOB, 1 << 20), key_of(4, kind="gradient")
+    again = header_of(key, quorum=quorum, digest=digest, window=window)
+    assert not is_here(index, again)
+    room = index.take_room(10)
+    assert room is not None
+    index.put(header_of(key, quorum=6, digest="d", window=4), room)
+
+    assert is_here(index, again) is is_kept
+
+    index.doubt(key, "abc", "d")
+    assert not is_here(index, again)
