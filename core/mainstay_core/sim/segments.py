@@ -200,7 +200,8 @@ class SegmentStore:
         self._recopies.came(Held(header.key, holders))
         if self._plan is not None:  # of which whoever wrote it may not have heard
             named = set(store_addresses(self._plan).values())
-            if not named.issuperset(holder.address for holder in holders):
+            living = named.intersection(holder.address for holder in holders)
+            if holders and len(living) < 1 + min(self._config.peers, len(named) - 1):
                 keys = frozenset({header.key})
                 self._process.after(RECOPIED_S, self._check_recopied, self._plan, keys, 0)
         whole = is_whole(header, content)
