@@ -103,7 +103,7 @@ class SegmentIndex:
         self._votes = BoundaryVotes(self._logs.__contains__)
         self._records = CommitRecords()
         self._has_trainers = False
-        """Whether a trainer of the pod has told a commit."""
+        """Whether a trainer of the pod has told a commit of this lineage."""
         self._num_empty = 0
         """Segments without bytes."""
         self._lineage = 0
@@ -400,8 +400,8 @@ class SegmentIndex:
         """Keep a commit; one that another store passes on takes no place where votes are known."""
         if record.lineage < self._lineage or (is_passed and self._knows(record)):
             return
-        self._has_trainers |= not is_passed
         self._move_to(record.lineage)
+        self._has_trainers |= not is_passed
         if record.commit.step >= self._from_version:
             self._records.put(record)
 
@@ -459,7 +459,8 @@ class SegmentIndex:
         self._records.drop(lambda _: True)
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
-        self._is_broken = False
+        self._is_broken = self._has_trainers = False
+        self._completed_at = -1
 
     def segments(self) -> list[Segment]:
         """Return all that is kept: of units, and then boundary logs."""
