@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery, is_here, note_needless
+from mainstay_core.segments.deliveries import Delivery, is_here, note_needless, note_passed
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
@@ -125,7 +125,7 @@ class SegmentStore:
                 for holder in self._passed_to:
                     self._pass_on(holder, (message.record,))
             case PassRecord():
-                index.record(message.record, is_passed=True)
+                note_passed(index, message.record)
             case KeepFrom():
                 index.keep_from(
                     message.lineage,
