@@ -16,7 +16,7 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.segments import frames
-from mainstay_core.segments.deliveries import note_needless
+from mainstay_core.segments.deliveries import is_here, note_needless, note_passed
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -114,7 +114,7 @@ class Caller(Channel):
                 self._index.doubt(message.key, message.nonce, message.digest)
                 self.send(frames.encode(frames.Noted()))
             case frames.PassRecord() as message:
-                self._index.record(message.record, is_passed=True)
+                note_passed(self._index, message.record)
         return None
 
     def finish(self) -> None:
@@ -171,8 +171,7 @@ class Caller(Channel):
 
     def _has_newer(self, header: SegmentHeader) -> bool:
         """Return whether what comes is sent again, and must not take the place of what is here."""
-        found = self._index.find(header.key)
-        return self._is_again and found is not None and not found.is_doubted
+        return self._is_again and is_here(self._index, header)
 
     def _serve(self, message: frames.Fetch, send: Callable[[bytes, Span | None], None]) -> None:
         segment = self._index.find(message.key)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mainstay_core.base.bounds import cut
-from mainstay_core.base.ids import PodUid
+from mainstay_core.base.ids import PodUid, QuorumId
 from mainstay_core.segments.frames import Segment
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.wire.segments import SegmentHeader
+from mainstay_core.wire.votes import CommitRecord
 
 
 class Delivery:
@@ -55,6 +57,59 @@ def note_needless(index: SegmentIndex, message: Segment) -> None:
     if message.is_again and version > index.from_version and _has_older(index, lineage, version):
         return
     index.keep_from(lineage, version)
+
+
+def note_passed(index: SegmentIndex, record: CommitRecord) -> None:
+    """Keep a commit that another store passes on, and see by it whether the job went back.
+
+    No trainer says that in a pod without a member. But who commits a step again, before the window
+    that was complete here, goes on from an older checkpoint: what quorums before it had written of
+    later steps counts no more, and would take the room of what is written now. Without such a thing
+    the commit only came late.
+
+    Args:
+        index: of the store that gets the commit.
+        record: with it.
+    """
+    step, quorum = record.commit.step, _quorum_of(record)
+    if record.lineage == index.lineage and step < index.from_version:
+        left = [
+            s.header.key
+            for s in index.segments()
+            if s.header.key.version > step and 0 < s.header.quorum < quorum
+        ]
+        for key in left:
+            index.discard_outdated(key)
+        if left:
+            index.keep_from(record.lineage, step, may_go_back=True, drops_later=False)
+            index.drop_records({r.commit.step for r in index.records if _quorum_of(r) < quorum})
+    index.record(record, is_passed=True)
+
+
+def _quorum_of(record: CommitRecord) -> int:
+    """Return the number of the quorum that made a commit; 0 if it is not known."""
+    try:
+        return QuorumId.parse(record.certified_in).id
+    except ValueError:
+        return 0
+
+
+def is_here(index: SegmentIndex, header: SegmentHeader) -> bool:
+    """Return whether what is sent again is kept already, so that it must take no place.
+
+    What a newer quorum wrote stays, whatever its bytes. What an older one wrote stays only if it is
+    the same: votes may have refused it.
+
+    Args:
+        index: of the store that gets the segment.
+        header: of what is sent again.
+    """
+    found = index.find(header.key)
+    if found is None or found.is_doubted:
+        return False
+    here = found.header
+    is_same = (here.digest, here.window) == (header.digest, header.window)
+    return here.quorum >= header.quorum or is_same
 
 
 def _has_older(index: SegmentIndex, lineage: int, version: int) -> bool:

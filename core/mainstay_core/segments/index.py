@@ -7,7 +7,8 @@ is given away only once nobody does, even if the segment itself was replaced or 
 
 What is kept belongs to one lineage: the newest that was heard of, as a new one voids all states of
 those before. ``keep_from`` moves only forward, whatever a slow writer of another pod says. The own
-trainers of the pod alone may take it back, when the job goes on from an older checkpoint.
+trainers of the pod may take it back, when the job goes on from an older checkpoint; where it has
+none, a newer quorum's commit of an older step does.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class SegmentIndex:
         self._votes = BoundaryVotes(self._logs.__contains__)
         self._records = CommitRecords()
         self._has_trainers = False
-        """Whether a trainer of the pod has told a commit."""
+        """Whether a trainer of the pod has told a commit of this lineage."""
         self._num_empty = 0
         """Segments without bytes."""
         self._lineage = 0
@@ -173,7 +174,7 @@ class SegmentIndex:
         begins, unless that begins because another one is complete: all have settled, and some may
         be making this very version anew from what is here. Without a trainer no store can tell.
         """
-        at = self._at_hand()
+        at = self._records.newest + 1
         if not self._has_trainers or (window >= at and self._completed_at != at):
             return
         segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
@@ -200,10 +201,6 @@ class SegmentIndex:
         self._drop(gone)
         for key in gone:
             self._votes.forget(key)  # other bytes may come in its place
-
-    def _at_hand(self) -> int:
-        """Return the version after the newest commit that is kept."""
-        return self._records.newest + 1
 
     def why_full(self, size: int) -> str:
         """Return why no room was to be had, and note it."""
@@ -400,10 +397,14 @@ class SegmentIndex:
         """Keep a commit; one that another store passes on takes no place where votes are known."""
         if record.lineage < self._lineage or (is_passed and self._knows(record)):
             return
-        self._has_trainers |= not is_passed
         self._move_to(record.lineage)
+        self._has_trainers |= not is_passed
         if record.commit.step >= self._from_version:
             self._records.put(record)
+
+    def drop_records(self, steps: Collection[int]) -> None:
+        """Drop the commits of steps."""
+        self._records.drop(steps.__contains__)
 
     def _knows(self, record: CommitRecord) -> bool:
         return record.lineage == self._lineage and self._is_judged(record.commit.step)
@@ -445,7 +446,7 @@ class SegmentIndex:
         if num_short == self._short_before:
             self.short_of = ""
         self._short_before = num_short
-        self._completed_at = self._at_hand()
+        self._completed_at = self._records.newest + 1
         self._from_version, self._is_broken = version, False
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
         self._records.drop(lambda step: step < version)
@@ -459,7 +460,8 @@ class SegmentIndex:
         self._records.drop(lambda _: True)
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
-        self._is_broken = False
+        self._is_broken = self._has_trainers = False
+        self._completed_at = -1
 
     def segments(self) -> list[Segment]:
         """Return all that is kept: of units, and then boundary logs."""

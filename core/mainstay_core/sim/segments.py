@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.deliveries import Delivery, note_needless
+from mainstay_core.segments.deliveries import Delivery, is_here, note_needless, note_passed
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.frames import (
     AskReport,
@@ -125,7 +125,7 @@ class SegmentStore:
                 for holder in self._passed_to:
                     self._pass_on(holder, (message.record,))
             case PassRecord():
-                index.record(message.record, is_passed=True)
+                note_passed(index, message.record)
             case KeepFrom():
                 index.keep_from(
                     message.lineage,
@@ -200,7 +200,8 @@ class SegmentStore:
         self._recopies.came(Held(header.key, holders))
         if self._plan is not None:  # of which whoever wrote it may not have heard
             named = set(store_addresses(self._plan).values())
-            if not named.issuperset(holder.address for holder in holders):
+            living = named.intersection(holder.address for holder in holders)
+            if holders and len(living) < 1 + min(self._config.peers, len(named) - 1):
                 keys = frozenset({header.key})
                 self._process.after(RECOPIED_S, self._check_recopied, self._plan, keys, 0)
         whole = is_whole(header, content)
@@ -227,8 +228,7 @@ class SegmentStore:
         """Take a segment of another pod, which also says what is needed no more."""
         if not self._index.refusal_of(message.header, is_again=message.is_again):
             note_needless(self._index, message)
-        here = self._index.find(message.header.key)
-        if message.is_again and here is not None and not here.is_doubted:
+        if message.is_again and is_here(self._index, message.header):
             return Stored()
         why = self._put(message.header, content, message.holders, is_again=message.is_again)
         return Refused(why=why) if why else Stored()

@@ -9,9 +9,10 @@ too: no trainer tells the other one which window is complete. Nobody has to be a
 needed stands in the plan, and beside the segment.
 
 A quorum may go on for a while under a plan that has a successor. So what it writes is looked at as
-well when it comes: the newest plan may not name all of its holders. A store that does not take what
-is sent again is passed over for the next one. Where none is left, all are asked again at the next
-window, and after a step, two steps, four and so on: there may be room again.
+well when it comes: the newest plan may not name all of its holders, or have stores for more of
+them. A store that does not take what is sent again is passed over for the next one. Where none is
+left, all are asked again at the next window, and after a step, two steps, four and so on: there may
+be room again.
 
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
@@ -148,6 +149,11 @@ class Recopies:
         """Whether something lacks holders, as stores that were asked have not taken it."""
         return bool(self._lacking)
 
+    @property
+    def _num_wanted(self) -> int:
+        """Stores that are to keep each segment under the plan."""
+        return 1 + min(self._peers, len(self._stores) - 1)
+
     def adopt(self, plan: Plan, *, peers: int, domains: int) -> None:
         """Begin anew with a plan; arguments as those of :func:`plan_recopies`."""
         self._plan, self._peers, self._domains = plan, peers, domains
@@ -167,7 +173,7 @@ class Recopies:
             self._tried = None
         if self._plan is None or key.kind in BOUNDARY_KINDS:
             return
-        if not self._stores.issuperset(held.holders):
+        if held.holders and len(self._stores.intersection(held.holders)) < self._num_wanted:
             self._new.add(key)
         if key.version <= self._step:
             return
@@ -243,8 +249,8 @@ class Recopies:
             domains=self._domains,
             refused=self._refused,
         )
-        wanted = 1 + min(self._peers, len(self._stores) - 1)
-        self._lacking |= {recopy.key for recopy in found if len(recopy.holders) < wanted}
+        short = {recopy.key for recopy in found if len(recopy.holders) < self._num_wanted}
+        self._lacking |= short
         found = [recopy for recopy in found if recopy.to]
         self._sent |= {recopy.key: _Sent(recopy, set(recopy.to)) for recopy in found}
         if self._tried is not None and self._tried not in self._sent:

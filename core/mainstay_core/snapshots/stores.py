@@ -20,9 +20,12 @@ def plan_record_line(plan: Plan, pod: PodUid) -> tuple[Holder, ...]:
     """Return the stores of pods without a member to which a pod's store passes commits on.
 
     No trainer tells them any. Each gets them from the store of one pod with a member, which all
-    serve about as many: by uid in turn.
+    serve about as many: by uid in turn. A pod whose members all join has no part in what the quorum
+    before still commits while a planned plan is held already: it passes on only if all are such.
     """
-    senders = sorted(host.pod for host in plan.hosts if host.snapshots)
+    there = {member.slot.pod for member in plan.members if not member.joining}
+    stores = sorted(host.pod for host in plan.hosts if host.snapshots)
+    senders = [store for store in stores if store in there] or stores
     if pod not in senders:
         return ()
     others = sorted(plan.other_stores, key=lambda other: other.pod)

@@ -33,11 +33,11 @@ MAX_NAMED = 16
 LATER_S = 0.1
 """How long a fact waits that another one, or a plan, makes needless as a rule: all of a quorum tell
 such facts at once, each with a request of its own, just when the job recovers and needs the
-processors. What perhaps nobody else tells does not wait. It is less than half of
-``JobConfig.probe_s``, the time that the api leaves them."""
+processors. How a quorum ended does not wait where perhaps nobody else tells it. It is less than
+half of ``JobConfig.probe_s``, the time that the api leaves them."""
 GOES_ON_S = 1.0
-"""How long it waits at most that a member goes on after a loss. It is told with the first step that
-it applies then, as the api needs it for its record of the recovery alone: all of a quorum go on at
+"""How long it waits at most that a member goes on after a loss, and with it that it has adopted the
+plan. Both are told before its next fact, that of the first step as a rule: all of a quorum go on at
 once, and every request takes from the processors, which compute that step."""
 TELLERS = 2
 """Members of a position that tell at once that its reduction has ended: the first ones. The lost

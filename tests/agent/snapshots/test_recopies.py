@@ -137,6 +137,23 @@ def test_what_is_sent_again_never_takes_the_place_of_something_newer(
     assert versions_at(third) == [3]
 
 
+def test_what_is_sent_again_takes_the_place_of_what_an_older_quorum_wrote(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    a, b = make_store("a"), make_store("b")
+    first, second = make_client(a), make_client(b)
+    write(second, key_of(3), b"wrong", quorum=5, digest="w")
+    write(first, key_of(3), b"right", [GONE], quorum=6)
+    write(first, key_of(4), b"after", [GONE], quorum=6)
+
+    a.store.adopt(plan_of(a, b), peers=1, domains=1)
+    wait_for(second, [3, 4])
+
+    into = bytearray(5)
+    second.fetch(key_of(3), (), memoryview(into))
+    assert bytes(into) == b"right"
+
+
 def test_commits_come_to_a_spare_with_a_plan_and_as_they_are_told(
     make_store: Make, make_client: MakeClient
 ) -> None:

@@ -375,6 +375,18 @@ def test_a_store_without_a_trainer_drops_nothing_for_a_window_in_flight(is_passe
     assert (index.take_room(1, window=4) is None) is is_passed
 
 
+def test_a_trainer_of_the_lineage_before_tells_nothing_of_the_next_one() -> None:
+    """Its commits come from other pods until a trainer of this pod is back."""
+    index = store(2)
+    index.record(record_of(3))
+    for version in (8, 9):
+        index.keep_from(1, 8)
+        put(index, header_of(key_of(version, kind="gradient", lineage=1), window=8))
+    assert index.take_room(1, window=11) is None
+    index.record(record_of(10, lineage=1))
+    assert index.take_room(1, window=9) is not None
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_what_a_report_takes_is_bounded_without_encoding_it(seed: int) -> None:
     rng = random.Random(seed)

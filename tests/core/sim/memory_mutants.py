@@ -85,7 +85,7 @@ def draw_lone_pod(seed: int) -> Scenario:
     snapshots = scenario.config.snapshots
     assert snapshots is not None
     snapshots = replace(snapshots, peers=rng.choice((1, 2)), boundary=False)
-    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=2)
+    config = replace(scenario.config, shape=shape, snapshots=snapshots, spares=2, redundancy=None)
     loss = Fault(kind="kill-pod", point=rng.choice(("LOG", "vote-posted")), times=rng.randint(5, 8))
     return replace(scenario, config=config, apis=1, units=2, faults=(loss,))
 

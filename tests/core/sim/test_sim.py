@@ -120,7 +120,7 @@ def test_what_a_quorum_writes_that_has_a_successor_is_where_that_one_looks_for_i
 
 def test_spares_make_a_job_anew_whose_pods_with_trainers_are_all_lost() -> None:
     """They hold copies of the state like any pod, and hear of commits from pods with trainers."""
-    for seed in range(4, 8):
+    for seed in range(4):
         outcome = simulate(draw_lone_pod(seed))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         assert outcome.seen["replayed"], f"seed {seed}"

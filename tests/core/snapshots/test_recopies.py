@@ -123,6 +123,21 @@ def test_what_is_written_with_a_holder_that_the_plan_does_not_name_is_sent_again
     assert [r.key for r in look(recopies, whole, again)] == [short.key], "it was written again"
 
 
+def test_what_is_written_by_one_who_knew_no_other_store_is_sent_to_the_one_that_has_come() -> None:
+    alone = with_stores(make_plan({0: ["a.1"]}))
+    recopies, written = adopted(plan=alone), Held(key_of(3, kind="gradient"), (store("a"),))
+    recopies.came(written)
+    assert recopies.due(0) is None, "no other store is there"
+
+    recopies.adopt(with_spare(alone, "s"), peers=1, domains=2)
+    assert [r.to for r in look(recopies, written)] == [(store("s"),)]
+    later = Held(key_of(4, kind="gradient"), (store("a"),))
+    recopies.came(later)
+    assert [(r.key, r.to) for r in look(recopies, written, later)] == [(later.key, (store("s"),))]
+    recopies.came(Held(key_of(5, kind="gradient"), (store("a"), store("s"))))
+    assert recopies.due(0) is None
+
+
 def test_a_state_of_a_window_in_flight_waits_until_that_is_complete() -> None:
     recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
     recopies.came(state)

@@ -7,8 +7,10 @@ import random
 import pytest
 from tests.core.plans import make_plan
 from tests.core.rank.replays.test_authors import with_spare, with_stores
+from tests.core.segments.keys import JOB, record_of
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.snapshots.copies import Copies, CopyDemand, plan_copies
 from mainstay_core.snapshots.stores import (
     lacks_holders,
@@ -43,6 +45,30 @@ def test_each_pod_without_a_member_hears_of_commits_from_one_that_has_one(num_sp
     assert all(lines[spare] == () for spare in spares)
     numbers = [len(lines[pod]) for pod in "abcd"]
     assert max(numbers) - min(numbers) <= 1
+
+
+def test_a_pod_that_joins_passes_no_commit_on_while_others_are_there() -> None:
+    """The quorum before commits a step more without it, when all have the planned plan."""
+    before = with_spare(with_stores(make_plan({0: ["b.1"]})), "a", "s")
+    after = with_spare(with_stores(make_plan({0: ["a.1"], 1: ["b.1"]}, joining=["a.1"])), "s")
+    stores = {pod: SegmentIndex(JOB, 1 << 16) for pod in "abs"}
+
+    def commit(plan: Plan, step: int, pods: str) -> None:
+        for pod in pods:
+            stores[pod].record(record_of(step))
+            for holder in plan_record_line(plan, PodUid(pod)):
+                stores[holder.pod].record(record_of(step), is_passed=True)
+
+    commit(before, 4, "b")
+    commit(after, 5, "b")
+    commit(after, 6, "ab")
+    assert [r.commit.step for r in stores["s"].records] == [4, 5, 6]
+
+
+def test_where_all_join_one_of_them_passes_commits_on() -> None:
+    lives = ["a.1", "b.1"]
+    plan = with_spare(with_stores(make_plan({0: lives[:1], 1: lives[1:]}, joining=lives)), "s")
+    assert [h.pod for h in plan_record_line(plan, PodUid("a"))] == ["s"]
 
 
 FOUR_STAGES = with_stores(make_plan({0: ["a.1", "b.1", "c.1", "d.1"]}))
