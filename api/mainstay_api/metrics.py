@@ -85,6 +85,12 @@ class Metrics:
         self.conflicts = Counter(
             "mainstay_conflicts", "Decisions taken again after a lost race", registry=self.registry
         )
+        self.unshown = Counter(
+            "mainstay_unshown_jobs",
+            "Looks at a job, for these metrics, that failed: its series may be old; the log names "
+            "it",
+            registry=self.registry,
+        )
         self.requests = Histogram(
             "mainstay_api_request_seconds",
             "Latency of requests, streams left out",

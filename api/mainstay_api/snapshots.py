@@ -11,10 +11,10 @@ from typing import Any
 
 from mainstay_api.store_protocol import Store
 from mainstay_core.base import codec
+from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.coordinator.state import CoordinatorState
-from mainstay_core.job import model_sizes
 from mainstay_core.job.config import LogKind, SnapshotConfig
 from mainstay_core.job.sections import Workload
 from mainstay_core.job.sizes.snapshot_sizes import (
@@ -177,7 +177,12 @@ def _judge(
     config = state.config
     known = _store_sizes(config.entrypoint, codec.dumps(config.workload), state.shape, snapshots)
     expected_bytes, bound_bytes = known
-    return coverage, replace(summary, expected_bytes=expected_bytes, bound_bytes=bound_bytes)
+    return coverage, replace(
+        summary,
+        expected_bytes=expected_bytes,
+        bound_bytes=bound_bytes,
+        is_auto=bool(expected_bytes) and not snapshots.num_instalments,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -186,8 +191,8 @@ def _store_sizes(
 ) -> tuple[int, int]:
     """Return what a pod's store is expected to hold, and what it must have room for.
 
-    Both are 0 of a model whose sizes nobody knows here. Whoever watches a job asks again and again,
-    so they are kept.
+    Both are 0 of a model whose sizes nobody knows here: the user's own, or a built-in one that is
+    too deep to be cut here. Whoever watches a job asks again and again, so they are kept.
 
     Args:
         entrypoint: of the job.
@@ -195,10 +200,13 @@ def _store_sizes(
         shape: the degrees that it has now.
         snapshots: how its state is kept.
     """
-    if entrypoint not in model_sizes.BUILT_IN:
+    try:
+        models = known_models(Workload(entrypoint=entrypoint, config=json.loads(workload)), shape)
+    except InvalidSpecError:
+        # The job began before such a configuration was refused.
+        models = None
+    if models is None:
         return 0, 0
-    models = known_models(Workload(entrypoint=entrypoint, config=json.loads(workload)), shape)
-    assert models is not None
     how: Any = {
         "window": snapshots.num_instalments, "peers": snapshots.peers, "log": snapshots.log
     }  # fmt: skip

@@ -137,22 +137,31 @@ class Transactions:
             logger.warning("which jobs are gone is not known: %s", error)
             return
         for uid in sorted(shown):
-            try:
-                snapshot = await self.store.load(JobUid(uid)) if uid in there else None
-                stores = await fetch_summary(self.store, snapshot.state) if snapshot else None
-            except MainstayError as error:
-                # The others are shown all the same.
-                logger.warning("how the job is, is not known: %s", error, extra=about(uid=uid))
-                continue
-            if snapshot is None:
+            if uid not in there:
                 self.metrics.drop_job(uid)
-            else:
-                self.metrics.show_job(snapshot.state)
-            if snapshot is not None and stores is not None:
-                config = snapshot.state.config
-                self.metrics.show_snapshots(
-                    JobLabels(config.job, config.namespace, config.name), stores
-                )
+                continue
+            # Whatever is wrong with one job, the others are shown all the same.
+            try:
+                await self._show(JobUid(uid))
+            except MainstayError as error:
+                self.metrics.unshown.inc()
+                logger.warning("how the job is, is not known: %s", error, extra=about(uid=uid))
+            except Exception:
+                self.metrics.unshown.inc()
+                logger.exception("how the job is, cannot be shown", extra=about(uid=uid))
+
+    async def _show(self, uid: JobUid) -> None:
+        """Show a job as it is in the store now."""
+        snapshot = await self.store.load(uid)
+        if snapshot is None:
+            self.metrics.drop_job(uid)
+            return
+        self.metrics.show_job(snapshot.state)
+        stores = await fetch_summary(self.store, snapshot.state)
+        if stores is not None:
+            config = snapshot.state.config
+            labels = JobLabels(config.job, config.namespace, config.name)
+            self.metrics.show_snapshots(labels, stores)
 
     async def recover(self, held: HeldJob) -> Plan | None:
         """Make a lost job again, or learn a plan that a supervisor holds and the store does not.

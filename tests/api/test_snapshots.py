@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import MANIFEST, Job
 
 from mainstay_api.snapshot_metrics import JobLabels
+from mainstay_core.job.model_sizes import MAX_CUTS
 
 WINDOW = {"first": 4, "length": 2}
 RUN = {"first": 4, "last": 7}
@@ -22,15 +23,15 @@ def snapshot_job(api: Any) -> Job:
     return make_job(api, "kept")
 
 
-def make_job(api: Any, name: str, workload: Any = None, **snapshots: Any) -> Job:
+def make_job(api: Any, name: str, workload: Any = None, stages: int = 2, **snapshots: Any) -> Job:
     manifest = copy.deepcopy(MANIFEST)
     manifest["metadata"]["name"] = name
     manifest["spec"]["workload"] = workload or manifest["spec"]["workload"]
-    manifest["spec"]["parallelism"]["replicas"] = 1
+    manifest["spec"]["parallelism"] = {"stages": stages, "replicas": 1}
     spec = {"enabled": True, "memory": "64Mi", "peers": 1, **snapshots}
     manifest["spec"]["snapshots"] = spec
     job = Job(api, manifest)
-    for pod in ("pod-0", "pod-1"):
+    for pod in (f"pod-{number}" for number in range(stages)):
         job.register(pod, snapshots=f"{pod}:2", domain=f"node-of-{pod}")
         job.up(pod)
     job.settle()
@@ -113,17 +114,36 @@ def test_what_stores_tell_says_which_losses_are_survived(snapshot_job: Job) -> N
     assert memory["limit"] == 128 << 20
 
 
-def test_a_built_in_model_says_how_much_a_store_is_expected_to_hold_and_at_most(api: Any) -> None:
+def test_a_built_in_model_says_how_much_a_store_may_hold_and_needs_room_for(
+    api: Any,
+) -> None:
     llama = {
         "entrypoint": "mainstay_train.models.llama:workload",
         "config": {"dim": 16, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 32},
     }
     told = [
         job.api.get(f"{job.path}/summary")["stores"]
-        for job in (make_job(api, f"sized-{window}", llama, window=window) for window in (1, 2))
+        for job in (
+            make_job(api, f"sized-{window}".lower(), llama, window=window)
+            for window in (1, 2, "Auto")
+        )
     ]
     assert all(0 < page["expected_bytes"] < page["bound_bytes"] for page in told)
     assert told[0]["bound_bytes"] < told[1]["bound_bytes"]
+    # No stage has more than two blocks.
+    assert told[2] == told[1] | {"is_auto": True}
+
+
+def test_a_built_in_model_that_is_too_deep_to_be_cut_says_nothing_of_it(api: Any) -> None:
+    config = {"dim": 16, "layers": 1022, "heads": 4, "kvHeads": 2, "hidden": 32}
+    llama = {"entrypoint": "mainstay_train.models.llama:workload", "config": config}
+    assert 4 * (config["layers"] + 2) ** 2 > MAX_CUTS
+    job = make_job(api, "deep", llama, stages=4, memory="64Gi", window=1)
+    page = job.api.get(f"{job.path}/summary")["stores"]
+    assert "expected_bytes" not in page
+    assert "bound_bytes" not in page
+    assert job.api.get(f"{job.path}/snapshots")["summary"] == page
+    assert series_of(job)["mainstay_job_snapshot_lag"] == {"": page["lag"]}
 
 
 def test_what_the_store_before_a_restart_told_counts_no_more(snapshot_job: Job) -> None:

@@ -406,6 +406,37 @@ def test_a_heartbeat_that_was_taken_is_answered_though_nobody_can_read_how_the_j
     asyncio.run(beat())
 
 
+class OddStore(RedisStore):
+    """One job's record cannot be used."""
+
+    async def load(self, uid: JobUid) -> Snapshot | None:
+        if uid == "odd":
+            raise AssertionError("a record that nobody thought of")
+        return await super().load(uid)
+
+
+def test_a_job_whose_figures_fail_is_named_in_the_log_and_hides_those_of_no_other(
+    shared_redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look() -> None:
+        api = Transactions(OddStore(shared_redis.url), SETTINGS, Metrics())
+        for uid in ("odd", "plain"):
+            await api.create(config(uid), {})
+            api.metrics.note_job(uid)
+        await api.refresh_metrics()
+        labels = {"job": "plain", "namespace": "", "name": "plain"}
+        value = api.metrics.registry.get_sample_value
+        assert value("mainstay_job_step", labels) == 0
+        assert value("mainstay_unshown_jobs_total") == 1
+        await closing(api)
+
+    asyncio.run(look())
+    told = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert [r.getMessage() for r in told] == ["how the job is, cannot be shown"]
+    assert vars(told[0])["fields"] == {"uid": "odd"}
+    assert "a record that nobody thought of" in caplog.text
+
+
 def test_a_heartbeat_of_a_pod_that_never_registered_is_not_taken(
     new_transactions: Callable[..., Transactions],
 ) -> None:

@@ -130,6 +130,9 @@ class Caller(Channel):
             else:
                 self._index.put(header, room, self._holders)
                 self._awaited.come(header.key)
+        elif not self._refusal and self._index.find(header.key) is None:
+            # No body was taken, as the segment was here.
+            self._refusal = f"{header.key} went while it came again"
         if not self._refusal:
             self._num_stored += 1
             return

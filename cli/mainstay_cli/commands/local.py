@@ -219,8 +219,8 @@ def _print_sizes(file: manifests.JobFile, *, as_json: bool) -> None:
     if found.store is not None:
         print(
             f"spec.snapshots.memory: each pod gives {show_bytes(found.store.memory_bytes)} to "
-            f"snapshots and logs; it keeps {show_bytes(found.store.least_bytes)} at most, and "
-            f"{show_bytes(found.store.expected_bytes)} are expected"
+            f"snapshots and logs; it needs room for {show_bytes(found.store.least_bytes)}, and is "
+            f"expected to hold up to {show_bytes(found.store.expected_bytes)} while nobody is lost"
         )
         if found.store.problem:
             print(found.store.problem)

@@ -39,7 +39,7 @@ class StoreSizes:
     least_bytes: int
     """The least with which it keeps all that it has to: the bound."""
     expected_bytes: int
-    """What it holds at its fullest while nobody is lost and copies are at their holders in time."""
+    """What it holds at most while nobody is lost and copies are at their holders in time."""
     log: str
     """From what a lost state is made anew: ``gradients`` or ``boundary``."""
     log_reason: str

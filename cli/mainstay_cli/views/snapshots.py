@@ -56,8 +56,12 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
     ]
     if summary.get("expected_bytes"):
         expected, bound = summary["expected_bytes"], summary["bound_bytes"]
-        told = f"{show_bytes(expected)} at its fullest, and {show_bytes(bound)} at most"
-        lines.insert(2, f"  a store is expected to hold {told}")
+        told = (
+            f"{show_bytes(expected)} while nobody is lost, and needs room for {show_bytes(bound)}"
+        )
+        if summary.get("is_auto"):
+            told += "; both are for the longest window that Auto may choose"
+        lines.insert(2, f"  a store is expected to hold up to {told}")
     if summary.get("ordering"):
         order, log = summary["ordering"], name_log(summary.get("log", ""))
         told = f"  units are copied in the order {order}; a lost state is made anew from {log}"

@@ -9,6 +9,7 @@
 - ``lookup``: values of a tuple by their keys
 - ``values``: changed copies of frozen values
 - ``frames``: length-prefixed frames on a socket
+- ``dealing``: items of different weights, dealt out to parties
 - ``digest``: the one digest of tensors
 - ``release``: the version
 - ``logs``: the one format of our containers' logs

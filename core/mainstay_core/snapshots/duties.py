@@ -10,18 +10,16 @@ duties; nothing has to move for that, as every window copies everything anew.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from mainstay_core.base.bounds import Longest
+from mainstay_core.base.dealing import divide_by_weight
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import Incarnation, Slot
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.units import MAX_UNITS
-
-_Party = TypeVar("_Party", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -75,24 +73,3 @@ def divide(order: Sequence[UnitPrice], authors: Iterable[Author]) -> tuple[Duty,
         Duty(author=author, units=tuple(order[number] for number in share))
         for author, share in zip(authors, shares, strict=True)
     )
-
-
-def divide_by_weight(weights: Sequence[int], parties: Sequence[_Party]) -> list[list[int]]:
-    """Return for each party the numbers of its items, ascending; sums differ by one item at most.
-
-    Args:
-        weights: of the items; ties go by their number.
-        parties: at least one; ties go by their place.
-
-    Raises:
-        InvalidSpecError: a party is named twice.
-    """
-    if len(set(parties)) < len(parties):
-        raise InvalidSpecError("parties", "names one of them twice")
-    loads = [(0, place) for place in range(len(parties))]
-    shares: list[list[int]] = [[] for _ in parties]
-    for number in sorted(range(len(weights)), key=lambda number: (-weights[number], number)):
-        load, place = loads[0]
-        shares[place].append(number)
-        heapq.heapreplace(loads, (load + weights[number], place))
-    return [sorted(share) for share in shares]

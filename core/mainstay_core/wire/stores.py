@@ -270,9 +270,11 @@ class SnapshotSummary:
     log_reason: Sentence = field(default="", metadata=OMITTED)
     """Why the job has this kind of log."""
     expected_bytes: Count = field(default=0, metadata=OMITTED)
-    """What a pod's store is expected to hold at its fullest; 0: that is not known."""
+    """What a pod's store holds at most while nobody is lost; 0: that is not known."""
     bound_bytes: Count = field(default=0, metadata=OMITTED)
     """What a pod's store must have room for; 0: that is not known."""
+    is_auto: bool = field(default=False, metadata=OMITTED)
+    """Whether both are for the longest window that trainers choose, and theirs may be shorter."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "short_of", "coverage", "log_reason")

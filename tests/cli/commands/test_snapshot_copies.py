@@ -223,8 +223,11 @@ def test_the_status_of_a_job_says_what_its_snapshots_cover() -> None:
     assert "    memory is short: pod demo-1: a segment does not fit" in lines
     assert not any("expected" in line for line in lines)
     known = short | {"expected_bytes": 12 << 20, "bound_bytes": 16 << 20}
-    told = "    a store is expected to hold 12.0 MiB at its fullest, and 16.0 MiB at most"
+    told = "    a store is expected to hold up to 12.0 MiB while nobody is lost, "
+    told += "and needs room for 16.0 MiB"
     assert told in render({"job": job, "snapshots": known}).splitlines()
+    told += "; both are for the longest window that Auto may choose"
+    assert told in render({"job": job, "snapshots": known | {"is_auto": True}}).splitlines()
 
 
 def test_the_status_of_a_job_without_snapshots_says_nothing_of_them() -> None:

@@ -142,6 +142,12 @@ def test_a_complete_window_does_without_copies_of_one_that_was_given_up() -> Non
     assert outcome.seen["evicted"]
 
 
+def test_a_damaged_copy_of_a_window_that_became_complete_leaves_the_checkpoint() -> None:
+    """The store let the window before go for that one, and nobody sees a damage before it reads."""
+    outcome = simulate(draw(303995, ("damage-segment",)))
+    assert not outcome.violation, outcome.violation
+
+
 def test_a_quorum_that_is_behind_writes_what_one_that_is_ahead_removes() -> None:
     outcome = simulate(draw(700396))
     assert not outcome.violation, outcome.violation

@@ -49,6 +49,7 @@ NOT_FROM_A_PEER = {
     "_UnreadFacts": "each of its facts is then read by the type of its kind, which has the bounds",
     "_Reach": "a decision of ours",
     "_Copies": "an index of values that were read",
+    "_Sent": "what a store has under way of what it keeps",
 }
 
 

@@ -13,8 +13,12 @@ a position divide its parts among them. So a lost replica makes the others' shar
 
 Two numbers follow. The *bound* (:func:`store_bytes`) is what a store must have room for: a replica
 is missing, and each window waits :data:`LAG_STEPS` for its copies. The *expected* bytes
-(:func:`expected_store_bytes`) are what it holds at its fullest while nobody is lost and each window
-is complete with the votes on its last version.
+(:func:`expected_store_bytes`) are what it holds at its fullest, or less than that, while nobody is
+lost and each window is complete with the votes on its last version.
+
+Both are for whole windows, and for pods that are spread evenly over failure domains. A settle gives
+a window up: until the next one is complete, more is held than in any course of whole windows, and a
+store without room for it evicts.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from mainstay_core.base.bounds import MAX_COPY_BYTES
+from mainstay_core.base.dealing import divide_by_weight
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape
 from mainstay_core.base.words import count, show_bytes
@@ -97,8 +102,8 @@ def store_bytes(
     Raises:
         ValueError: there are more stages than blocks.
     """
-    num_shares = 1 + peers + min(peers, 1)
-    course = _Course(lag=LAG_STEPS, num_cells=max(1, shape.replicas - 1), num_shares=num_shares)
+    num_cells = max(1, shape.replicas - 1)
+    course = _Course(lag=LAG_STEPS, num_cells=num_cells, num_shares=_num_shares(peers))
     return _kept_in(course, models, shape, window, log)
 
 
@@ -111,11 +116,12 @@ def expected_store_bytes(
     log: LogKind = LogKind.GRADIENTS,
     lag: int = 0,
 ) -> int:
-    """Return what the store of a pod holds at its fullest where nobody is lost.
+    """Return what no store holds more than where nobody is lost.
 
-    It is that of a pod whose ranks have even shares of the largest position, as have those whose
-    copies it holds. The fullest moment is the commit that completes a window: both windows are
-    there whole, and the logs of all steps of both.
+    It is that of a pod whose ranks have the largest shares of any position, as have those whose
+    copies it holds, with one pod's more than each part has peers. Most stores hold less. The
+    fullest moment is the commit that completes a window: both windows are there whole, and the logs
+    of all steps of both.
 
     Args:
         models: as of :func:`store_bytes`, as are the rest.
@@ -129,8 +135,19 @@ def expected_store_bytes(
     Raises:
         ValueError: there are more stages than blocks.
     """
-    course = _Course(lag=lag, num_cells=shape.replicas, num_shares=1 + peers, is_even=True)
+    course = _Course(
+        lag=lag, num_cells=shape.replicas, num_shares=_num_shares(peers), is_dealt=True
+    )
     return _kept_in(course, models, shape, window, log)
+
+
+def _num_shares(peers: int) -> int:
+    """Return how many shares of positions lie in a store at most, for each rank of its pod.
+
+    Its own, those of as many others as each part has peers, and of one more: peers are chosen by
+    failure domain and stage before size.
+    """
+    return 1 + peers + min(peers, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +159,9 @@ class _Course:
     """Of each position, that are there."""
     num_shares: int
     """Of positions, that lie in a store for each rank of its pod."""
-    is_even: bool = False
-    """Whether no share is larger than others of its position."""
+    is_dealt: bool = False
+    """Whether shares are as trainers deal out the units to so many cells. Who is lost in which
+    window may make one larger, by up to a block."""
 
 
 def _kept_in(
@@ -164,12 +182,12 @@ def _kept_in(
             ]
             for model in models
         ]
-        # A unit is not divided: who has the most has up to a block more than an even share.
-        shares = [
-            min(sum(kept), -(-sum(kept) // course.num_cells) + (0 if course.is_even else max(kept)))
-            for kept in stage
-        ]
-        largest_share = max(largest_share, *shares)
+        for model, kept in zip(models, stage, strict=True):
+            blocks = [model.blocks[i] for i in cut]
+            # A unit is not divided: who has the most has up to a block more than an even share.
+            most = min(sum(kept), -(-sum(kept) // course.num_cells) + max(kept))
+            dealt = _largest_dealt(blocks, kept, course.num_cells) if course.is_dealt else most
+            largest_share = max(largest_share, dealt)
         total += shape.ranks_per_stage * max(map(sum, stage))
     copies = min(course.num_shares * shape.ranks_per_pod * largest_share, total)
     if log is LogKind.GRADIENTS:
@@ -178,6 +196,25 @@ def _kept_in(
     num_types = -(-shape.lanes * shape.shards_per_lane // course.num_cells)
     sent = max(type_bytes(model, cut, shape) for model in models for cut in cuts)
     return copies + num_steps * num_types * shape.ranks_per_pod * sent
+
+
+def _largest_dealt(blocks: Sequence[BlockSizes], kept: Sequence[int], num_cells: int) -> int:
+    """Return the largest cell's part of what is kept of a position, dealt out as trainers do.
+
+    Units of one block are taken as equally large.
+
+    Args:
+        blocks: of the position.
+        kept: of each block.
+        num_cells: to which its units are dealt.
+    """
+    weights, sizes = [], []
+    for block, size in zip(blocks, kept, strict=True):
+        state = WIDE_BYTES * sum(map(padded, block.parameters)) + block.moments_bytes
+        weights += [-(-state // block.num_units)] * block.num_units
+        sizes += [-(-size // block.num_units)] * block.num_units
+    shares = divide_by_weight(weights, range(num_cells))
+    return max(sum(sizes[unit] for unit in share) for share in shares)
 
 
 def _cuts(model: ModelSizes, shape: JobShape) -> tuple[range, ...]:

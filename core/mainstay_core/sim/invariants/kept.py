@@ -204,7 +204,9 @@ class Kept:
         if self._boundaries is not None:
             self._boundaries.complete_from.pop(lineage, None)
 
-    def needless(self, name: str, plan: Plan, lineage: int, version: int, newest: int) -> None:
+    def needless(
+        self, name: str, plan: Plan, lineage: int, version: int, newest: int, *, by_votes: bool
+    ) -> None:
         """A rank has its store drop what is older than ``version``; it has ``newest`` itself.
 
         Args:
@@ -213,6 +215,8 @@ class Kept:
             lineage: of the state.
             version: from which on all is kept.
             newest: version that the rank has.
+            by_votes: whether votes of the plan's quorum say so. Else it is told as it settles, of
+                a window of a quorum before: one of its own may begin at that very version.
         """
         is_first = version > self._needed_from.get(lineage, -1)
         self._needed_from[lineage] = max(version, self._needed_from.get(lineage, 0))
@@ -221,7 +225,7 @@ class Kept:
         versions = range(version, newest + 1)
         for position in range(len(plan.positions)):
             for unit in range(self._num_units(position)):
-                turns = self._turns(plan, position, unit, versions)
+                turns = self._turns(plan, position, unit, versions) if by_votes else versions
                 kept = [v for v in turns if self._was_held(lineage, position, unit, v)]
                 if self._boundaries is not None:
                     # Until it is there in full, there are the weights that it computes with.
@@ -283,13 +287,14 @@ class Kept:
         )
 
     def _went_for_damaged(self, address: str, key: SegmentKey) -> bool:
-        """Return whether a store let a state of a window that was given up go for an older one.
+        """Return whether a store let a state of a window that was given up go for another one.
 
-        That one is damaged, which no store sees by itself.
+        That one is damaged, which no store sees by itself. It is of the complete window before, or
+        of the window in flight, which has become complete since.
         """
         return self.stores[address].gave_up(key) and any(
-            older.version < key.version and replace(older, version=key.version) == key
-            for place, older in self._damaged - self._evicted
+            other.version != key.version and replace(other, version=key.version) == key
+            for place, other in self._damaged - self._evicted
             if place == address
         )
 

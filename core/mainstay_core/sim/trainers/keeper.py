@@ -34,6 +34,7 @@ from mainstay_core.sim.trainers.replayer import Replayer
 from mainstay_core.sim.trainers.segment_client import Instalment, SegmentClient, Wait
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.snapshots.windows import Window
+from mainstay_core.wire.facts import Phase
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.segments import (
     BadSegment,
@@ -145,7 +146,9 @@ class SegmentKeeper:
         checks = self._world.checks.kept
         # A rank that joins is told what the others have.
         newest = max(state.version, state.settlement.version if state.settlement else 0)
-        checks.needless(self._process.name, state.plan, lineage, version, newest)
+        by_votes = state.phase is Phase.APPLYING
+        name = self._process.name
+        checks.needless(name, state.plan, lineage, version, newest, by_votes=by_votes)
         self._keep_from = version
         self._client.keep_from(lineage, version)
 

@@ -13,6 +13,7 @@ import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
 from mainstay_core.base.bounds import MAX_COPY_BYTES
+from mainstay_core.base.dealing import divide_by_weight
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.shape import JobShape
@@ -29,7 +30,6 @@ from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.spans import PAGE_BYTES
 from mainstay_core.snapshots.copies import CopyDemand, StorePod, plan_copies
-from mainstay_core.snapshots.duties import divide_by_weight
 from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import SegmentKind
@@ -73,7 +73,13 @@ def shape_of(**changes: Any) -> JobShape:
 
 
 def keep(
-    model: ModelSizes, shape: JobShape, window: int, peers: int, num_domains: int, replicas: int
+    model: ModelSizes,
+    shape: JobShape,
+    window: int,
+    peers: int,
+    num_domains: int,
+    replicas: int,
+    lag: int = LAG_STEPS,
 ) -> dict[str, int]:
     """Deal out all that is kept by the rules by which trainers do.
 
@@ -84,6 +90,7 @@ def keep(
         peers: other pods that keep each part.
         num_domains: failure domains, which pods lie in in turn.
         replicas: that are there.
+        lag: of each window.
 
     Returns:
         Bytes by pod.
@@ -108,7 +115,7 @@ def keep(
     for stage, cut in enumerate(cuts):
         width = [4 * sum(map(padded, model.blocks[i].parameters)) for i in cut]
         states = [w + model.blocks[i].moments_bytes for w, i in zip(width, cut, strict=True)]
-        steps = snapshot_sizes.max_log_steps(window)
+        steps = snapshot_sizes.max_log_steps(window, lag)
         for replica, units in enumerate(divide_by_weight(states, range(replicas))):
             size = sum(2 * states[unit] + steps * width[unit] for unit in units)
             for pod in holders[stage, pod_of[replica, stage]]:
@@ -138,9 +145,12 @@ def test_no_pod_keeps_more_than_is_asked_for(seed: int) -> None:
     least = snapshot_sizes.store_bytes([model], shape, window=window, peers=peers)
     expected = snapshot_sizes.expected_store_bytes([model], shape, window=window, peers=peers)
     assert 0 < expected < least
+    num_domains = rng.randrange(1, 4)
     for there in {replicas, max(1, replicas - 1)}:
-        held = keep(model, shape, window, peers, rng.randrange(1, 4), there)
+        held = keep(model, shape, window, peers, num_domains, there)
         assert max(held.values()) <= least
+    held = keep(model, shape, window, peers, num_domains, replicas, lag=0)
+    assert max(held.values()) <= expected
 
 
 def block_of(num_parameters: int) -> BlockSizes:
@@ -247,6 +257,18 @@ def test_a_single_unit_is_kept_as_the_docstring_says() -> None:
     lines = (2 * snapshot_sizes.KINDS + 10) * snapshot_sizes.ALIGNMENT_BYTES
     least += 2 * 12 * snapshot_sizes.PAGE_BYTES + lines
     assert snapshot_sizes.store_bytes([model], shape, window=0, peers=0) == least
+
+
+@pytest.mark.parametrize(("num_units", "replicas", "most"), [(1, 4, 1), (4, 4, 4), (4, 3, 2)])
+def test_what_is_expected_deals_out_whole_units(num_units: int, replicas: int, most: int) -> None:
+    """Of four units three cells get two at most, and of one unit a cell gets all."""
+    model = model_of(replace(block_of(1 << 20), num_units=num_units))
+
+    def expected(replicas: int) -> int:
+        shape = shape_of(lanes=replicas, replicas=replicas, stages=1)
+        return snapshot_sizes.expected_store_bytes([model], shape, window=1, peers=0)
+
+    assert expected(replicas) == expected(1) // most
 
 
 def test_more_peers_steps_or_ranks_in_a_pod_take_more_and_more_replicas_less() -> None:
