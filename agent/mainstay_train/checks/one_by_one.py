@@ -3,7 +3,8 @@
 To compare bits takes memory for both results, and for two copies of what a kernel changes in place:
 for the second execution, and for a third one. Here the checker's execution comes first. Its result
 is let go of before the second execution begins, whose result goes on. So a check takes no memory
-but for one copy of what a kernel changes in place.
+but for one copy of what a kernel changes in place. Only of a small result of large operands, such
+as a sum, there is a copy besides: so that what differs can be counted.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def execute(
     first = _execute_first(call, see, enter)
     if first is None:
         return run(call.func, call.args, call.kwargs)
-    checker, flips = first
+    checker, small, flips = first
     kept = _copied(call)
     result = run(call.func, call.args, call.kwargs)
     effects = Effects.of(call.kernel, operands, result)
@@ -80,14 +81,13 @@ def execute(
     pairs = enumerate(zip(primary, checker, strict=True))
     differing = next(number for number, (one, other) in pairs if one != other)
     is_repaired = judgement.remedy is Remedy.REPAIR
+    other = small or (third if is_repaired else None)  # the checker's, as far as it is there
     checks.tell(
         place,
         ordinal=call.ordinal,
         operator=call.kernel.name,
         output=differing,
-        num_elements=bits.count_differing(outputs[differing], third[differing])
-        if is_repaired
-        else 0,
+        num_elements=bits.count_differing(outputs[differing], other[differing]) if other else 0,
         judgement=judgement,
     )
     return repaired(call, (result, outputs), (again, third)) if is_repaired else result
@@ -95,8 +95,10 @@ def execute(
 
 def _execute_first(
     call: Call, see: Callable[[Any], None], enter: Enter
-) -> tuple[tuple[Imprint, ...], list[Flip]] | None:
+) -> tuple[tuple[Imprint, ...], list[torch.Tensor] | None, list[Flip]] | None:
     """Execute a call for the checker; return what is left of it, and the call's flips.
+
+    Left are imprints, and copies if all of it is small.
 
     None: it has made and written nothing.
     """
@@ -108,7 +110,17 @@ def _execute_first(
         return None
     flips = enter(call)
     put(flips, (Execution.CHECKER, Execution.BOTH), found)
-    return imprints.imprints(found), flips
+    return imprints.imprints(found), _copies_of_small(found), flips
+
+
+def _copies_of_small(found: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return copies of what an execution has made and written; None: that is large."""
+    if sum(tensor.numel() * tensor.element_size() for tensor in found) >= LARGE_BYTES:
+        return None
+    copies = [torch.empty_like(tensor) for tensor in found]
+    for copy, tensor in zip(copies, found, strict=True):
+        bits.overwrite(copy, tensor)  # their bits, which a clone of a conjugate would not have
+    return copies
 
 
 def _copied(call: Call) -> Twins | None:

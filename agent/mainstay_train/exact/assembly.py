@@ -23,8 +23,8 @@ _MIXERS = range(len(MIXER_SEEDS))
 
 
 def text() -> str:
-    """Return the module: ``row_sums_1``, ``_2`` and ``_4``, ``squares``, and ``blend``."""
-    return "\n".join([*map(_row_sums, WORD_BYTES), _SQUARES, _BLEND])
+    """Return the module: ``row_sums_1``, ``_2`` and ``_4``, ``within``, ``squares``, ``blend``."""
+    return "\n".join([*map(_row_sums, WORD_BYTES), _WITHIN, _SQUARES, _BLEND])
 
 
 def _row_sums(size: int) -> str:
@@ -159,6 +159,33 @@ def _adder(name: str, size: int, rows: int, lanes: int) -> str:
             f"  store i64 %new.{r}.{m}, ptr %into.{r}.{m}, align 8",
         ]
     return "\n".join([*lines, "  ret void", "}"])
+
+
+_WITHIN = """
+define i64 @within(ptr %starts, ptr %lengths, i64 %rows, i64 %size) {
+entry:
+  br label %next
+next:
+  %r = phi i64 [ 0, %entry ], [ %following, %row ]
+  %is.there = icmp slt i64 %r, %rows
+  br i1 %is.there, label %row, label %end
+row:
+  %starts.r = getelementptr i64, ptr %starts, i64 %r
+  %lengths.r = getelementptr i64, ptr %lengths, i64 %r
+  %start = load i64, ptr %starts.r, align 8
+  %length = load i64, ptr %lengths.r, align 8
+  %room = sub i64 %size, %start
+  %begins = icmp ule i64 %start, %size
+  %ends = icmp ule i64 %length, %room
+  %fits = and i1 %begins, %ends
+  %following = add i64 %r, 1
+  br i1 %fits, label %next, label %end
+end:
+  ret i64 %r
+}
+"""
+"""Returns how many rows come before the first that leaves memory of some size: without a sign, what
+is below zero is beyond any size."""
 
 
 def _square(name: str, lanes: int, at: str) -> list[str]:

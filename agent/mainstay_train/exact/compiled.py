@@ -6,6 +6,10 @@ number. So it is compiled and compared with the definition before it is used, on
 those that are forked from it, in a tenth of a second. Nothing is kept on a disk. Both sums are
 operators of torch's, so that checks by re-execution see them. Blends are made between steps, where
 nothing is checked so.
+
+A row that does not lie in its memory is refused, as torch refuses a wrong index: where a row begins
+may be what a kernel has made, and a wrong bit of it would have others' memory read, or end the
+process.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ class Loops(NamedTuple):
 
     row_sums: Mapping[int, Callable[..., None]]
     """By the bytes of a word."""
+    within: Callable[..., int]
+    """Returns how many rows come before the first one that leaves its memory."""
     squares: Callable[..., None]
     blend: Callable[..., None]
     engine: Any
@@ -101,15 +107,16 @@ def _compiled() -> tuple[Loops, str]:
     engine = binding.create_mcjit_compiler(module, machine)
     engine.finalize_object()
 
-    def function(name: str, *arguments: Any) -> Callable[..., None]:
-        return ctypes.CFUNCTYPE(None, *arguments)(engine.get_function_address(name))
+    def function(name: str, *arguments: Any, returns: Any = None) -> Callable[..., Any]:
+        return ctypes.CFUNCTYPE(returns, *arguments)(engine.get_function_address(name))
 
     place, weight = ctypes.c_void_p, ctypes.c_double
     row_sums = {size: function(f"row_sums_{size}", *[place] * 7) for size in assembly.WORD_BYTES}
+    within = function("within", *[place] * 4, returns=ctypes.c_int64)
     squares = function("squares", *[place] * 7)
     blend = function("blend", place, weight, place, weight, place, place)
     what = f"llvmlite {llvmlite.__version__}, {processor}"
-    return Loops(row_sums, squares, blend, engine), what
+    return Loops(row_sums, within, squares, blend, engine), what
 
 
 def row_sums(
@@ -125,8 +132,11 @@ def row_sums(
         words: flat, of 1, 2 or 4 bytes, which count as unsigned.
         starts: int64 [rows], where in the words a row begins.
         positions: int64 [rows], of its first word in its chunk.
-        lengths: int64 [rows], its words. Invariant: they lie within the words and the chunk.
+        lengths: int64 [rows], its words.
         keys: int64 [mixers, chunk].
+
+    Raises:
+        IndexError: a row leaves the words, or the chunk.
     """
     return torch.ops.mainstay.row_sums(words, starts, positions, lengths, keys)  # type: ignore[no-any-return]
 
@@ -204,6 +214,8 @@ def run_row_sums(
     keys: torch.Tensor,
 ) -> torch.Tensor:
     assert words.is_contiguous(), "rows lie one behind the other"
+    _refuse_outside(loops, starts, lengths, words.numel(), "words")
+    _refuse_outside(loops, positions, lengths, CHUNK, "positions of a chunk")
     sums = torch.zeros(_NUM_MIXERS, starts.numel(), dtype=torch.int64, device="cpu")
     loops.row_sums[words.element_size()](
         words.data_ptr(),
@@ -215,6 +227,21 @@ def run_row_sums(
         sums.data_ptr(),
     )
     return sums
+
+
+def _refuse_outside(
+    loops: Loops, starts: torch.Tensor, lengths: torch.Tensor, size: int, of: str
+) -> None:
+    """Refuse rows that leave memory of some size.
+
+    Raises:
+        IndexError: one does.
+    """
+    rows = starts.numel()
+    first = loops.within(starts.data_ptr(), lengths.data_ptr(), rows, size)
+    if first < rows:
+        at = f"begins at {int(starts[first])} and has {int(lengths[first])}"
+        raise IndexError(f"row {first} {at}, of {size} {of}")
 
 
 def _run_squares(
@@ -276,6 +303,7 @@ def _try(loops: Loops) -> None:
         given = (torch.from_numpy(words), starts, positions, lengths, torch.from_numpy(keys))
         if not np.array_equal(run_row_sums(loops, *given).numpy().view(np.uint64), expected):
             raise WrongError(f"its sums of words of {8 * size} bits are wrong")
+    _try_within(loops)
     # What is added to the large square of a row is rounded each time: another order shows.
     values = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
     values[::30_011] = 2.0**27
@@ -287,6 +315,22 @@ def _try(loops: Loops) -> None:
     if found != [_squared(values[at : at + n]) for at, n in rows]:
         raise WrongError("its norms are wrong")
     _try_blend(loops, values[: CHUNK - 3], values[CHUNK : 2 * CHUNK - 3])
+
+
+def _try_within(loops: Loops) -> None:
+    """Have rows refused that do not lie in their memory.
+
+    Raises:
+        WrongError: another row is.
+    """
+    for start, length, fits in (
+        *((0, CHUNK, True), (CHUNK, 0, True), (CHUNK - 3, 3, True)),
+        *((0, CHUNK + 1, False), (CHUNK + 1, 0, False), (CHUNK - 3, 4, False)),
+        *((-1, 1, False), (1, -1, False), (1 << 50, 1, False), (-(1 << 63), CHUNK, False)),
+    ):
+        starts, lengths = np.array([5, start, 7]), np.array([6, length, 8])
+        if loops.within(starts.ctypes.data, lengths.ctypes.data, 3, CHUNK) != (3 if fits else 1):
+            raise WrongError("it refuses wrong rows")
 
 
 def _try_blend(loops: Loops, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:

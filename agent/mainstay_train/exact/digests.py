@@ -281,7 +281,7 @@ class FlatDigest:
             self._tensor([row.chunk for row in rows]),
         )
         _, key_sums = _tables(self._device)
-        self._fused = _fused(self._device)
+        self._fused = _fused(self._device, self._num_rows)
         self._starts = self._tensor([row.start for row in rows])
         self._lengths = lengths = self._tensor([row.length for row in rows])
         self._num_pieces = len(pieces)
@@ -331,19 +331,25 @@ class FlatDigest:
         return added([self.sums(flat)])
 
 
-def _fused(device: torch.device) -> RowSums | None:
-    """The form that makes one pass over a buffer; None where there is none."""
+def _fused(device: torch.device, num_rows: int) -> RowSums | None:
+    """The form that makes one pass over a buffer of some rows; None where there is none."""
     if device.type == "cpu":
-        return _compiled if compiled.load() is not None else None
+        return _compiled(num_rows) if compiled.load() is not None else None
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     return _of_triton(device)
 
 
-def _compiled(
-    words: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
-) -> torch.Tensor:
-    return compiled.row_sums(words, starts, torch.zeros_like(starts), lengths, keys)
+def _compiled(num_rows: int) -> RowSums:
+    # Made once: what is made in a step may come out wrong, and compiled code finds memory by it.
+    positions = torch.zeros(num_rows, dtype=torch.int64, device="cpu")
+
+    def sums(
+        words: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
+    ) -> torch.Tensor:
+        return compiled.row_sums(words, starts, positions, lengths, keys)
+
+    return sums
 
 
 @lru_cache(maxsize=16)

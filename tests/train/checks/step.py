@@ -235,6 +235,7 @@ class Step:
                 flat.tensor.copy_(value)
             engine.state.refresh()
             engine.drop_held()
+            engine.checks._told_in = -1  # findings of a step are bounded: this is one of its own
         if flip is not None and at is not None:
             engines[at.stage].checks.order("flip", 0, at.place.phase, flip)
         self._compute(engines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections import Counter
@@ -14,7 +15,7 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import bits
+from mainstay_train.checks import bits, checker
 from mainstay_train.checks.places import Phase
 from mainstay_train.model.workload import WorkloadError
 
@@ -98,8 +99,9 @@ def check_flips(
 
 @pytest.mark.parametrize("setting", QUICK, ids=str)
 def test_each_flip_that_has_an_effect_is_found_once_and_changes_nothing(
-    setting: tuple[str, bool, int],
+    setting: tuple[str, bool, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(checker, "MAX_TOLD", 1)  # of a step: each run is one of its own
     micro_batches = 2 if setting == QUICK[0] else 1
 
     assert sum(check_flips(setting, 12, seed=1, micro_batches=micro_batches).values()) > 0
@@ -189,3 +191,29 @@ def test_a_finding_says_what_was_wrong_and_that_it_was_repaired() -> None:
     assert finding.place == f"aten.mm (#{spot.ordinal}) in the forward pass of {spot.place.name}"
     assert (finding.shard_type, finding.micro_batch) == (0, 0)
     assert (finding.output, finding.num_elements) == (0, 1)
+
+
+@pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
+def test_of_a_wrong_sum_of_the_state_the_element_is_counted(execution: Execution) -> None:
+    pytest.importorskip("llvmlite")
+    # Its operands are large, so one result is kept at a time: but the sums are small.
+    step = Step("llama", recompute=False, micro_batches=1)
+    spot = find(step.list(), Phase.VOTE, Pass.STEP, "mainstay.row_sums")
+    flip = spot.flip(output=2, element=515_686, bit=42, execution=execution)
+
+    (finding,) = step.run(Mode.FULL, flip, spot).findings
+
+    assert (finding.operator, finding.num_elements) == ("mainstay.row_sums", 1)
+    assert finding.verdict is WRONG[execution]
+
+
+def test_no_kernel_of_a_step_makes_what_compiled_code_finds_memory_by() -> None:
+    """A high bit of it would end the process, where no check could tell."""
+    pytest.importorskip("llvmlite")
+    step = Step("llama", recompute=False, micro_batches=1)
+
+    kernels = [spot.kernel for spot in step.list()]
+
+    made = [before for before, k in itertools.pairwise(kernels) if k == "mainstay.row_sums"]
+    assert made
+    assert "aten.zeros_like" not in made

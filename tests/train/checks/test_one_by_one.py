@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,6 +46,26 @@ def test_each_kernel_is_repaired_wherever_it_writes(name: str, execution: Execut
     # Of the checker's wrong result an imprint is left: no element of it can be counted.
     num_elements = 1 if execution is Execution.PRIMARY else 0
     assert check_repair(name, execution).num_elements == num_elements
+
+
+SUM: dict[str, Callable[[torch.Tensor], Any]] = {
+    "made": lambda x: x.sum(0),
+    "out": lambda x: torch.sum(x, 0, out=torch.zeros(4)),
+    "in place": lambda x: torch.ones(4).add_(x[0]).index_add_(0, torch.arange(4), x[1]),
+    "complex": lambda x: (torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j).sum(0),
+}
+
+
+@pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
+@pytest.mark.parametrize("name", SUM)
+def test_what_differs_in_a_small_result_of_large_operands_is_counted(
+    name: str, execution: Execution, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WRITING, name, SUM[name])
+    monkeypatch.setattr(one_by_one, "is_large", lambda *_: True)
+    monkeypatch.setattr(one_by_one, "LARGE_BYTES", 33)
+
+    assert check_repair(name, execution).num_elements == 1
 
 
 @pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIGGYBACK])

@@ -59,6 +59,20 @@ def test_sums_of_words_are_those_of_numpy(size, seed):
     assert found.numpy().view(np.uint64).tolist() == expected
 
 
+@pytest.mark.parametrize("bit", [17, 30, 44, 50, 59, 60, 62, 63])
+@pytest.mark.parametrize("column", [0, 1, 2])
+@pytest.mark.parametrize("row", [0, 3, 4])
+def test_a_row_that_leaves_its_memory_is_refused_and_nothing_is_read(row, column, bit):
+    """A wrong bit of where it lies would have other memory read, or end the process."""
+    words, keys = torch.ones(CHUNK + 8), torch.ones(2, CHUNK, dtype=torch.int64)
+    rows = columns([(5, 0, CHUNK), *[(8, 0, CHUNK)] * 2, (7, 0, CHUNK), (6, 3, CHUNK - 3)])
+    rows[column][row] ^= -(1 << 63) if bit == 63 else 1 << bit
+    of = f"{CHUNK} positions of a chunk" if column == 1 else f"{CHUNK + 8} words"
+
+    with pytest.raises(IndexError, match=rf"^row {row} begins at -?\d+ and has -?\d+, of {of}$"):
+        compiled.row_sums(words, *rows, keys)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 1003, CHUNK + 5])
 def test_blends_round_each_product_and_the_sum(count, in_place):
@@ -104,6 +118,9 @@ MUTANTS = {
         "%whole, i64 %whole, ptr %keys",
     ),
     "words have a sign": ("zext <8 x i8>", "sext <8 x i8>"),
+    "rows may begin behind the end": ("ule i64 %start, %size", "ule i64 %start, %start"),
+    "rows may end behind the end": ("ule i64 %length, %room", "ule i64 %length, %length"),
+    "rows may begin below zero": ("ule i64 %start, %size", "sle i64 %start, %size"),
     "keys begin with the chunk": ("i64, ptr %keys, i64 %position", "i64, ptr %keys, i64 0"),
     "rows are added from the last": (
         "%sum.1 = fadd <8 x double> %square.0, %square.1",
