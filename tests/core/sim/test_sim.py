@@ -409,7 +409,7 @@ def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again
 
 def test_a_replay_by_gradients_goes_on_when_something_else_is_lost() -> None:
     num_gone_on = 0
-    for seed in (1, 58):
+    for seed in (1, 7):
         outcome = simulate(draw_further_losses(seed))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         num_gone_on += outcome.seen["replay gone on with"]
