@@ -322,24 +322,14 @@ def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
     assert seen["replayed after a fork"]
 
 
-def test_what_pods_keep_comes_before_a_fork_and_counts_again_after_it() -> None:
-    seen: Counter[str] = Counter()
-    for seed in (0, 1, 2, 31, 34, 44):
-        outcome = simulate(draw_forks_beside_snapshots(seed, FORKING))
-        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
-        seen.update(outcome.seen)
-    assert seen["fork"]
-    assert seen["replayed after a fork"]
-
-
 def test_stores_that_fail_to_answer_once_are_asked_again_before_a_stage_is_made_anew() -> None:
-    for seed in (0, 1):
+    for seed in (1, 5):
         outcome = simulate(draw_mute_stores(seed, ()))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         assert min(outcome.seen["did not answer"], outcome.seen["replayed"]) > 0
         assert not outcome.seen["fork"]
     with applied(ASKED_ONCE):
-        outcome = simulate(draw_mute_stores(0, ()))
+        outcome = simulate(draw_mute_stores(1, ()))
     assert outcome.seen["fork"], "else the job is exact for another reason"
 
 
