@@ -137,11 +137,11 @@ def test_a_user_error_in_the_workload_is_told_and_ends_the_run(
     tmp_path: Path, corpus: Path
 ) -> None:
     spec = make_job(LAYOUT, 3, corpus)
-    spec["spec"]["workload"]["config"]["dimm"] = 3
+    spec["spec"]["workload"]["config"]["data"]["path"] = str(tmp_path / "no-corpus")
     with local_job(tmp_path, spec) as job:
         assert job.wait() == 1
         output = (tmp_path / "output.log").read_text()
-        assert "dimm" in output
+        assert "no-corpus" in output
         assert "Traceback" not in output
         assert processes_of(tmp_path) == []
 
