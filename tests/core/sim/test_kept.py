@@ -52,7 +52,7 @@ class Run:
         self.kept.held(key, content, frozenset({HERE, THERE}))
 
     def complete(self) -> None:
-        self.kept.needless("a", self.plans[1], 0, COMPLETE.first, TURN)
+        self.kept.needless("a", self.plans[1], 0, COMPLETE.first, TURN, by_votes=True)
 
 
 @pytest.mark.parametrize("with_compute", [False, True])
