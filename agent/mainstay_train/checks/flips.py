@@ -7,14 +7,17 @@ A sticky one stays, and is put in after each execution, in whichever step.
 from __future__ import annotations
 
 import difflib
+import logging
 import threading
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mainstay_core.dmr.flips import Flip, StatePart, Where
+from mainstay_core.dmr.flips import Execution, Flip, StatePart, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_train.checks.places import Phase, Place
+
+logger = logging.getLogger(__name__)
 
 MAX_NEAREST = 3
 """Names of kernels in the warning about a flip that named none."""
@@ -111,6 +114,10 @@ class FlipOrders:
                 if not _is_meant(order.flip, ordinal, kernel):
                     order.passed[kernel] = order.passed.get(kernel, 0) + 1
                     continue
+                if not order.is_put:
+                    # The log is a file: whoever is killed next has said it.
+                    told = _describe_put(order.flip, place, kernel)
+                    logger.info("flip %s is put in: %s", order.fault, told)
                 order.is_put = True
                 if not order.flip.sticky:
                     self._orders.remove(order)
@@ -143,6 +150,18 @@ def _is_meant(flip: Flip, ordinal: int | None, kernel: str) -> bool:
     if flip.operator is None and ordinal is not None:
         return not flip.sticky or ordinal == 0  # the first that comes; or always the same one
     return ordinal is not None and flip.operator == ordinal
+
+
+def _describe_put(flip: Flip, place: Place, kernel: str) -> str:
+    """Return what a flip is put into, and where in the program that is."""
+    parts = {"type": place.shard_type, "micro-batch": place.micro_batch, "block": place.block}
+    said = "".join(f", {name} {value}" for name, value in parts.items() if value is not None)
+    at = f"step {place.step}, phase {place.phase.value}, {place.in_pass.value} pass{said}"
+    if flip.sticky:
+        return f"{kernel}, {at}, from now on in every execution"
+    if flip.execution is Execution.CHECKER:
+        return f"{kernel}, {at}, in the second execution, if there is one"
+    return f"{kernel}, {at}"
 
 
 def _describe(order: _Order) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.flips import FlipOrders, Missed
 from mainstay_train.checks.places import Phase, Place
+
+FAULTS = Path(__file__).resolve().parents[3] / "docs" / "faults.md"
 
 
 def sticky(in_pass: Pass, operator: int | str | None, bit: int = 20, block: int = 0) -> Flip:
@@ -107,6 +111,47 @@ def test_a_sticky_flip_that_finds_no_kernel_is_no_missed_one_and_the_log_says_it
     assert "flip broken waits for its kernel" in record.getMessage()
     assert "the nearest names there are aten.mm" in record.getMessage()
     assert missed == [], "a later step may have it"
+
+
+@pytest.mark.parametrize(
+    ("fields", "tail"),
+    [
+        ({}, ""),
+        ({"execution": Execution.CHECKER}, ", in the second execution, if there is one"),
+        ({"sticky": True}, ", from now on in every execution"),
+    ],
+    ids=["primary", "checker", "sticky"],
+)
+def test_the_log_says_once_what_a_flip_is_put_into(
+    caplog: pytest.LogCaptureFixture, fields: dict[str, Any], tail: str
+) -> None:
+    checks = Checks(Mode.FULL)
+    flip = Flip(in_pass=Pass.FORWARD, operator="aten.mm", element=0, bit=31, **fields)
+    checks.order("fault-0", 3, Phase.FORWARD, flip)
+    with caplog.at_level(logging.INFO):
+        product(checks, 3)
+
+    told = [r.getMessage() for r in caplog.records if "is put in" in r.getMessage()]
+    line = (
+        "flip fault-0 is put in: aten.mm, step 3, phase forward, forward pass, "
+        "type 2, micro-batch 1, block 0"
+    )
+    assert told == [line + tail]
+    assert f"```\n{line}\n```" in FAULTS.read_text()
+
+
+def test_the_log_does_not_say_of_a_flip_that_found_no_kernel_that_it_is_put_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    checks = Checks(Mode.OFF)
+    flip = Flip(in_pass=Pass.FORWARD, operator="aten.mmm", element=0, bit=31)
+    checks.order("fault-0", 0, Phase.FORWARD, flip)
+    with caplog.at_level(logging.INFO):
+        product(checks)
+        checks.begin_step(1)
+
+    assert "is put in" not in caplog.text
+    assert "flip fault-0 was not put in" in caplog.text
 
 
 def test_a_sticky_flip_strikes_in_the_step_in_which_its_type_comes_first() -> None:
