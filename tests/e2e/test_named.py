@@ -31,8 +31,9 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> matrix.Expected:
 
 def always_wrong(stage: int, in_pass: str) -> dict[str, Any]:
     """Return the fault of a device whose products are wrong in a pass, in every execution."""
+    phase = "forward" if in_pass == "forward" else "backward"
     return {
-        "at": {"step": FIRST, "phase": "backward"},
+        "at": {"step": FIRST, "phase": phase},
         "target": {"replica": BROKEN, "stage": stage},
         "action": "flip",
         "flip": {
@@ -53,12 +54,13 @@ def device(finding: dict[str, Any]) -> tuple[str, int]:
     return finding["slot"]["pod"], finding["slot"]["index"]
 
 
-@pytest.mark.parametrize("lanes", [3, 4])
+@pytest.mark.parametrize("lanes", [2, 3, 4])
 @pytest.mark.parametrize("stage", [0, 1])
-@pytest.mark.parametrize("in_pass", ["backward", "weight"])
+@pytest.mark.parametrize("in_pass", ["forward", "backward", "weight"])
 def test_a_device_that_is_always_wrong_in_a_pass_is_named_within_a_round_and_replaced(
     tmp_path: Path, expected: matrix.Expected, in_pass: str, stage: int, lanes: int
 ) -> None:
+    """Of two replicas that both insist, neither is named until the spare has computed the type."""
     layout = Layout(stages=2, lanes=lanes, shards_per_lane=2, spares=1)
     corpus, undisturbed = expected(layout)
     (tmp_path / "gates").mkdir()
