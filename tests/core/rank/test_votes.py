@@ -79,6 +79,17 @@ def test_a_step_that_all_agree_on_is_committed_with_one_norm_loss_and_data_diges
     assert (commit.data, commit.data_total) == (digest(21), digest(121))
 
 
+def test_a_count_of_tokens_is_believed_as_one_rank_tells_it() -> None:
+    """So nothing shows that it is wrong; a witness or two fetches of the batch do."""
+    votes = votes_of()
+    votes[2] = replace(votes[2], stats=tuple(replace(s, tokens=4) for s in votes[2].stats))
+
+    commit = judged(votes).commit
+
+    assert commit is not None
+    assert (commit.tokens, commit.scale) == (9, 1 / 9)
+
+
 def test_without_clipping_the_scale_only_divides_by_the_tokens() -> None:
     commit = judged(votes_of()).commit
 
