@@ -1,8 +1,8 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of the ledger's sums of short runs of memory, where compiled code goes over that once. Elsewhere it
-is a chain of products of small integers, which runs three times as fast as the ledger's digest does
+of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), where compiled code goes over
+that once. Elsewhere it is a chain of products of small integers, which runs three times as fast as the ledger's digest does
 there, and is no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is
 odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
 theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
@@ -22,7 +22,7 @@ import torch
 from mainstay_core.base import digest
 from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, ImprintPrice
 from mainstay_train.checks.bits import words_of
-from mainstay_train.exact import compiled, digests
+from mainstay_train.exact import compiled, digests, run_sums
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
@@ -31,9 +31,6 @@ FEW_BYTES_COMPILED = 512
 """The same, before compiled code begins: to start that takes as long."""
 MAX_LEVELS = 8
 """Each product leaves a sixteenth of the bytes: enough for any memory."""
-
-KEPT_BYTES = 64
-"""So many bytes of sums are kept as they are: to digest them takes longer than to compare them."""
 
 Imprint = tuple[torch.dtype, torch.Size, bytes]
 """Type, shape, and digest of the bits."""
@@ -50,12 +47,10 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     size = tensor.numel() * tensor.element_size()
     if size <= FEW_BYTES_COMPILED:
         return dtype, shape, ctypes.string_at(tensor.data_ptr(), size)
-    sums_of_runs = digests.memory_sums(tensor.data_ptr(), size)
-    if sums_of_runs is None:
+    sums = run_sums.memory_sums(tensor.data_ptr(), size)
+    if sums is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
-    if len(sums_of_runs) <= KEPT_BYTES:
-        return dtype, shape, sums_of_runs
-    return dtype, shape, hashlib.blake2b(sums_of_runs, digest_size=16).digest()
+    return dtype, shape, sums
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:

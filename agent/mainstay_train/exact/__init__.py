@@ -10,6 +10,7 @@
 - ``rows``: the chunks of a flat buffer, read in batches
 - ``assembly``: loops over chunks, in LLVM's language
 - ``compiled``: the same as code of this processor
+- ``run_sums``: sums of short runs of memory, for imprints
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
 - ``row_sums``: their sums in one pass on a GPU
