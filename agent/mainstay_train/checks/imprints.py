@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -37,25 +37,31 @@ Imprint = tuple[torch.dtype, torch.Size, bytes]
 
 
 def imprint(tensor: torch.Tensor) -> Imprint:
-    """Return the imprint of a tensor; waits for its device."""
+    """Return the imprint of a tensor; waits for its device.
+
+    With compiled code the order counts in which its dimensions lie in memory, as they are not put
+    into another one.
+    """
     dtype, shape = tensor.dtype, tensor.shape
     if not tensor.is_cpu:
         sums = digests.tensor_sums("imprint", _packed(tensor)).tolist()
         return dtype, shape, repr(sums).encode()
+    order = b""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = _packed(tensor)
-    size = tensor.numel() * tensor.element_size()
+        order = _order_of(tensor) if compiled.load() is not None else b""
+        tensor = tensor if order else _packed(tensor)
+    size = tensor.nbytes
     if size <= FEW_BYTES_COMPILED:
-        return dtype, shape, ctypes.string_at(tensor.data_ptr(), size)
+        return dtype, shape, ctypes.string_at(tensor.data_ptr(), size) + order
     sums = run_sums.memory_sums(tensor.data_ptr(), size)
     if sums is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
-    return dtype, shape, sums
+    return dtype, shape, sums + order
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:
     """Return the imprints of several tensors."""
-    return tuple(imprint(tensor) for tensor in tensors)
+    return tuple([imprint(tensor) for tensor in tensors])  # a generator takes longer
 
 
 def price() -> ImprintPrice:
@@ -66,6 +72,27 @@ def price() -> ImprintPrice:
 def joined(several: Sequence[Imprint]) -> str:
     """Return one digest of several imprints."""
     return hashlib.blake2b(repr(tuple(several)).encode(), digest_size=16).hexdigest()
+
+
+def _order_of(tensor: torch.Tensor) -> bytes:
+    """Return the dimensions in the order in which a tensor lies in memory.
+
+    Empty: its elements do not fill a run of memory, or mean something else than what lies there.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        return b""
+    return _dense_order(tensor.shape, tensor.stride())
+
+
+@lru_cache(maxsize=1024)
+def _dense_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    wide = [dim for dim, size in enumerate(sizes) if size > 1]
+    dims, run = sorted(wide, key=strides.__getitem__), 1
+    for dim in dims:
+        if strides[dim] != run:
+            return b""
+        run *= sizes[dim]
+    return bytes(dims)
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:
