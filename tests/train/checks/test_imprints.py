@@ -89,7 +89,7 @@ def test_what_lies_in_another_order_has_an_imprint_of_its_bits(
 
 def test_the_order_in_memory_counts_or_is_made_alike(form: str) -> None:
     square = torch.randn(30, 30)
-    other = square.t().contiguous()  # the same bits in memory as square, were it read as square.t()
+    other = square.t().contiguous()
 
     assert imprint(square) != imprint(other)
     assert imprint(square.t()) != imprint(square)
