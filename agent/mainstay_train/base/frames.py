@@ -24,9 +24,8 @@ _R = TypeVar("_R")
 def roomy(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Return a function whose calls find the frames behind them in one piece of memory."""
 
-    @wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         return function(*args, **kwargs)
 
     call.__code__ = call.__code__.replace(co_stacksize=SLOTS)
-    return call
+    return wraps(function)(call)

@@ -1,9 +1,10 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), where compiled code goes over
-that once. Elsewhere it is a chain of products of small integers, which runs three times as fast as the ledger's digest does
-there, and is no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is
+of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), where compiled code goes
+over that once. Elsewhere it is a chain of products of small integers, which runs three times as
+fast as the ledger's digest does there, and is no weaker: bytes in rows of 1,024 are multiplied by
+16 columns of keys. Every key is
 odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
 theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
 and Kaser, "Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's
@@ -53,10 +54,10 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     size = tensor.nbytes
     if size <= FEW_BYTES_COMPILED:
         return dtype, shape, ctypes.string_at(tensor.data_ptr(), size) + order
-    sums = run_sums.memory_sums(tensor.data_ptr(), size)
-    if sums is None:
+    found = run_sums.memory_sums(tensor.data_ptr(), size)
+    if found is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
-    return dtype, shape, sums + order
+    return dtype, shape, found + order
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:

@@ -19,7 +19,7 @@ COLUMNS = CHUNK // 4
 WORD_BYTES = (1, 2, 4)
 """Sizes of a digest's words."""
 RUN = 2048
-"""Words of a run of an imprint: the keys of both of its sums stay in a processor's nearest cache."""
+"""Words of a run of an imprint: keys of both its sums stay in a processor's nearest cache."""
 
 _MIXERS = range(len(MIXER_SEEDS))
 

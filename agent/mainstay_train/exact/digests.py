@@ -17,7 +17,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
 import torch

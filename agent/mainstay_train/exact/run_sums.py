@@ -4,7 +4,7 @@ A word of 32 bits is multiplied by a key of 32 bits, which is not zero, and the 
 words are added up modulo 2^64; twice, with other keys. No product comes to 2^64. So a change of one
 word changes both sums of its run. For a change of several words a key of theirs must have one value
 of 2^32 for a sum to stay (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing
-is fast", 2014, section 3): 2^-64 for both sums, as of the ledger's digest. That has keys of 64 bits,
+is fast", 2014, section 3): 2^-64 for both, as of the ledger's digest. That has keys of 64 bits,
 whose products take a processor several instructions.
 
 Sums of more than a few runs are summed up likewise, with other keys. As of the ledger's, whose

@@ -55,9 +55,7 @@ def test_it_may_call_itself() -> None:
 
 def test_calls_behind_it_take_no_memory_from_the_kernel_again_and_again() -> None:
     """Without room some depth of calls has each further one take a page."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], check=True, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True)
     without, with_room = map(int, done.stdout.split())
     assert SLOTS * 8 > 1 << 16
     assert without > 1000
