@@ -23,7 +23,6 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
-from mainstay_train.base.frames import roomy
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
@@ -254,7 +253,6 @@ class Engine:
         self.reduce(None, table, [0], 0)
         self.drop_held()
 
-    @roomy
     def _run(
         self,
         program: Sequence[Action],

@@ -20,6 +20,7 @@ from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import Action, Op, closing
 from mainstay_core.planning.routes import blocks_of
 from mainstay_train.base import device as devices
+from mainstay_train.base.frames import roomy
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
@@ -153,6 +154,7 @@ class Interpreter:
             Op.WRITE_B: self._write_b,
         }
 
+    @roomy
     def run(
         self,
         program: Sequence[Action],

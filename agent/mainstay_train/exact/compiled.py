@@ -31,6 +31,7 @@ from mainstay_core.base.digest import CHUNK, MIXER_SEEDS
 from mainstay_core.base.errors import MainstayError, brief
 from mainstay_train.exact import assembly
 from mainstay_train.exact.rows import scratch
+from mainstay_train.exact.run_assembly import RUN
 
 SWITCH = "MAINSTAY_COMPILED"
 """A variable of the environment: with ``Off`` nothing is compiled."""
@@ -307,7 +308,7 @@ def _try(loops: Loops) -> None:
         if not np.array_equal(run_row_sums(loops, *given).numpy().view(np.uint64), expected):
             raise WrongError(f"its sums of words of {8 * size} bits are wrong")
     _try_within(loops)
-    _try_run_sums(loops, words, keys.reshape(-1).view(np.uint32)[: _NUM_MIXERS * assembly.RUN])
+    _try_run_sums(loops, words, keys.reshape(-1).view(np.uint32)[: _NUM_MIXERS * RUN])
     # What is added to the large square of a row is rounded each time: another order shows.
     values = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
     values[::30_011] = 2.0**27
@@ -343,7 +344,7 @@ def _try_run_sums(loops: Loops, words: NDArray[Any], keys: NDArray[np.uint32]) -
     Raises:
         WrongError: they differ.
     """
-    run = assembly.RUN
+    run = RUN
     for count in (1, 15, 16, 19, run - 1, run, 5 * run, 11 * run + 37):
         starts = range(0, count, run)
         wide = [words[at : min(at + run, count)].astype(np.uint64) for at in starts]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from mainstay_core.base import digest
 from mainstay_train.exact import compiled, digests
-from mainstay_train.exact.assembly import RUN
+from mainstay_train.exact.run_assembly import RUN
 
 MAX_RUNS = 4
 """Sums of so many runs are kept as they are."""
@@ -57,7 +57,7 @@ def memory_sums(address: int, size: int) -> bytes | None:
 
 
 class _Levels(NamedTuple):
-    """How the sums of some words are made."""
+    """The steps in which the sums of some words are made."""
 
     levels: tuple[tuple[int, int, int], ...]
     """Of each its words, the address of its keys, and where its sums are written."""
