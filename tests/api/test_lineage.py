@@ -188,7 +188,7 @@ def test_a_permission_is_given_ahead_shown_and_used_once(api: Any) -> None:
         "than 1 step otherwise"
     )
     assert tried["stages"] == [0, 1, 2]
-    assert "stage 0: " in tried["why_not"][0]
+    assert tried["why_not"][0].startswith("stage 0 is an end of the pipeline")
     assert api.get(job.path)["ahead"] is None
     assert api.post(path, AHEAD)["allowed"].startswith("token gives a permission ahead of the loss")
     commit(job, 2)

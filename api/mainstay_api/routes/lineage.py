@@ -34,8 +34,11 @@ router = APIRouter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPermission:
-    """A permission for one approximate recovery: the one that the job waits for, or, ahead of any
-    loss, the next that would lose too many steps."""
+    """A permission for one approximate recovery.
+
+    It is the one that the job waits for, or, ahead of any loss, the next that would lose too many
+    steps.
+    """
 
     dry_run: bool = False
     """Whether only to say what it would come to."""

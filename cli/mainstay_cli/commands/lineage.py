@@ -119,8 +119,10 @@ def approximate(
     if not yes and not typer.confirm("Allow it?"):
         print(f"{run.name}: nothing is allowed")
         return
-    # What was shown is allowed, and no stage that was lost since.
-    asyncio.run(_allow(run, list(told["stages"]), after_lost_steps, dry_run=False))
+    # What was shown is allowed, and no stage that was lost since. Ahead nothing is lost: each that
+    # is named must be one that can be made anew, and what is left out stays so.
+    stages = stage if ahead else list(told["stages"])
+    asyncio.run(_allow(run, stages, after_lost_steps, dry_run=False))
     print(f"{run.name}: allowed, for {'one recovery' if ahead else 'this recovery'}")
 
 

@@ -120,7 +120,7 @@ def _judge_ahead(
     named = every if stages is None else tuple(sorted(set(stages)))
     unknown = [stage for stage in named if stage not in every]
     prospects = {p.stage: p for p in prospects_of(state)}
-    why_not = tuple(f"stage {p.stage}: {p.reason}" for p in prospects.values() if not p.possible)
+    why_not = tuple(dict.fromkeys(p.reason for p in prospects.values() if not p.possible))
     why = _why_not_ahead(state)
     if not why and unknown:
         why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
@@ -128,7 +128,8 @@ def _judge_ahead(
         why = "a permission for no stage allows nothing: name one, or leave them out"
     possible = [stage for stage in named if not unknown and prospects[stage].possible]
     if not why and not (possible if stages is None else len(possible) == len(named)):
-        why = "; ".join(f"stage {s}: {prospects[s].reason}" for s in named if s not in possible)
+        reasons = (prospects[s].reason for s in named if s not in possible)
+        why = "; ".join(dict.fromkeys(reasons))
     if why:
         return Verdict(applies=False, reason=why, why_not=why_not, stages=lost_stages(state))
     permission = Permission(who="", at_s=0.0, stages=named, after_lost_steps=after_lost_steps)

@@ -67,8 +67,9 @@ def test_nothing_is_allowed_by_a_dry_run_or_where_nobody_can_be_asked(run: Run) 
 
 def test_a_permission_is_given_ahead_with_the_most_steps_that_the_job_gives_up(run: Run) -> None:
     lineage.approximate("demo", ahead=True, after_lost_steps=0, yes=True)
-    assert run.asked == [(None, True), ([1], False)]
-    assert run.limits == [0, 0]
+    lineage.approximate("demo", stage=[2], ahead=True, after_lost_steps=9, yes=True)
+    assert run.asked == [(None, True), (None, False), ([2], True), ([2], False)]
+    assert run.limits == [0, 0, 9, 9]
 
 
 def test_a_permission_is_taken_back(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
