@@ -7,6 +7,7 @@ from itertools import groupby
 
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job.sizes.rank_sizes import RankSizes, largest
+from mainstay_core.job.sizes.snapshot_traffic import PodTraffic
 
 MAX_ROWS = 40
 """Ranks that differ and are shown one by one; with more, the largest of each position is shown."""
@@ -66,6 +67,16 @@ def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:
             "all"
         )
     return lines
+
+
+def describe_traffic(traffic: PodTraffic) -> str:
+    """Return in a sentence what pods send each other of snapshots and logs."""
+    steps = count(traffic.window, "step")
+    copies = f"{show_bytes(traffic.window_bytes)} of copies in each window of {steps} at most"
+    if traffic.step_bytes:
+        logs = f"{show_bytes(traffic.step_bytes)} of logs in each step"
+        return f"all pods together send each other {logs}, and {copies}"
+    return f"all pods together send each other {copies}; logs stay in their pods"
 
 
 def _value(rank: RankSizes, line: str) -> int:
