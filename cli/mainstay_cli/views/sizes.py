@@ -71,8 +71,11 @@ def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:
 
 def describe_traffic(traffic: PodTraffic) -> str:
     """Return in a sentence what pods send each other of snapshots and logs."""
-    steps = count(traffic.window, "step")
-    copies = f"{show_bytes(traffic.window_bytes)} of copies in each window of {steps} at most"
+    steps, size = count(traffic.window, "step"), show_bytes(traffic.window_bytes)
+    copies = f"{size} of copies in each window of {steps}"
+    if traffic.is_chosen:
+        copies = f"up to {size} of copies in each window, which has {steps} at most and fewer where "
+        copies += "copies fit beside a step"
     if traffic.step_bytes:
         logs = f"{show_bytes(traffic.step_bytes)} of logs in each step"
         return f"all pods together send each other {logs}, and {copies}"

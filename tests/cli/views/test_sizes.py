@@ -63,9 +63,11 @@ def test_of_many_ranks_the_largest_of_each_position_is_shown():
 
 
 def test_what_pods_send_is_told_with_logs_and_without():
-    traffic = PodTraffic(step_bytes=3 << 20, window_bytes=5 << 20, window=4)
+    traffic = PodTraffic(step_bytes=3 << 20, window_bytes=5 << 20, window=4, is_chosen=False)
     assert describe_traffic(traffic) == (
         "all pods together send each other 3.0 MiB of logs in each step, and 5.0 MiB of copies in "
-        "each window of 4 steps at most"
+        "each window of 4 steps"
     )
+    chosen = describe_traffic(replace(traffic, is_chosen=True))
+    assert "and up to 5.0 MiB of copies in each window, which has 4 steps at most" in chosen
     assert describe_traffic(replace(traffic, step_bytes=0)).endswith("logs stay in their pods")

@@ -40,6 +40,7 @@ def test_bytes_sent_are_those_of_all_units_to_each_of_their_peers(name: str, dty
 
     gradients, boundary = told[LogKind.GRADIENTS], told[LogKind.BOUNDARY]
     assert gradients.window == boundary.window == LENGTH
+    assert not gradients.is_chosen
     # Scalars and gaps between tensors are left out.
     assert gradients.step_bytes == pytest.approx(PEERS * written[SegmentKind.GRADIENT], rel=0.05)
     assert gradients.window_bytes == pytest.approx(PEERS * written[SegmentKind.STATE], rel=0.05)

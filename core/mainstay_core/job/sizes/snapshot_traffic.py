@@ -29,6 +29,8 @@ class PodTraffic:
     """Copies of states, and of compute weights where boundaries are logged, in each window."""
     window: int
     """Steps of a window; where trainers choose them, the most that they choose."""
+    is_chosen: bool
+    """Whether trainers choose them: as few as let the copies fit beside a step."""
 
 
 def pod_traffic(
@@ -58,7 +60,12 @@ def pod_traffic(
         logs = WIDE_BYTES * sum(padded(numel) for b in blocks for numel in b.parameters)
     else:
         copies += sum(compute_bytes(models[0], block) for block in blocks) * (length - 1) // 2
-    return PodTraffic(step_bytes=peers * logs, window_bytes=peers * copies, window=length)
+    return PodTraffic(
+        step_bytes=peers * logs,
+        window_bytes=peers * copies,
+        window=length,
+        is_chosen=window == 0,
+    )
 
 
 def _state_bytes(block: BlockSizes) -> int:
