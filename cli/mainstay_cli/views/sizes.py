@@ -74,8 +74,8 @@ def describe_traffic(traffic: PodTraffic) -> str:
     steps, size = count(traffic.window, "step"), show_bytes(traffic.window_bytes)
     copies = f"{size} of copies in each window of {steps}"
     if traffic.is_chosen:
-        copies = f"up to {size} of copies in each window, which has {steps} at most and fewer where "
-        copies += "copies fit beside a step"
+        fewer = "fewer where copies fit beside a step"
+        copies = f"up to {size} of copies in each window, which has {steps} at most and {fewer}"
     if traffic.step_bytes:
         logs = f"{show_bytes(traffic.step_bytes)} of logs in each step"
         return f"all pods together send each other {logs}, and {copies}"

@@ -428,7 +428,8 @@ def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew, bac
 
 def tell_while_the_cell_ends(pipe, store, index, backend, has_lengths):
     """Rank 1 tells nothing; the cell's group is ended while rank 0 waits for it."""
-    chain, inner = chain_of(store, index, backend=backend), comm_mesh.InnerMesh(size=SIZE, index=index)
+    chain = chain_of(store, index, backend=backend)
+    inner = comm_mesh.InnerMesh(size=SIZE, index=index)
     chain.connect()
     pipe.send("connected")
     pipe.recv()
