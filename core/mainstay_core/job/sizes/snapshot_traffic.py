@@ -21,7 +21,7 @@ from mainstay_core.job.sizes.snapshot_sizes import WIDE_BYTES, most_units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodTraffic:
-    """What all pods of a job together send each other, so that others keep it."""
+    """The bytes that all pods of a job together send each other, so that others keep them."""
 
     step_bytes: int
     """Logs, in each step."""
