@@ -404,7 +404,10 @@ class Group:
             except TimeoutError as error:
                 self._check_connections()
                 if time.monotonic() > deadline_s:
-                    raise GroupEnded(f"{self.name}: {error}") from error
+                    # The error's own time is that of one look.
+                    seconds = self._timeout.total_seconds()
+                    why = f"{self.name}: the device was not done within {seconds:g} s"
+                    raise GroupEnded(why) from error
             else:
                 break
         self._check_connections()

@@ -191,9 +191,9 @@ class Runtime(Section):
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )
-    """How much of a stage's gradient is packed, exchanged and summed at a time, while its
-    neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
-    partial that a cell sends. It never changes the bits."""
+    """How much of a stage's gradient is exchanged and summed at a time, while its neighbours are on
+    their way. Scratch of a rank: four buckets at most, and where a cell sends several partials two
+    more for each further one and one besides. It never changes the bits."""
     connect_seconds: Seconds = 10
     """How long a group of ranks may take to connect once all of them are there. One that takes
     longer is given up, and the ranks meet again. More than 10 where many GPUs meet over NCCL."""

@@ -250,6 +250,48 @@ def test_with_recompute_a_layer_more_costs_its_input_alone():
     assert peak(layers=9, recompute=False) - peak(layers=3, recompute=False) > 10 * grown
 
 
+class Reader:
+    """The stage behind this one: it answers at once, and has read what it was sent, or has not."""
+
+    problem = ""
+
+    def __init__(self, *, has_read):
+        self.pipeline, self._has_read = self, has_read
+
+    def send(self, message):
+        return Pending(self, message.tensor, None)
+
+    def receive(self, message):
+        return Pending(self, message.tensor.zero_(), message.tensor)
+
+    def send_and_receive(self, sent, received):
+        return self.send(sent), self.receive(received)
+
+    def is_completed(self):
+        return self._has_read
+
+    def finish(self, pending):
+        pass
+
+    def mark(self, moment):
+        del moment
+
+
+def test_what_a_neighbour_has_taken_is_let_go_of():
+    def most(*, has_read):
+        stage, types = Stage(0, 2), tuple(range(6))
+        stage.run(Reader(has_read=True), types[:1])  # what is made once is there
+        stage.store.clear()
+        with LiveBytes() as live:
+            stage.run(Reader(has_read=has_read), types)
+        return live.peak, len(types) * MICRO_BATCHES
+
+    kept, num_flows = most(has_read=False)
+    activation = 4 * SMALL["sequence"] * SMALL["dim"]
+    # All that was sent, but what is under way in both cases.
+    assert kept - most(has_read=True)[0] >= (num_flows - 2) * activation
+
+
 def test_types_do_not_depend_on_each_other():
     together, alone = run_chain(1)[0], Stage(0, 1)
     alone.run(types=(3,))
