@@ -192,6 +192,11 @@ class Group:
         """Whether a wait can outlive the group, so that whoever waits has to look."""
         return self._backend.waits_can_hang
 
+    @property
+    def tells_sent(self) -> bool:
+        """Whether a send says that it is over before :meth:`finish`: :attr:`Pending.is_over`."""
+        return self._backend.tells_sent
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
         return self._backend.staged(tensor)
