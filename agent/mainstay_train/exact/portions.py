@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+
+import torch
 
 from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import (
@@ -27,6 +29,9 @@ class Portion:
         blocks = [block for block in state.blocks if block.name in names]
         self._masters = whole_masters(blocks, copies=False)
         self._flats = [flat for flat in state.flats() if flat.name in names]
+        self._rest: dict[int, list[Callable[[], torch.Tensor]]] = {}
+        """What makes the sums of a part of the rest, by its number, once it was due: guards and
+        owners make them in every step."""
 
     def flats(self) -> list[StateTensor]:
         """Return its flat buffers, as :meth:`StageState.flats` does."""
@@ -46,13 +51,17 @@ class Portion:
         """
         readout = Readout()
         masters = [readout.add(known.sums(block.masters)) for block, known in self._masters]
-        rest = [
-            readout.add(digests.tensor_sums(f"rest:{f.id}", part_of(f.tensor, step % REST_PARTS)))
-            for f in self._flats
-            if f.kind != "master"
-        ]
+        rest = [readout.add(sums()) for sums in self._rest_of(step % REST_PARTS)]
         readout.fetch()
         of_masters, of_rest = (
             digests.added([sums() for sums in each]).hex() for each in (masters, rest)
         )
         return of_masters, of_rest
+
+    def _rest_of(self, number: int) -> list[Callable[[], torch.Tensor]]:
+        if number not in self._rest:
+            rest = ((f, part_of(f.tensor, number)) for f in self._flats if f.kind != "master")
+            self._rest[number] = [
+                digests.sums_of(f"rest:{f.id}", part) for f, part in rest if part.numel()
+            ]
+        return self._rest[number]
