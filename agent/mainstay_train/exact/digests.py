@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -68,24 +68,6 @@ def tensor_digest(name: str, tensor: torch.Tensor, offset: int = 0) -> Digest:
 def tensor_sums(name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Both sums of a whole tensor, [mixers], where it is: see :func:`added`."""
     return _keyed(name, *_chunk_sums(tensor, 0))
-
-
-def sums_of(name: str, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """What returns :func:`tensor_sums` of a tensor as it is then, for one that is digested often.
-
-    Keys are drawn here, once, where compiled code reads any row where it lies. Not to be called
-    where what is computed may come out wrong: it would stay so.
-
-    Args:
-        name: as of :func:`tensor_digest`.
-        tensor: its memory stays the same.
-    """
-    flat = tensor.detach().view(-1)
-    is_plain = flat.element_size() == 4 and not flat.is_complex()
-    if is_plain and flat.device.type == "cpu" and compiled.load() is not None:
-        known = FlatDigest([Piece(name, 0, flat.numel())], flat.device)
-        return partial(known.sums, flat)
-    return partial(tensor_sums, name, tensor)
 
 
 def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 
 import torch
 
-from mainstay_train.exact import digests
+from mainstay_train.exact import compiled, digests
 from mainstay_train.exact.optimizer import (
     REST_PARTS,
     StageState,
@@ -15,6 +16,7 @@ from mainstay_train.exact.optimizer import (
     whole_masters,
 )
 from mainstay_train.exact.readout import Readout
+from mainstay_train.exact.rows import Piece
 
 
 class Portion:
@@ -62,6 +64,20 @@ class Portion:
         if number not in self._rest:
             rest = ((f, part_of(f.tensor, number)) for f in self._flats if f.kind != "master")
             self._rest[number] = [
-                digests.sums_of(f"rest:{f.id}", part) for f, part in rest if part.numel()
+                _sums_of(f"rest:{f.id}", part) for f, part in rest if part.numel()
             ]
         return self._rest[number]
+
+
+def _sums_of(name: str, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return what makes ``digests.tensor_sums`` of a tensor as it is then; its memory stays.
+
+    Keys are drawn here, once, where compiled code reads any row where it lies. So this is not for
+    where what is computed may come out wrong: it would stay so.
+    """
+    flat = tensor.view(-1)
+    is_plain = flat.element_size() == 4 and not flat.is_complex()
+    if is_plain and flat.device.type == "cpu" and compiled.load() is not None:
+        known = digests.FlatDigest([Piece(name, 0, flat.numel())], flat.device)
+        return partial(known.sums, flat)
+    return partial(digests.tensor_sums, name, tensor)
