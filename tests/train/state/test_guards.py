@@ -25,9 +25,9 @@ from mainstay_core.wire.reinitialisation import (
 from mainstay_core.wire.votes import Commit, GuardedDigest
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
-from mainstay_train.exact import numerics
+from mainstay_train.exact import compiled, digests, numerics
 from mainstay_train.exact.blending import make_anew
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.optimizer import REST_PARTS, StageState, part_of
 from mainstay_train.exact.portions import Portion
 from mainstay_train.models import llama
 from mainstay_train.state.guards import GuardCopies
@@ -237,6 +237,33 @@ def test_one_bit_of_a_moment_that_differs_is_told_when_its_part_is_due() -> None
     after = [copies.own_digest(step) for step in range(16)]
     changed = [b != a for b, a in zip(before, after, strict=True)]
     assert changed == [False] * 15 + [True]
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_votes_compare_of_a_copy_is_the_digest_of_its_tensors(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are drawn once for each part of the rest: also when it is due for the second time."""
+    if not compiles:
+        monkeypatch.setattr(compiled, "load", lambda: None)
+    training = training_of()
+    for end in (0, 2):
+        state, _ = training.build_guarded(end)
+        portion = Portion(state, [block.name for block in state.blocks])
+        generator = torch.Generator().manual_seed(end)
+        for step in range(REST_PARTS + 2):
+            for flat in state.flats():
+                flat.tensor.copy_(torch.randn(flat.tensor.shape, generator=generator))
+            masters = [t for t in state.state_tensors() if t.kind == "master"]
+            rest = [
+                (f.id, part_of(f.tensor, step % REST_PARTS))
+                for f in state.flats()
+                if f.kind != "master"
+            ]
+            assert portion.digests(step) == (
+                digests.digest_tensors((t.id, t.tensor) for t in masters).hex(),
+                digests.digest_tensors((f"rest:{name}", part) for name, part in rest).hex(),
+            )
 
 
 def test_what_is_served_goes_by_the_copies_that_are_there_and_the_blocks_asked_for() -> None:
