@@ -309,7 +309,6 @@ class SegmentStore:
             is_again=True,
         )
         for holder in recopy.to:
-
             if (segment, holder) in self._on_their_way:
                 raise Violation(f"I7: {self.address} sends {recopy.key} to {holder.pod} twice")
 

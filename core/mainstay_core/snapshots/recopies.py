@@ -250,11 +250,8 @@ class Recopies:
             self._tried, self._seen = None, {held.key for held in kept}
         self._new = set()
         self._lacking -= new - self._sent.keys()
-        looked = [
-            held._replace(coming=tuple(self._sent[held.key].left)) if held.key in self._sent else held
-            for held in kept
-            if held.key in new
-        ]
+        coming = {key: tuple(sent.left) for key, sent in self._sent.items()}
+        looked = [h._replace(coming=coming.get(h.key, ())) for h in kept if h.key in new]
         self._seen |= {held.key for held in looked}
         found = plan_recopies(
             self._plan,

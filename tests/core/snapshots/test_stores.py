@@ -72,7 +72,9 @@ def test_where_all_others_join_those_who_leave_pass_their_last_commits_on(
 ) -> None:
     """Their pods are ended next, and then nobody else would know what they committed last."""
     names = "ab"[:num_outgoing]
-    before = with_spare(with_stores(make_plan({n: [f"{p}.1"] for n, p in enumerate(names)})), *"cst")
+    before = with_spare(
+        with_stores(make_plan({n: [f"{p}.1"] for n, p in enumerate(names)})), *"cst"
+    )
     joining = ["c.1", "d.1"]
     plan = make_plan({0: joining[:1], 1: joining[1:]}, joining=joining)
     plan = replace(plan, planned=True, outgoing=before.members)
