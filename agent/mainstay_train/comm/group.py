@@ -1,7 +1,7 @@
 """Process groups whose blocked operations another thread can end.
 
 A :class:`Group` is what is the same for every backend: it meets the other ranks at the quorum's
-gather, runs operations, and can be ended at any time by any thread. What makes torch's process group
+gather, runs operations, and can be ended at any time by any thread. What makes its process group
 and says how its operations behave is a :class:`~mainstay_train.comm.backend.Backend`.
 
 Callers may rely on this: an operation that returned has its result, and one that could not
