@@ -1,13 +1,15 @@
 """Measures what the ladder's row 5 costs, as ratios within one run.
 
     python benchmarks/approximate_recovery.py [--quick] [--only permission|making|kill|swapped]
+                                              [--kills 8]
 
 *permission*: one job, whose permission for row 5 is switched off and on by turns while it trains:
 the median step with it over that without it, and what goes over the loopback in a step.
 *making*: a stage made anew of both neighbours' masters over a stage healed (support/making.py).
 *kill*: one job; an inner stage and an end lose their only cell by turns. The inner one is made
 anew, for the end the job restarts from its newest checkpoint. The five parts of each, and the time
-until the step that was interrupted is committed.
+until the step that was interrupted is committed. ``--kills`` of each: every one waits for 30 steps
+before it.
 *swapped*: steps of a swapped pipeline of four stages over those of one in order, with an emulated
 device to each rank; beside it what the programs alone say (support/played_step.py).
 """
@@ -222,15 +224,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few steps, kills and bytes")
     parser.add_argument("--only", choices=("permission", "making", "kill", "swapped"))
+    parser.add_argument("--kills", type=int, help="of each of two stages: 8, with --quick 1")
     given = parser.parse_args()
     quick = given.quick
+    kills = given.kills if given.kills is not None else 1 if quick else 8
+    if kills < 1:
+        parser.error(f"--kills is {kills}, must be at least 1")
     print(f"load average before: {os.getloadavg()[0]:.1f}\n")
     if given.only in (None, "permission"):
         permission(rounds=2 if quick else 6, steps=10 if quick else 60)
     if given.only in (None, "making"):
         loading(mebibytes=16 if quick else 512, rounds=2 if quick else 7)
     if given.only in (None, "kill"):
-        kill(kills=1 if quick else 8)
+        kill(kills)
     if given.only in (None, "swapped"):
         swapped((16,) if quick else (16, 64), 0.5 if quick else 2.0, 3 if quick else 12)
     print(f"load average after: {os.getloadavg()[0]:.1f}")

@@ -384,20 +384,30 @@ def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit
     assert "is not kept" not in logs_of(tmp_path)
 
 
+@contextmanager
+def held_beside_a_spare(
+    directory: Path, corpus: Path, loss: Loss, spec: dict[str, Any]
+) -> Iterator[tuple[LocalJob, dict[str, str]]]:
+    """A job with a spare that stands before a step, and the pods of its ranks and of the spare."""
+    gates, num_ranks = directory / "gates", loss.layout.num_ranks
+    gates.mkdir()
+    steps = range(HELD_AT + 1)
+    job = make_job(loss.layout, 9, corpus, gates, steps, **spec)
+    with local_job(directory, job, loss.faults(HELD_AT)) as running:
+        running.wait_until_all_up(num_ranks + 1)
+        for step in steps:
+            running.wait_for_members(step, num_ranks)
+            if step < HELD_AT:
+                (gates / str(step)).touch()
+        members = running.fetch("members")
+        yield running, {str(m["rank"]): str(m["slot"]).partition("/")[0] for m in members}
+
+
 def test_a_spare_that_holds_the_only_copy_gives_a_lost_stage_its_state(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
 ) -> None:
     loss = Loss(lost="pod", at="vote", place="first", window=1)
-    (tmp_path / "gates").mkdir()
-    steps = range(HELD_AT + 1)
-    job = make_job(loss.layout, 9, corpus, tmp_path / "gates", steps, **loss.spec)
-    with local_job(tmp_path, job, loss.faults(HELD_AT)) as running:
-        running.wait_until_all_up(3)
-        for step in steps:
-            running.wait_for_members(step, 2)
-            if step < HELD_AT:
-                (tmp_path / "gates" / str(step)).touch()
-        pods = {str(m["rank"]): str(m["slot"]).partition("/")[0] for m in running.fetch("members")}
+    with held_beside_a_spare(tmp_path, corpus, loss, loss.spec) as (running, pods):
         survivor, spare = pods["r0.s0.i0"], pods["spare"]
         with store_of(running, survivor) as kept, store_of(running, spare) as copies:
             running.wait_until(lambda: bool(states_of(copies)))
@@ -418,16 +428,7 @@ def test_a_job_goes_on_from_its_spare_when_every_pod_with_a_trainer_is_lost(
     loss = Loss(lost="pod", at="vote", place="first", window=1, stages=1)
     spec = loss.spec
     spec["snapshots"]["peers"] = 1
-    (tmp_path / "gates").mkdir()
-    steps = range(HELD_AT + 1)
-    job = make_job(loss.layout, 9, corpus, tmp_path / "gates", steps, **spec)
-    with local_job(tmp_path, job, loss.faults(HELD_AT)) as running:
-        running.wait_until_all_up(2)
-        for step in steps:
-            running.wait_for_members(step, 1)
-            if step < HELD_AT:
-                (tmp_path / "gates" / str(step)).touch()
-        pods = {str(m["rank"]): str(m["slot"]).partition("/")[0] for m in running.fetch("members")}
+    with held_beside_a_spare(tmp_path, corpus, loss, spec) as (running, pods):
         with store_of(running, pods["spare"]) as copies:
             # No step waits until a spare has its commit.
             running.wait_until(

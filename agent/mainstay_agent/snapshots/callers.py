@@ -130,8 +130,9 @@ class Caller(Channel):
             else:
                 self._index.put(header, room, self._holders)
                 self._awaited.come(header.key)
-        elif not self._refusal and self._index.find(header.key) is None:
-            # No body was taken, as the segment was here.
+        elif not self._refusal and not self._has_newer(header):
+            # No body was taken, as the segment was here. What may have come in its place since is
+            # older: it would be confirmed in the name of what is sent.
             self._refusal = f"{header.key} went while it came again"
         if not self._refusal:
             self._num_stored += 1

@@ -36,7 +36,7 @@ from mainstay_core.segments.frames import MAX_PEER_HEAD_BYTES
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums, status_of
-from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy
 from mainstay_core.snapshots.stores import plan_record_line
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
@@ -410,8 +410,7 @@ class SegmentStore:
         if why_not:
             logger.info("%s is not at one more pod, %s: %s", recopy.key, holder.pod, why_not)
             return
-        # Those that are gone stay out: what they had is gone with them.
-        segment.holders = holders_after(segment.holders, recopy, holder)
+        segment.holders = self._recopies.holders_after(segment.holders, holder)
 
     def _send(self, address: str, parcel: Parcel) -> None:
         line = self._lines.get((address, bool(parcel.again)))

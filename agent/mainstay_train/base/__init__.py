@@ -2,6 +2,7 @@
 
 - ``environment``: environment variables that fix the arithmetic
 - ``heap``: has the C library keep memory that was freed
+- ``frames``: has Python keep the frames of calls in one piece of memory
 - ``settings``: what a launcher tells a trainer
 - ``job_secret``: the job's secret, as the pod was given it
 - ``checkpoint_key``: the keys of checkpoints, as the pod was given them

@@ -88,6 +88,9 @@ class Checks:
         self._told_in, self._num_told = -1, 0
         self._orders = FlipOrders()
         self._broken: UnreliableDeviceError | None = None
+        self._cheap: dict[tuple[int, ...], bool] = {}
+        """Whether what computes element by element is executed twice for less than its imprints,
+        by whether it is far and by the bytes of what it makes."""
         self.step = 0
         """The step at hand."""
         self.void: set[int] = set()
@@ -175,10 +178,16 @@ class Checks:
     def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
         if self.piggybacks:
-            sizes = [tensor.numel() * tensor.element_size() for tensor in outputs]
-            # What both cost on a device was not measured: there only what many small tensors save.
-            price = COMPILED_IMPRINT if call.is_far else imprints.price()
-            return call.kernel.is_pointwise and is_pointwise_cheaper(sizes, price)
+            if not call.kernel.is_pointwise:
+                return False
+            sizes = call.is_far, *[tensor.nbytes for tensor in outputs]
+            found = self._cheap.get(sizes)
+            if found is None:
+                # What both cost on a device was not measured: there only what many small tensors
+                # save.
+                price = COMPILED_IMPRINT if call.is_far else imprints.price()
+                found = self._cheap[sizes] = is_pointwise_cheaper(sizes[1:], price)
+            return found
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 

@@ -37,6 +37,7 @@ from mainstay_train.checks.twins import Overwritten, Twins
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
+_mode_of = torch._C._get_dispatch_mode
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _OVERLOAD = torch._ops.OpOverload
 
@@ -173,7 +174,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call, and check it if it computes something."""
         kwargs = kwargs or {}
-        if torch._C._get_dispatch_mode(_FAKE) is not None:
+        if _mode_of(_FAKE) is not None:
             return func(*args, **kwargs)  # DTensor asks for shapes: no memory is there
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             return NotImplemented  # a tensor of parts: what is done to the parts comes next
@@ -244,7 +245,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         kept = None
         if overwritten is not None and repeats and overwritten.has_contents:
             kept = overwritten.copy()
-        result = self._call(func, args, kwargs)
+        result = func(*args, **kwargs) if self._seen is None else self._call(func, args, kwargs)
         if kernels.has_sparse(result):
             return self._see_result(kernel, result)
         effects = Effects.of(kernel, operands, result)
@@ -258,7 +259,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far, is_own)
         if self._seen is not None:
             self._spot = Spot.of(self._place, call.ordinal, kernel.name)
-        flips = self._flips_of(call)
+        flips = [] if self._orders.is_empty and self._once is None else self._flips_of(call)
         if flips:
             put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
             if kernel.tells:
@@ -437,8 +438,9 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def _count(self) -> int:
         """Return the number of the next kernel of this place."""
         key = self._place.in_pass, self._place.block
-        self._ordinals[key] += 1
-        return self._ordinals[key] - 1
+        number = self._ordinals[key]
+        self._ordinals[key] = number + 1
+        return number
 
     def _generator_of(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], repeats: bool

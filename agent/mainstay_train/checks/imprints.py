@@ -1,9 +1,10 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of the ledger's sums of short runs of memory, where compiled code goes over that once. Elsewhere it
-is a chain of products of small integers, which runs three times as fast as the ledger's digest does
-there, and is no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is
+of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), where compiled code goes
+over that once. Elsewhere it is a chain of products of small integers, which runs three times as
+fast as the ledger's digest does there, and is no weaker: bytes in rows of 1,024 are multiplied by
+16 columns of keys. Every key is
 odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
 theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
 and Kaser, "Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's
@@ -15,14 +16,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
 from mainstay_core.base import digest
 from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, ImprintPrice
 from mainstay_train.checks.bits import words_of
-from mainstay_train.exact import compiled, digests
+from mainstay_train.exact import compiled, digests, run_sums
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
@@ -32,35 +33,36 @@ FEW_BYTES_COMPILED = 512
 MAX_LEVELS = 8
 """Each product leaves a sixteenth of the bytes: enough for any memory."""
 
-KEPT_BYTES = 64
-"""So many bytes of sums are kept as they are: to digest them takes longer than to compare them."""
-
 Imprint = tuple[torch.dtype, torch.Size, bytes]
 """Type, shape, and digest of the bits."""
 
 
 def imprint(tensor: torch.Tensor) -> Imprint:
-    """Return the imprint of a tensor; waits for its device."""
+    """Return the imprint of a tensor; waits for its device.
+
+    With compiled code the order counts in which its dimensions lie in memory, as they are not put
+    into another one.
+    """
     dtype, shape = tensor.dtype, tensor.shape
     if not tensor.is_cpu:
         sums = digests.tensor_sums("imprint", _packed(tensor)).tolist()
         return dtype, shape, repr(sums).encode()
+    order = b""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = _packed(tensor)
-    size = tensor.numel() * tensor.element_size()
+        order = _order_of(tensor) if compiled.load() is not None else b""
+        tensor = tensor if order else _packed(tensor)
+    size = tensor.nbytes
     if size <= FEW_BYTES_COMPILED:
-        return dtype, shape, ctypes.string_at(tensor.data_ptr(), size)
-    sums_of_runs = digests.memory_sums(tensor.data_ptr(), size)
-    if sums_of_runs is None:
+        return dtype, shape, ctypes.string_at(tensor.data_ptr(), size) + order
+    found = run_sums.memory_sums(tensor.data_ptr(), size)
+    if found is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
-    if len(sums_of_runs) <= KEPT_BYTES:
-        return dtype, shape, sums_of_runs
-    return dtype, shape, hashlib.blake2b(sums_of_runs, digest_size=16).digest()
+    return dtype, shape, found + order
 
 
 def imprints(tensors: Sequence[torch.Tensor]) -> tuple[Imprint, ...]:
     """Return the imprints of several tensors."""
-    return tuple(imprint(tensor) for tensor in tensors)
+    return tuple([imprint(tensor) for tensor in tensors])  # a generator takes longer
 
 
 def price() -> ImprintPrice:
@@ -71,6 +73,27 @@ def price() -> ImprintPrice:
 def joined(several: Sequence[Imprint]) -> str:
     """Return one digest of several imprints."""
     return hashlib.blake2b(repr(tuple(several)).encode(), digest_size=16).hexdigest()
+
+
+def _order_of(tensor: torch.Tensor) -> bytes:
+    """Return the dimensions in the order in which a tensor lies in memory.
+
+    Empty: its elements do not fill a run of memory, or mean something else than what lies there.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        return b""
+    return _dense_order(tensor.shape, tensor.stride())
+
+
+@lru_cache(maxsize=1024)
+def _dense_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bytes:
+    wide = [dim for dim, size in enumerate(sizes) if size > 1]
+    dims, run = sorted(wide, key=strides.__getitem__), 1
+    for dim in dims:
+        if strides[dim] != run:
+            return b""
+        run *= sizes[dim]
+    return bytes(dims)
 
 
 def _packed(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -167,9 +166,19 @@ class Allocated:
         return all(key_of(tensor) in self._made for tensor in tensors)
 
 
-@cache
+_known: dict[int, tuple[Any, Kernel]] = {}
+"""By id of a function, which is kept so that no other one gets its id."""
+
+
 def kernel_of(func: Any) -> Kernel:
     """Return what is known of a function of the dispatcher (an ``OpOverload``)."""
+    found = _known.get(id(func))  # to hash such a function takes longer
+    if found is None:
+        found = _known[id(func)] = func, _describe(func)
+    return found[1]
+
+
+def _describe(func: Any) -> Kernel:
     schema, name = func._schema, name_of(func)
     aliases = [returned.alias_info for returned in schema.returns]
     arguments = tuple(

@@ -1,9 +1,8 @@
 """Process groups whose blocked operations another thread can end.
 
-A :class:`Group` is what is the same for every backend: it meets the other ranks at
-the quorum's gather, runs operations, and can be ended at any time by any thread. A
-:class:`~mainstay_train.comm.backend.Backend` (:mod:`gloo`, :mod:`nccl`) makes the process
-group of torch and says how its operations behave.
+A :class:`Group` is what is the same for every backend: it meets the other ranks at the quorum's
+gather, runs operations, and can be ended at any time by any thread. What makes its process group
+and says how its operations behave is a :class:`~mainstay_train.comm.backend.Backend`.
 
 Callers may rely on this: an operation that returned has its result, and one that could not
 raises :class:`GroupEnded`. A backend gives less. NCCL's operations end without an error when
@@ -12,18 +11,18 @@ ended and then ends what waits, and after each wait it asks whether it has ended
 result counts. Nor does the host wait for its operations: what they yield on a device counts once
 :meth:`Group.wait_for` has returned for a moment that comes after them.
 
-A group knows which sockets belong to it: those that appeared while it connected. Ending
-the group shuts their receiving side, which wakes whoever waits in gloo. A peer that was
-killed can still leave an operation of gloo that never ends; therefore a wait for a
-collective looks every ``LOOK_S`` whether the group has ended and leaves the operation
-behind if it must. A process that cannot be got out of an ended group ends itself.
+A group knows which sockets belong to it: those that appeared while it connected. Ending the group
+shuts their receiving side, which wakes whoever waits in gloo. A peer that was killed can still
+leave an operation of gloo that never ends; therefore a wait for a collective looks every
+``LOOK_S`` whether the group has ended and leaves the operation behind if it must. A process that
+cannot be got out of an ended group ends itself.
 
 Nor does gloo destroy a process group before its operations have ended: one that is lost keeps the
 destructor until its own timeout. So a group that is let go is destroyed in a thread of its own.
 
-The ranks tell each other their addresses by the gather, which stands already and ends
-with the quorum. A store of torch's would be one more thing to reach in a recovery, and
-its client asks the DNS for the name of whoever it calls.
+The ranks tell each other their addresses by the gather, which stands already and ends with the
+quorum. A store of torch's would be one more thing to reach in a recovery, and its client asks the
+DNS for the name of whoever it calls.
 """
 
 from __future__ import annotations
@@ -191,6 +190,11 @@ class Group:
     def waits_can_hang(self) -> bool:
         """Whether a wait can outlive the group, so that whoever waits has to look."""
         return self._backend.waits_can_hang
+
+    @property
+    def tells_sent(self) -> bool:
+        """Whether a send says that it is over before :meth:`finish`: :attr:`Pending.is_over`."""
+        return self._backend.tells_sent
 
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
@@ -390,8 +394,7 @@ class Group:
     def wait_for(self, moment: Moment) -> None:
         """Wait until a device has done what operations of the group led to: then that counts.
 
-        An end of the group ends no wait, as the device may be busy with ordinary work: what it has
-        still to do writes to memory of the caller's.
+        An end of the group ends no wait: what the device has still to do may be ordinary work.
 
         Raises:
             GroupEnded: the group ended before, or the device does not get there in time.
@@ -404,7 +407,9 @@ class Group:
             except TimeoutError as error:
                 self._check_connections()
                 if time.monotonic() > deadline_s:
-                    raise GroupEnded(f"{self.name}: {error}") from error
+                    whole_s = self._timeout.total_seconds()  # the error has that of one look
+                    why = f"{self.name}: the device was not done within {whole_s:g} s"
+                    raise GroupEnded(why) from error
             else:
                 break
         self._check_connections()

@@ -20,6 +20,7 @@ from mainstay_core.job.recompute import num_recomputed
 from mainstay_core.planning.program import Action, Op, closing
 from mainstay_core.planning.routes import blocks_of
 from mainstay_train.base import device as devices
+from mainstay_train.base.frames import roomy
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
@@ -153,6 +154,7 @@ class Interpreter:
             Op.WRITE_B: self._write_b,
         }
 
+    @roomy
     def run(
         self,
         program: Sequence[Action],
@@ -182,7 +184,7 @@ class Interpreter:
         """
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again, self._undelivered = log, again, len(self._blocks)
-        self._transfers.begin(chain)
+        self._transfers.begin(chain, program)
         self._closing = frozenset(closing(program) if deliver is not None else ())
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
         self._completing = frozenset({action.type: action for action in adds}.values())

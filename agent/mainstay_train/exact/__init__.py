@@ -8,8 +8,10 @@
 - ``wire_sums``: digests of what cells send each other in a reduction
 - ``readout``: fetches small results from a device with one wait
 - ``rows``: the chunks of a flat buffer, read in batches
+- ``run_assembly``: loops over runs of memory, in LLVM's language
 - ``assembly``: loops over chunks, in LLVM's language
 - ``compiled``: the same as code of this processor
+- ``run_sums``: sums of short runs of memory, for imprints
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
 - ``row_sums``: their sums in one pass on a GPU

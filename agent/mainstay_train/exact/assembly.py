@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 from mainstay_core.base.digest import CHUNK, MIXER_SEEDS
+from mainstay_train.exact.run_assembly import RUN_SUMS
 
 LANES = 8
 """Words that are multiplied side by side. A machine with shorter vectors takes several for them."""
@@ -23,8 +24,11 @@ _MIXERS = range(len(MIXER_SEEDS))
 
 
 def text() -> str:
-    """Return the module: ``row_sums_1``, ``_2`` and ``_4``, ``within``, ``squares``, ``blend``."""
-    return "\n".join([*map(_row_sums, WORD_BYTES), _WITHIN, _SQUARES, _BLEND])
+    """Return the module.
+
+    It has ``row_sums_1``, ``_2`` and ``_4``, ``within``, ``run_sums``, ``squares`` and ``blend``.
+    """
+    return "\n".join([*map(_row_sums, WORD_BYTES), _WITHIN, RUN_SUMS, _SQUARES, _BLEND])
 
 
 def _row_sums(size: int) -> str:

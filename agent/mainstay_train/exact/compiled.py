@@ -31,6 +31,7 @@ from mainstay_core.base.digest import CHUNK, MIXER_SEEDS
 from mainstay_core.base.errors import MainstayError, brief
 from mainstay_train.exact import assembly
 from mainstay_train.exact.rows import scratch
+from mainstay_train.exact.run_assembly import RUN
 
 SWITCH = "MAINSTAY_COMPILED"
 """A variable of the environment: with ``Off`` nothing is compiled."""
@@ -55,6 +56,8 @@ class Loops(NamedTuple):
     """By the bytes of a word."""
     within: Callable[..., int]
     """Returns how many rows come before the first one that leaves its memory."""
+    run_sums: Callable[..., None]
+    """Writes both sums of each run of some words: see :mod:`mainstay_train.exact.run_sums`."""
     squares: Callable[..., None]
     blend: Callable[..., None]
     engine: Any
@@ -113,10 +116,11 @@ def _compiled() -> tuple[Loops, str]:
     place, weight = ctypes.c_void_p, ctypes.c_double
     row_sums = {size: function(f"row_sums_{size}", *[place] * 7) for size in assembly.WORD_BYTES}
     within = function("within", *[place] * 4, returns=ctypes.c_int64)
+    run_sums = function("run_sums", *[place] * 4)
     squares = function("squares", *[place] * 7)
     blend = function("blend", place, weight, place, weight, place, place)
     what = f"llvmlite {llvmlite.__version__}, {processor}"
-    return Loops(row_sums, within, squares, blend, engine), what
+    return Loops(row_sums, within, run_sums, squares, blend, engine), what
 
 
 def row_sums(
@@ -304,6 +308,7 @@ def _try(loops: Loops) -> None:
         if not np.array_equal(run_row_sums(loops, *given).numpy().view(np.uint64), expected):
             raise WrongError(f"its sums of words of {8 * size} bits are wrong")
     _try_within(loops)
+    _try_run_sums(loops, words, keys.reshape(-1).view(np.uint32)[: _NUM_MIXERS * RUN])
     # What is added to the large square of a row is rounded each time: another order shows.
     values = (drawn >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-21)
     values[::30_011] = 2.0**27
@@ -331,6 +336,24 @@ def _try_within(loops: Loops) -> None:
         starts, lengths = np.array([5, start, 7]), np.array([6, length, 8])
         if loops.within(starts.ctypes.data, lengths.ctypes.data, 3, CHUNK) != (3 if fits else 1):
             raise WrongError("it refuses wrong rows")
+
+
+def _try_run_sums(loops: Loops, words: NDArray[Any], keys: NDArray[np.uint32]) -> None:
+    """Compare the sums of runs with their definition.
+
+    Raises:
+        WrongError: they differ.
+    """
+    run = RUN
+    for count in (1, 15, 16, 19, run - 1, run, 5 * run, 11 * run + 37):
+        starts = range(0, count, run)
+        wide = [words[at : min(at + run, count)].astype(np.uint64) for at in starts]
+        of_mixers = keys.reshape(_NUM_MIXERS, run).astype(np.uint64)
+        expected = [[np.sum(each * key[: len(each)]) for key in of_mixers] for each in wide]
+        found = np.zeros((len(starts), _NUM_MIXERS), dtype=np.uint64)
+        loops.run_sums(words.ctypes.data, count, keys.ctypes.data, found.ctypes.data)
+        if not np.array_equal(found, expected):
+            raise WrongError("its sums of runs are wrong")
 
 
 def _try_blend(loops: Loops, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:

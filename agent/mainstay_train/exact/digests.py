@@ -13,12 +13,10 @@ batches, never with the chunks. Where there is compiled code (``compiled`` on a 
 
 from __future__ import annotations
 
-import ctypes
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +37,6 @@ _FEW = 4
 """Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
 
 _CPU = torch.device("cpu")
-_RUN = 2048
-"""Words of a run of memory: so many keys stay in a processor's nearest cache."""
 _MASK = (1 << 64) - 1
 _NUM_MIXERS = len(digest.MIXER_SEEDS)
 
@@ -112,6 +108,11 @@ def warm_up(device: str | torch.device = "cpu") -> None:
     """
     _tables(torch.device(device))
     compiled.load()
+
+
+def element_keys() -> torch.Tensor:
+    """Return the table of element keys in the host's memory, int64 [mixers, 65536]; made once."""
+    return _tables(_CPU)[0]
 
 
 def rows_sums(name: str, rows: torch.Tensor, start: int, row_length: int) -> torch.Tensor:
@@ -202,46 +203,6 @@ def _runs(
             (low - chunks * CHUNK)[there],
             lengths[there],
         )
-
-
-def memory_sums(address: int, size: int) -> bytes | None:
-    """Both sums of each short run of a CPU's memory, and the bytes behind its last whole word.
-
-    Args:
-        address: where it begins.
-        size: its bytes.
-
-    Returns:
-        None where no compiled code is: by batches of torch it would take long.
-    """
-    loops = compiled.load()
-    if loops is None:
-        return None
-    runs = _runs_of(size // 4)
-    sums = runs.zeros()
-    loops.row_sums[4](address, *runs.addresses, ctypes.addressof(sums))
-    rest = size % 4
-    return bytes(sums) + ctypes.string_at(address + size - rest, rest) if rest else bytes(sums)
-
-
-class _Runs(NamedTuple):
-    """Consecutive runs of words, of which each begins with the first key."""
-
-    columns: tuple[torch.Tensor, ...]
-    """Start, first position and length of each, and the keys."""
-    addresses: tuple[int, ...]
-    """All that compiled code is told of them."""
-    zeros: type[ctypes.Array[ctypes.c_uint64]]
-    """Makes memory for their sums."""
-
-
-@lru_cache(maxsize=256)
-def _runs_of(count: int) -> _Runs:
-    starts = torch.arange(0, count, _RUN, device="cpu")
-    keys, _ = _tables(_CPU)
-    columns = starts, torch.zeros_like(starts), (count - starts).clamp_(max=_RUN)
-    addresses = *(column.data_ptr() for column in columns), len(starts), keys.data_ptr()
-    return _Runs((*columns, keys), addresses, ctypes.c_uint64 * (_NUM_MIXERS * len(starts)))
 
 
 def digest_tensors(named: Iterable[tuple[str, torch.Tensor]]) -> Digest:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
-from mainstay_train.exact import digests
+import torch
+
+from mainstay_train.exact import compiled, digests
 from mainstay_train.exact.optimizer import (
     REST_PARTS,
     StageState,
@@ -13,6 +16,7 @@ from mainstay_train.exact.optimizer import (
     whole_masters,
 )
 from mainstay_train.exact.readout import Readout
+from mainstay_train.exact.rows import Piece
 
 
 class Portion:
@@ -27,6 +31,9 @@ class Portion:
         blocks = [block for block in state.blocks if block.name in names]
         self._masters = whole_masters(blocks, copies=False)
         self._flats = [flat for flat in state.flats() if flat.name in names]
+        self._rest: dict[int, list[Callable[[], torch.Tensor]]] = {}
+        """What makes the sums of a part of the rest, by its number, once it was due: guards and
+        owners make them in every step."""
 
     def flats(self) -> list[StateTensor]:
         """Return its flat buffers, as :meth:`StageState.flats` does."""
@@ -46,13 +53,31 @@ class Portion:
         """
         readout = Readout()
         masters = [readout.add(known.sums(block.masters)) for block, known in self._masters]
-        rest = [
-            readout.add(digests.tensor_sums(f"rest:{f.id}", part_of(f.tensor, step % REST_PARTS)))
-            for f in self._flats
-            if f.kind != "master"
-        ]
+        rest = [readout.add(sums()) for sums in self._rest_of(step % REST_PARTS)]
         readout.fetch()
         of_masters, of_rest = (
             digests.added([sums() for sums in each]).hex() for each in (masters, rest)
         )
         return of_masters, of_rest
+
+    def _rest_of(self, number: int) -> list[Callable[[], torch.Tensor]]:
+        if number not in self._rest:
+            rest = ((f, part_of(f.tensor, number)) for f in self._flats if f.kind != "master")
+            self._rest[number] = [
+                _sums_of(f"rest:{f.id}", part) for f, part in rest if part.numel()
+            ]
+        return self._rest[number]
+
+
+def _sums_of(name: str, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return what makes ``digests.tensor_sums`` of a tensor as it is then; its memory stays.
+
+    Keys are drawn here, once, where compiled code reads any row where it lies. So this is not for
+    where what is computed may come out wrong: it would stay so.
+    """
+    flat = tensor.view(-1)
+    is_plain = flat.element_size() == 4 and not flat.is_complex()
+    if is_plain and flat.device.type == "cpu" and compiled.load() is not None:
+        known = digests.FlatDigest([Piece(name, 0, flat.numel())], flat.device)
+        return partial(known.sums, flat)
+    return partial(digests.tensor_sums, name, tensor)

@@ -95,7 +95,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         self._stage_members: tuple[Identity, ...] = ()
         """Of the stage group, in the order of its ranks."""
         self._guard_groups: dict[int, GroupT] = {}
-        """Of owners and guards, by the stage of the end: they end with the quorum."""
+        """Of owners and guards, by the stage of the first end: they end with the quorum."""
         self._pipeline: ChainT | None = None
         self._pipeline_key: tuple[QuorumId, int] | None = None
         self._heal: Ends | None = None
@@ -233,7 +233,7 @@ class QuorumConnections(ABC, Generic[GatherT, GroupT, ChainT]):
         """Return the group of the owners and guards of an end, and whether it is to be connected.
 
         Args:
-            end: its stage.
+            end: its stage; the first one's of ends that share the group.
             members: their indices, in the order of the group's ranks.
 
         Raises:

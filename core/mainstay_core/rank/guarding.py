@@ -14,7 +14,7 @@ from mainstay_core.rank.connections import QuorumConnections
 from mainstay_core.rank.serving import HealFailed, Sources, Wanted, sources_of
 from mainstay_core.rank.shell import RankShell
 from mainstay_core.rank.state import RankState
-from mainstay_core.reinitialisation.guards import Guard
+from mainstay_core.reinitialisation.guards import Guard, guard_groups
 from mainstay_core.wire.votes import GuardedDigest, SettleReport, Vote
 
 
@@ -42,18 +42,19 @@ async def guard(
         GroupEnded: an owner or a guard is gone.
     """
     guards, index, kept = state.guards, state.index, []
+    groups = guard_groups(guards)
     for end in sorted({guard.end for guard in guards}):
         of_end = [guard for guard in guards if guard.end == end]
         own = next((guard for guard in of_end if guard.index == index), None)
         given = [guard for guard in of_end if guard.owner == index]
         if own is None and not given:
             continue
-        places = sorted({i for guard in of_end for i in (guard.index, guard.owner)})
+        places = groups[end].members
         copy = None
         if own is not None:
             copy = next((held for held in state.guarded if held.stage == end), None)
             copy = copy or await _copied(shell, state, connections, reports, own)
-        group, is_new = connections.begin_guard_group(end, places)
+        group, is_new = connections.begin_guard_group(groups[end].end, places)
         if is_new:
             await shell.connect(group)
         if given:

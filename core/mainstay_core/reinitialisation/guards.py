@@ -34,6 +34,16 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GuardGroup:
+    """The owners and guards of an end, or of both ends, who send gradients to each other."""
+
+    end: int
+    """The first end that it is of."""
+    members: tuple[int, ...]
+    """Their indices, ascending."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardingCell:
     """A cell that has the copy of an end's blocks for sure: a step was committed with its vote."""
 
@@ -115,6 +125,26 @@ def plan_guards(plan: Plan, stages: Sequence[StageOutline], number: int) -> tupl
             owner = chain.cells[end] if chain is not None else owners[turn % len(owners)]
             guards.append(Guard(end=end, index=member.index, owner=owner))
     return tuple(guards)
+
+
+def guard_groups(guards: Sequence[Guard]) -> dict[int, GuardGroup]:
+    """Return the group of each end. Ends with a member in common share one, as in two stages.
+
+    A group has a thread in each of its members. Gloo's wakes up a hundred times a second, whether
+    anything is sent or not.
+
+    Args:
+        guards: of all ends.
+    """
+    members: dict[int, set[int]] = {}
+    for guard in sorted(guards, key=lambda guard: guard.end):
+        members.setdefault(guard.end, set()).update((guard.index, guard.owner))
+    groups = {}
+    for end, own in members.items():
+        shared = [other for other, theirs in members.items() if theirs & own]
+        together = set().union(*(members[other] for other in shared))
+        groups[end] = GuardGroup(end=shared[0], members=tuple(sorted(together)))
+    return groups
 
 
 def _by_age(members: Sequence[Member]) -> list[Member]:

@@ -40,7 +40,7 @@ from mainstay_core.sim.engine import Process, Violation
 from mainstay_core.sim.invariants.units import is_whole
 from mainstay_core.sim.network import End, Listener
 from mainstay_core.sim.surroundings import Surroundings
-from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy
 from mainstay_core.snapshots.stores import plan_record_line, store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, SegmentKind
@@ -78,6 +78,8 @@ class SegmentStore:
         """Who waits for a segment, and the nonce of the quorum in which it is to be written."""
         self._num_open = 0
         """Copies that are sent again, and not answered yet."""
+        self._on_their_way: set[tuple[Kept, Holder]] = set()
+        """Those to stores that all plans have named since."""
         self.is_mute = False
         """Whether it does not answer the next question of another pod."""
         self.has_been_full = False
@@ -276,6 +278,8 @@ class SegmentStore:
         for holder in self._passed_to:
             self._pass_on(holder, self._index.records)
         self._recopies.adopt(plan, peers=self._config.peers, domains=self._config.domains)
+        named = set(store_addresses(plan).values())
+        self._on_their_way = {way for way in self._on_their_way if way[1].address in named}
         self._recopy()
         keys = frozenset(s.header.key for s in self._index.needed(plan.lineage))
         self._process.after(RECOPIED_S, self._check_recopied, plan, keys, 0)
@@ -305,15 +309,19 @@ class SegmentStore:
             is_again=True,
         )
         for holder in recopy.to:
+            if (segment, holder) in self._on_their_way:
+                raise Violation(f"I7: {self.address} sends {recopy.key} to {holder.pod} twice")
 
             def answered(why: str, holder: Holder = holder) -> None:
                 self._num_open -= 1
+                self._on_their_way.discard((segment, holder))
                 if not why:
-                    segment.holders = holders_after(segment.holders, recopy, holder)
+                    segment.holders = self._recopies.holders_after(segment.holders, holder)
                 self._recopies.answered(recopy, holder, is_kept=not why)
                 self._recopy()
 
             self._num_open += 1
+            self._on_their_way.add((segment, holder))
             frame = message, self._bytes[recopy.key]
             self._line(holder.address, is_again=True).send(frame, answered)
 

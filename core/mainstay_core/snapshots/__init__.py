@@ -1,6 +1,6 @@
 """Plans which state is copied to whose memory, and how a lost state is computed from the copies.
 
-- ``units``: what is copied by itself, and that the units of a position tile its state
+- ``units``: what is copied by itself, and where in the buffers of its block it lies
 - ``prices``: what a copy of a unit takes, from the types of its state
 - ``windows``: in which step of a window each unit is copied (MoEvement's algorithm 1)
 - ``measures``: how fast copies travel and how long a step takes, as all ranks agree on it

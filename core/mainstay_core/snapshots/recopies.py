@@ -14,6 +14,9 @@ them. A store that does not take what is sent again is passed over for the next 
 left, all are asked again at the next window, and after a step, two steps, four and so on: there may
 be room again.
 
+What is on its way again to a store when a newer plan comes goes on, if that names the store as
+well. It counts as one that keeps the segment until it has answered, and is sent it once.
+
 A store is known by its pod and its address. A supervisor that starts again in its pod has an empty
 store, which listens elsewhere: it keeps nothing of what the store before it confirmed.
 """
@@ -38,6 +41,8 @@ class Held(NamedTuple):
     key: SegmentKey
     holders: tuple[Holder, ...]
     """The writer's first; empty if that is not known."""
+    coming: tuple[Holder, ...] = ()
+    """Stores to which it is on its way from here again, and which have not answered."""
 
 
 class Recopy(NamedTuple):
@@ -46,7 +51,7 @@ class Recopy(NamedTuple):
     key: SegmentKey
     to: tuple[Holder, ...]
     holders: tuple[Holder, ...]
-    """Stores that keep it then; the sender's is the first."""
+    """Stores that keep it then, those that it was on its way to among them; the sender's first."""
 
 
 def plan_recopies(
@@ -85,19 +90,21 @@ def plan_recopies(
     choices: dict[tuple[PodUid, int], list[PodUid]] = {}
     for held in kept:
         living = [h for h in held.holders if addresses.get(h.pod) == h.address]
+        coming = [h for h in held.coming if addresses.get(h.pod) == h.address and h not in living]
+        num_lacking = wanted - len(living) - len(coming)
         senders = [h.pod for h in living][:1]
         senders += [h.pod for h in living if h.pod in with_member][:1]
-        if pod not in senders or len(living) >= wanted:
+        if pod not in senders or num_lacking <= 0:
             continue
         # Two that send one segment choose as the first of them.
         chooser, position = senders[0], held.key.position
         if (chooser, position) not in choices:
             choices[chooser, position] = _ranked(plan, chooser, position, peers, domains)
-        keeping = {holder.pod for holder in living} | left_out
-        new = [p for p in choices[chooser, position] if p not in keeping][: wanted - len(living)]
+        keeping = {holder.pod for holder in (*living, *coming)} | left_out
+        new = [p for p in choices[chooser, position] if p not in keeping][:num_lacking]
         to = tuple(Holder(pod=p, address=addresses[p]) for p in new)
         sender_first = sorted(living, key=lambda h: h.pod != pod)
-        found.append(Recopy(held.key, to, (*sender_first, *to)))
+        found.append(Recopy(held.key, to, (*sender_first, *coming, *to)))
     return found
 
 
@@ -105,9 +112,8 @@ def plan_recopies(
 class _Sent:
     """A segment that is on its way to other stores again."""
 
-    recopy: Recopy
-    left: set[Holder]
-    """Those that have not answered."""
+    left: dict[Holder, Recopy]
+    """Those that have not answered, each with what it was sent by."""
     has_failed: bool = False
     """Whether one of them has not taken it."""
 
@@ -155,11 +161,16 @@ class Recopies:
         return 1 + min(self._peers, len(self._stores) - 1)
 
     def adopt(self, plan: Plan, *, peers: int, domains: int) -> None:
-        """Begin anew with a plan; arguments as those of :func:`plan_recopies`."""
+        """Look at everything anew with a plan; arguments as those of :func:`plan_recopies`."""
         self._plan, self._peers, self._domains = plan, peers, domains
         self._stores = frozenset(Holder(pod=p, address=a) for p, a in store_addresses(plan).items())
         self._from_version, self._step = -1, -1
-        self._seen, self._new, self._sent = set(), set(), {}
+        self._seen, self._new = set(), set()
+        on_their_way = {
+            key: {holder: by for holder, by in sent.left.items() if holder in self._stores}
+            for key, sent in self._sent.items()
+        }
+        self._sent = {key: _Sent(left) for key, left in on_their_way.items() if left}
         self._lacking, self._tried = set(), None
         self._ask_all_again(1)
 
@@ -186,9 +197,9 @@ class Recopies:
     def answered(self, recopy: Recopy, holder: Holder, *, is_kept: bool) -> None:
         """Note what became of a segment that was sent again to a store."""
         key, sent = recopy.key, self._sent.get(recopy.key)
-        if sent is None or sent.recopy is not recopy:
-            return  # another plan has come, or another segment in its place
-        sent.left.discard(holder)
+        if sent is None or sent.left.get(holder) is not recopy:
+            return  # a plan without this store has come, or another segment in place of this one
+        del sent.left[holder]
         sent.has_failed |= not is_kept
         if not is_kept:
             self._refused.add(holder)
@@ -239,7 +250,8 @@ class Recopies:
             self._tried, self._seen = None, {held.key for held in kept}
         self._new = set()
         self._lacking -= new - self._sent.keys()
-        looked = [held for held in kept if held.key in new and held.key not in self._sent]
+        coming = {key: tuple(sent.left) for key, sent in self._sent.items()}
+        looked = [h._replace(coming=coming.get(h.key, ())) for h in kept if h.key in new]
         self._seen |= {held.key for held in looked}
         found = plan_recopies(
             self._plan,
@@ -252,13 +264,26 @@ class Recopies:
         short = {recopy.key for recopy in found if len(recopy.holders) < self._num_wanted}
         self._lacking |= short
         found = [recopy for recopy in found if recopy.to]
-        self._sent |= {recopy.key: _Sent(recopy, set(recopy.to)) for recopy in found}
+        for recopy in found:
+            sent = self._sent.setdefault(recopy.key, _Sent({}))
+            sent.left |= dict.fromkeys(recopy.to, recopy)
         if self._tried is not None and self._tried not in self._sent:
             is_left = self._tried in self._lacking  # as no other store is
             self._tried = None
             if not is_left:
                 self._try_one()
         return found
+
+    def holders_after(self, holders: Iterable[Holder], holder: Holder) -> tuple[Holder, ...]:
+        """Return the stores that keep a segment once one more has taken it.
+
+        Those that the plan does not name stay out: what they had is gone with them.
+
+        Args:
+            holders: those before.
+            holder: that has taken it.
+        """
+        return (*(h for h in holders if h in self._stores and h != holder), holder)
 
     def _ask_all_again(self, patience_steps: int) -> None:
         self._refused, self._num_steps, self._patience_steps = set(), 0, patience_steps
@@ -268,19 +293,6 @@ class Recopies:
         if self._lacking:
             self._tried = min(self._lacking)
             self._new.add(self._tried)
-
-
-def holders_after(holders: Iterable[Holder], recopy: Recopy, holder: Holder) -> tuple[Holder, ...]:
-    """Return the stores that keep a segment once one more has taken it.
-
-    Two plans may have it sent to the same store before that has answered, which counts once.
-
-    Args:
-        holders: those before.
-        recopy: by which it was sent.
-        holder: that has taken it.
-    """
-    return (*(h for h in holders if h in recopy.holders and h != holder), holder)
 
 
 def _ranked(plan: Plan, pod: PodUid, position: int, peers: int, domains: int) -> list[PodUid]:

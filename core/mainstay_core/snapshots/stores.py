@@ -17,20 +17,29 @@ def store_addresses(plan: Plan) -> dict[PodUid, str]:
 
 
 def plan_record_line(plan: Plan, pod: PodUid) -> tuple[Holder, ...]:
-    """Return the stores of pods without a member to which a pod's store passes commits on.
+    """Return the stores to which a pod's store passes commits on.
 
-    No trainer tells them any. Each gets them from the store of one pod with a member, which all
-    serve about as many: by uid in turn. A pod whose members all join has no part in what the quorum
-    before still commits while a planned plan is held already: it passes on only if all are such.
+    No trainer tells pods without a member any. Each gets them from the store of one pod with a
+    member, which all serve about as many: by uid in turn. A pod whose members all join has no part
+    in what the quorum before still commits while a planned plan is held already: it passes on only
+    if all are such. Then those who leave are the last that know these commits, and their pods may
+    be ended next: they pass them on as well, to the pods of those who join, too.
     """
-    there = {member.slot.pod for member in plan.members if not member.joining}
+    addresses = store_addresses(plan)
+    others = sorted(other.pod for other in plan.other_stores)
     stores = sorted(host.pod for host in plan.hosts if host.snapshots)
-    senders = [store for store in stores if store in there] or stores
-    if pod not in senders:
-        return ()
-    others = sorted(plan.other_stores, key=lambda other: other.pod)
-    mine = others[senders.index(pod) :: len(senders)]
-    return tuple(Holder(pod=other.pod, address=other.address) for other in mine)
+    there = {member.slot.pod for member in plan.members if not member.joining}
+    staying = [store for store in stores if store in there]
+    mine = _dealt(others, staying or stores, pod)
+    if not staying:
+        leaving = sorted(addresses.keys() & {member.slot.pod for member in plan.outgoing})
+        mine += _dealt(sorted(addresses.keys() - set(leaving)), leaving, pod)
+    return tuple(Holder(pod=other, address=addresses[other]) for other in sorted({*mine}))
+
+
+def _dealt(stores: list[PodUid], senders: list[PodUid], pod: PodUid) -> list[PodUid]:
+    """Return the stores that a sender gets if they are dealt out in turn; none to another pod."""
+    return stores[senders.index(pod) :: len(senders)] if pod in senders else []
 
 
 def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:

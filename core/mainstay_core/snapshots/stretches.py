@@ -2,8 +2,8 @@
 
 Neighbouring lost stages form one stretch: nobody is left who has logged what crossed the border
 between them, so they compute it again together. Stretches that do not touch are replayed apart and
-at the same time. A loss during a replay enlarges the stretch that it touches, which starts again,
-and leaves the others alone (MoEvement, arXiv 2412.15411, appendix A).
+at the same time. A loss during a replay enlarges the stretch that it touches and leaves the others
+as they are (MoEvement, arXiv 2412.15411, appendix A): each settle finds them anew.
 
 A stage with several inner ranks is lost as soon as nobody holds the state of one of them: its ranks
 compute with each other, so all of them compute the steps again.
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
 
-from mainstay_core.base.bounds import MAX_MEMBERS, Index, Longest
+from mainstay_core.base.bounds import Index
 from mainstay_core.wire.segments import SegmentKind
 
 Border = tuple[int, SegmentKind]
@@ -44,19 +43,6 @@ class Stretch:
             if self.first == self.last
             else (f"stages {self.first} to {self.last}")
         )
-
-
-Stretches = Annotated[tuple[Stretch, ...], Longest(MAX_MEMBERS)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cascade:
-    """The stretches after a loss in the middle of replays."""
-
-    going_on: Stretches
-    """Stretches whose replays the loss does not touch."""
-    begun: Stretches
-    """Stretches whose replays start now: new ones, and enlarged or hit ones from the beginning."""
 
 
 def find_stretches(lost_stages: Iterable[int]) -> tuple[Stretch, ...]:
@@ -102,16 +88,3 @@ def borders_of(stretch: Stretch, num_stages: int, ranks_per_stage: int = 1) -> l
         for stage, kind in beside
         for inner in range(ranks_per_stage)
     ]
-
-
-def note_loss(running: Iterable[Stretch], lost_stages: Iterable[int]) -> Cascade:
-    """Return which replays go on and which begin, after more stages were lost.
-
-    Args:
-        running: stretches whose replays run.
-        lost_stages: that were lost since; a stage of a running stretch may be lost again.
-    """
-    running, lost = set(running), set(lost_stages)
-    stretches = find_stretches([*lost, *(stage for stretch in running for stage in stretch.stages)])
-    going_on = [s for s in stretches if s in running and lost.isdisjoint(s.stages)]
-    return Cascade(going_on=tuple(going_on), begun=tuple(s for s in stretches if s not in going_on))

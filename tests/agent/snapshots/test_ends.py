@@ -72,24 +72,28 @@ def segment(size: int, version: int = 3) -> bytes:
     return frames.encode(frames.Segment(header=header_of(key_of(version), size)), size)
 
 
+@pytest.mark.parametrize("older", [None, b"older"])
 def test_what_goes_while_it_comes_again_is_not_confirmed(
-    make_store: Make, make_client: MakeClient
+    make_store: Make, make_client: MakeClient, older: bytes | None
 ) -> None:
-    """Its body was not taken, since the segment was there."""
+    """Its body was not taken, since the segment was there; an older one may have come instead."""
     pod = make_store("a", 8 * MIB)
     client, key = make_client(pod), key_of(3)
-    write(client, key, bytes(MIB))
+    write(client, key, bytes(MIB), quorum=6)
     assert client.wait_held([key]) == ""
-    again = frames.Segment(header=header_of(key, MIB), is_again=True)
+    again = frames.Segment(header=header_of(key, MIB, quorum=6), is_again=True)
     sent = frames.encode(again, MIB) + bytes(MIB)
     with calling(pod) as caller:
         caller.sendall(sent)
         assert answer_of(caller)["kind"] == "stored"
         # More than the two sockets have room for: whoever has sent it knows that the head was read.
-        long = frames.Segment(header=header_of(key, 32 * MIB), is_again=True)
+        long = frames.Segment(header=header_of(key, 32 * MIB, quorum=6), is_again=True)
         caller.sendall(frames.encode(long, 32 * MIB) + bytes(31 * MIB))
         client.withdraw(key)
         assert client.report(0).units == ()
+        if older is not None:
+            write(client, key, older, quorum=5, digest="o")
+            assert client.wait_held([key]) == ""
         caller.sendall(bytes(MIB))
         answer = answer_of(caller)
     assert (answer["kind"], answer["why"]) == ("refused", f"{key} went while it came again")

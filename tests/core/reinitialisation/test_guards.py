@@ -13,6 +13,7 @@ from mainstay_core.reinitialisation.guards import (
     Guard,
     choose_cells,
     ends_of,
+    guard_groups,
     guarded_blocks,
     plan_guards,
 )
@@ -70,6 +71,22 @@ def test_no_more_guard_than_there_are_cells_and_nobody_where_none_is_wanted() ->
     assert len(plan_guards(plan_of(1), outline(3), 2)) == 2
     assert plan_guards(plan_of(2), outline(3), 0) == ()
     assert plan_guards(plan_of(2), (), 2) == ()
+
+
+@pytest.mark.parametrize(("stages", "shared"), [(2, True), (3, True), (4, False), (5, False)])
+def test_ends_with_a_member_in_common_share_a_group_in_which_no_two_gradients_are_mixed_up(
+    stages: int, shared: bool
+) -> None:
+    guards = plan_guards(plan_of(3, stages), outline(stages), 2)
+    groups = guard_groups(guards)
+    assert list(groups) == [0, stages - 1]
+    assert (groups[0] == groups[stages - 1]) == shared
+    assert [group.end for group in groups.values()] == ([0, 0] if shared else [0, stages - 1])
+    for group in set(groups.values()):
+        sent = [(g.owner, g.index) for g in guards if groups[g.end] == group]
+        assert len(set(sent)) == len(sent), "messages of two ends would go the same way"
+        assert group.members == tuple(sorted({index for pair in sent for index in pair}))
+    assert guard_groups(()) == {}
 
 
 def test_of_two_stages_each_guards_the_other() -> None:

@@ -212,6 +212,15 @@ def _nothing_again(*_: Any, **__: Any) -> list[Recopy]:
     return []
 
 
+_ADOPT = vars(Recopies)["adopt"]
+
+
+def _adopt_and_forget(own: Any, *args: Any, **named: Any) -> None:
+    """Whatever is on its way when a plan comes is sent under that one, too."""
+    own._sent = {}
+    _ADOPT(own, *args, **named)
+
+
 _PLAN_EVICTIONS = index.plan_evictions
 
 
@@ -314,6 +323,13 @@ MEMORY_MUTANTS = {
         "what has lost a holder stays with those that are left until the next window is complete",
         [(recopies, "plan_recopies", _nothing_again)],
         _IN_MEMORY,
+    ),
+    "sent-twice": Mutant(
+        "what is on its way to a store again is sent there once more when a plan comes",
+        [(Recopies, "adopt", _adopt_and_forget)],
+        ("damage-segment", "kill-stage", "kill-all", "kill-pod"),
+        draws=draw_snapshots,
+        first=8,
     ),
     "not-looked-at-as-it-comes": Mutant(
         "what a quorum writes that has a successor is not sent to that one's stores",

@@ -6,20 +6,17 @@ import pytest
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.snapshots.prices import StateTypes, UnitPrice, price_units
-from mainstay_core.snapshots.units import Block, Parameter, Position, tile_position
+from mainstay_core.snapshots.units import Position, Span, Unit, UnitKind
 
-UNITS = tile_position(
-    Position(stage=0),
-    [
-        (
-            Block(
-                name="b",
-                parameters=(Parameter(name="w", offset=0, num_elements=64),),
-                num_elements=64,
-            ),
-            (),
-        )
-    ],
+UNITS = (
+    Unit(
+        name="b",
+        kind=UnitKind.LAYER,
+        position=Position(stage=0),
+        block="b",
+        block_index=0,
+        spans=(Span(start=0, stop=64),),
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from tests.core.rank.replays.test_authors import with_spare, with_stores
 from tests.core.segments.keys import key_of
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, holders_after, plan_recopies
+from mainstay_core.snapshots.recopies import Held, Recopies, Recopy, plan_recopies
 from mainstay_core.snapshots.stores import store_addresses
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import Holder, SegmentKey
@@ -81,7 +81,8 @@ def test_it_is_looked_once_for_a_plan_and_once_more_for_each_newer_window() -> N
     assert [r.key for r in recopies.look(4, [older, newer])] == [newer.key], "one is on its way"
 
     recopies.adopt(GRID, peers=1, domains=2)
-    assert [r.key for r in recopies.look(4, [newer])] == [newer.key]
+    other = Held(key_of(4, unit=1), newer.holders)
+    assert [r.key for r in recopies.look(4, [newer, other])] == [other.key], "one still is"
 
 
 def few_stores() -> Plan:
@@ -218,9 +219,53 @@ def test_answers_of_another_plan_or_to_another_copy_change_nothing() -> None:
     recopies.answered(before, before.to[0], is_kept=False)
     assert recopies.due(0) is None
     assert not recopies.is_waiting
-    recopies.adopt(few_stores(), peers=1, domains=2)
+    to = again.to[0].pod
+    without = replace(few_stores(), hosts=tuple(h for h in few_stores().hosts if h.pod != to))
+    recopies.adopt(without, peers=1, domains=2)
     recopies.answered(again, again.to[0], is_kept=False)
     assert not recopies.is_waiting
+
+
+def test_what_is_on_its_way_to_a_store_that_the_newer_plan_names_is_not_sent_again() -> None:
+    recopies = adopted(peers=2)
+    state = Held(key_of(3), (store("a"), store("away"), store("gone")))
+    recopies.came(state)
+    (first,) = look(recopies, state)
+    assert len(first.to) == 2
+
+    with_one_more = with_spare(few_stores(), "s")
+    recopies.adopt(with_one_more, peers=2, domains=2)
+    assert look(recopies, state) == [], "both are on their way"
+    recopies.adopt(with_one_more, peers=3, domains=2)
+    (second,) = look(recopies, state)
+    assert len(second.to) == 1
+    assert {*second.holders} == {store("a"), *first.to, *second.to}
+
+    # Whoever of them takes it, one that did not is made good elsewhere.
+    recopies.answered(second, second.to[0], is_kept=True)
+    recopies.answered(first, first.to[0], is_kept=False)
+    recopies.answered(first, first.to[1], is_kept=True)
+    holders = state.holders
+    for holder in (second.to[0], first.to[1]):
+        holders = recopies.holders_after(holders, holder)
+    assert holders == (store("a"), second.to[0], first.to[1])
+    (third,) = look(recopies, state._replace(holders=holders))
+    assert {*third.to}.isdisjoint({*first.to, *second.to})
+    recopies.answered(third, third.to[0], is_kept=True)
+    assert not recopies.is_waiting
+
+
+def test_what_is_on_its_way_to_a_store_that_the_newer_plan_lacks_goes_to_another() -> None:
+    recopies, state = adopted(), Held(key_of(3), (store("a"), store("away")))
+    recopies.came(state)
+    (first,) = look(recopies, state)
+    to = first.to[0].pod
+    without = replace(few_stores(), hosts=tuple(h for h in few_stores().hosts if h.pod != to))
+
+    recopies.adopt(without, peers=1, domains=2)
+
+    (second,) = look(recopies, state)
+    assert to not in {holder.pod for holder in second.holders}
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -249,7 +294,7 @@ def test_every_segment_has_its_holders_as_soon_as_stores_with_room_are_there(see
             is_kept = to not in full
             if is_kept and recopy.key in kept:
                 held = kept[recopy.key]
-                holders = holders_after(held.holders, recopy, to)
+                holders = recopies.holders_after(held.holders, to)
                 kept[recopy.key] = held._replace(holders=holders)
             recopies.answered(recopy, to, is_kept=is_kept)
 
@@ -286,15 +331,73 @@ def test_a_store_that_started_again_in_its_pod_keeps_nothing_of_what_was_there_b
     assert len(to) == 1
 
 
-def test_a_store_that_took_it_for_two_plans_counts_once() -> None:
-    first = Recopy(KEY, (store("d"),), (store("b"), store("c"), store("d")))
-    then = Recopy(KEY, (store("d"), store("a")), (store("b"), store("d"), store("a")))
-
-    holders = holders_after((store("gone"), store("b"), store("c")), first, store("d"))
+def test_a_store_that_took_it_for_two_plans_counts_once_and_one_that_is_gone_does_not() -> None:
+    recopies = adopted(plan=GRID)
+    holders = recopies.holders_after((store("gone"), store("b"), store("c")), store("d"))
     assert holders == (store("b"), store("c"), store("d"))
-    holders = holders_after(holders, then, store("d"))
-    assert holders == (store("b"), store("d")), "the second plan has no c"
-    assert holders_after(holders, then, store("a")) == (store("b"), store("d"), store("a"))
+    assert recopies.holders_after(holders, store("d")) == holders
+    few = with_stores(make_plan({0: ["a.1", "b.1"]}))
+    recopies.adopt(few, peers=1, domains=2)
+    assert recopies.holders_after(holders, store("a")) == (store("b"), store("a"))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_plans_come_nothing_is_sent_twice_at_a_time_and_nothing_is_left_short(
+    seed: int,
+) -> None:
+    """Stores come and go, and some that are named take nothing for a while."""
+    rng = random.Random(seed)
+    names, peers = "abcdefg"[: rng.randint(3, 7)], rng.randint(1, 3)
+    recopies = Recopies(PodUid("a"))
+    kept: dict[SegmentKey, Held] = {}
+    on_their_way: list[tuple[Recopy, Holder]] = []
+    named = names
+
+    def adopt(now: str) -> None:
+        chain = make_plan({n: [f"{pod}.1"] for n, pod in enumerate(now)})
+        recopies.adopt(with_stores(chain), peers=peers, domains=2)
+
+    def look_and_answer(num_answers: int, fails: float) -> None:
+        for recopy in look(recopies, *kept.values()):
+            for to in recopy.to:
+                assert (recopy.key, to) not in {(r.key, h) for r, h in on_their_way}
+                on_their_way.append((recopy, to))
+        rng.shuffle(on_their_way)
+        for recopy, to in [on_their_way.pop() for _ in range(num_answers)]:
+            is_kept = rng.random() >= fails
+            if is_kept:
+                held = kept[recopy.key]
+                holders = recopies.holders_after(held.holders, to)
+                kept[recopy.key] = held._replace(holders=holders)
+            recopies.answered(recopy, to, is_kept=is_kept)
+
+    adopt(named)
+    for version in range(1, 40):
+        others = [store(pod) for pod in named[1:]] + [store("gone")] * rng.randint(0, peers)
+        holders = (store("a"), *rng.sample(others, min(peers, len(others))))
+        held = Held(key_of(version, kind="gradient"), holders)
+        kept[held.key] = held
+        recopies.came(held)
+        look_and_answer(rng.randint(0, len(on_their_way)), 0.3)
+        if rng.random() < 0.4:
+            named = "a" + "".join(pod for pod in names[1:] if rng.random() < 0.7)
+            adopt(named)
+            # What a store that has gone had is gone, and so is what was on its way there.
+            living = {store(pod) for pod in named}
+            on_their_way[:] = [way for way in on_their_way if way[1] in living]
+            for key, held in kept.items():
+                kept[key] = held._replace(holders=tuple(h for h in held.holders if h in living))
+    for version in range(40, 60):
+        whole = tuple(map(store, named[: 1 + peers]))
+        held = Held(key_of(version, kind="gradient"), whole)
+        kept[held.key] = held
+        recopies.came(held)
+        for _ in range(20):
+            look_and_answer(len(on_their_way), 0.0)
+    wanted = 1 + min(peers, len(named) - 1)
+    living = {store(pod) for pod in named}
+    assert [k for k, held in kept.items() if len(living.intersection(held.holders)) < wanted] == []
+    assert not recopies.is_waiting
 
 
 def test_of_what_nobody_said_who_keeps_it_nothing_is_sent() -> None:

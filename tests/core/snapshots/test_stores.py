@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
@@ -53,22 +54,51 @@ def test_a_pod_that_joins_passes_no_commit_on_while_others_are_there() -> None:
     after = with_spare(with_stores(make_plan({0: ["a.1"], 1: ["b.1"]}, joining=["a.1"])), "s")
     stores = {pod: SegmentIndex(JOB, 1 << 16) for pod in "abs"}
 
-    def commit(plan: Plan, step: int, pods: str) -> None:
-        for pod in pods:
-            stores[pod].record(record_of(step))
-            for holder in plan_record_line(plan, PodUid(pod)):
-                stores[holder.pod].record(record_of(step), is_passed=True)
-
-    commit(before, 4, "b")
-    commit(after, 5, "b")
-    commit(after, 6, "ab")
-    assert [r.commit.step for r in stores["s"].records] == [4, 5, 6]
+    commit(stores, before, 4, "b")
+    commit(stores, after, 5, "b")
+    commit(stores, after, 6, "ab")
+    assert steps_at(stores["s"]) == [4, 5, 6]
 
 
 def test_where_all_join_one_of_them_passes_commits_on() -> None:
     lives = ["a.1", "b.1"]
     plan = with_spare(with_stores(make_plan({0: lives[:1], 1: lives[1:]}, joining=lives)), "s")
     assert [h.pod for h in plan_record_line(plan, PodUid("a"))] == ["s"]
+
+
+@pytest.mark.parametrize("num_outgoing", [1, 2])
+def test_where_all_others_join_those_who_leave_pass_their_last_commits_on(
+    num_outgoing: int,
+) -> None:
+    """Their pods are ended next, and then nobody else would know what they committed last."""
+    names = "ab"[:num_outgoing]
+    before = with_spare(
+        with_stores(make_plan({n: [f"{p}.1"] for n, p in enumerate(names)})), *"cst"
+    )
+    joining = ["c.1", "d.1"]
+    plan = make_plan({0: joining[:1], 1: joining[1:]}, joining=joining)
+    plan = replace(plan, planned=True, outgoing=before.members)
+    after = with_spare(with_stores(plan), *names, *"st")
+    stores = {pod: SegmentIndex(JOB, 1 << 16) for pod in (*names, *"cdst")}
+
+    commit(stores, before, 4, names)
+    commit(stores, after, 5, names)
+    commit(stores, after, 6, "cd")
+    assert [steps_at(stores[pod]) for pod in "st"] == [[4, 5, 6]] * 2
+    assert steps_at(stores["c"]) == [4, 5, 6], "and so does whoever makes a lost state anew there"
+    assert steps_at(stores["d"]) == [5, 6]
+
+
+def commit(stores: dict[str, SegmentIndex], plan: Plan, step: int, pods: str) -> None:
+    """Have trainers in pods commit a step while their stores hold a plan."""
+    for pod in pods:
+        stores[pod].record(record_of(step))
+        for holder in plan_record_line(plan, PodUid(pod)):
+            stores[holder.pod].record(record_of(step), is_passed=True)
+
+
+def steps_at(store: SegmentIndex) -> list[int]:
+    return [record.commit.step for record in store.records]
 
 
 FOUR_STAGES = with_stores(make_plan({0: ["a.1", "b.1", "c.1", "d.1"]}))

@@ -59,12 +59,41 @@ def test_shape_type_and_order_count() -> None:
     assert imprint(torch.zeros(1)) != imprint(-torch.zeros(1))
 
 
-def test_strides_do_not_count() -> None:
+def test_gaps_and_repeats_do_not_count() -> None:
     wide = torch.randn(300, 200)
 
     assert imprint(wide[:, 3:150]) == imprint(wide[:, 3:150].contiguous())
-    assert imprint(wide.t()) == imprint(wide.t().contiguous())
     assert imprint(wide[:1].expand(40, 200)) == imprint(wide[:1].repeat(40, 1))
+    assert imprint(wide[:, 3:150].t()) == imprint(wide[:, 3:150].t().contiguous())
+    assert imprint(wide[::2, ::2]) == imprint(wide[::2, ::2].contiguous())
+
+
+@pytest.mark.parametrize("shape", [(30, 40), (1, 4, 100, 64), (5, 1, 3), (2, 3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
+def test_what_lies_in_another_order_has_an_imprint_of_its_bits(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    rng = random.Random(3)
+    for _ in range(10):
+        dims = rng.sample(range(len(shape)), len(shape))
+        tensor = torch.randn(shape).to(dtype).permute(dims)
+        before = imprint(tensor)
+        assert imprint(tensor.clone(memory_format=torch.preserve_format)) == before
+        assert imprint(tensor.conj_physical().conj())[:2] == before[:2]
+        element, bit = rng.randrange(tensor.numel()), rng.randrange(64)
+        bits.flip_bit(tensor, element, bit)
+        assert imprint(tensor) != before
+        bits.flip_bit(tensor, element, bit)
+        assert imprint(tensor) == before
+
+
+def test_the_order_in_memory_counts_or_is_made_alike(form: str) -> None:
+    square = torch.randn(30, 30)
+    other = square.t().contiguous()
+
+    assert imprint(square) != imprint(other)
+    assert imprint(square.t()) != imprint(square)
+    assert (imprint(square.t()) == imprint(other)) == (form == "torch")
 
 
 def test_top_bits_of_several_elements_do_not_cancel() -> None:

@@ -21,8 +21,8 @@ from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.checks import checker, imprints
 from mainstay_train.checks.calls import UnreliableDeviceError
-from mainstay_train.checks.flips import FlipOrders
-from mainstay_train.checks.places import Phase, Place
+from mainstay_train.checks.executions import CheckedKernels
+from mainstay_train.checks.places import Phase
 from mainstay_train.models import attention
 
 SLOT = Slot(pod=PodUid("a"), index=0)
@@ -246,13 +246,13 @@ def test_without_flips_the_kernels_of_gradients_are_not_looked_at(
     step = Step("llama", recompute=True, micro_batches=1)
     step.run(Mode.PIGGYBACK)
     seen: set[Pass] = set()
-    take = FlipOrders.take
+    execute = CheckedKernels._execute
 
-    def noting(self: FlipOrders, place: Place, *args: Any) -> list[Flip]:
-        seen.add(place.in_pass)
-        return take(self, place, *args)
+    def noting(self: CheckedKernels, *args: Any) -> Any:
+        seen.add(self._place.in_pass)
+        return execute(self, *args)
 
-    monkeypatch.setattr(FlipOrders, "take", noting)
+    monkeypatch.setattr(CheckedKernels, "_execute", noting)
     step.run(Mode.PIGGYBACK)
 
     assert seen == {Pass.FORWARD}

@@ -122,6 +122,19 @@ MUTANTS = {
     "rows may end behind the end": ("ule i64 %length, %room", "ule i64 %length, %length"),
     "rows may begin below zero": ("ule i64 %start, %size", "sle i64 %start, %size"),
     "keys begin with the chunk": ("i64, ptr %keys, i64 %position", "i64, ptr %keys, i64 0"),
+    "a sum of a run is a difference": ("add <8 x i64> %half.0.1", "sub <8 x i64> %half.0.1"),
+    "both sums of a run have the same keys": (
+        "ptr %keys, i64 2048\n",
+        "ptr %keys, i64 0\n",
+    ),
+    "the last words of a run are left out": (
+        "ptr %words.at, i64 %in.vectors, i64 %length",
+        "ptr %words.at, i64 %length, i64 %length",
+    ),
+    "runs side by side are the same one": (
+        "%run.1 = getelementptr i32, ptr %words, i64 2048",
+        "%run.1 = getelementptr i32, ptr %words, i64 0",
+    ),
     "rows are added from the last": (
         "%sum.1 = fadd <8 x double> %square.0, %square.1",
         "%sum.1 = fadd <8 x double> %square.3, %square.1",

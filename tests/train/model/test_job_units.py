@@ -72,6 +72,19 @@ def test_inner_ranks_of_a_stage_have_its_units_each() -> None:
             assert unit.num_elements / 2 <= part.num_elements < unit.num_elements
 
 
+@pytest.mark.parametrize(("entrypoint", "config"), [(MOE, SMALL), (LLAMA, DENSE)])
+def test_units_hold_each_element_of_their_blocks_once(
+    entrypoint: str, config: dict[str, int]
+) -> None:
+    model = workload.load(entrypoint, config)
+    (units,) = units_of_workload(model, shape_of(1), SINGLE, CPU).positions
+    for index, flat in enumerate(model.layouts()):
+        spans = sorted(span for unit in units if unit.block_index == index for span in unit.spans)
+        assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+        assert spans[-1].stop == flat.size
+        assert {unit.block for unit in units if unit.block_index == index} == {flat.name}
+
+
 def test_experts_are_those_that_are_counted_and_know_their_place_in_a_commit() -> None:
     model = workload.load(MOE, SMALL)
     found = units_of_workload(model, shape_of(2), SINGLE, CPU)

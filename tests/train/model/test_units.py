@@ -1,5 +1,7 @@
 """Units tile a block, and a frozen one skips its weight gradient and moves no other bit."""
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -53,6 +55,33 @@ def test_two_units_of_one_name_are_refused():
     twice = [Unit(name="a", parameters=("x",)), Unit(name="a", parameters=("y",))]
     with pytest.raises(InvalidSpecError, match=r"names the units \['a'\] twice"):
         units.tile("block", twice, ("x", "y"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_accepted_is_exactly_what_has_each_parameter_once(seed):
+    rng, accepted = random.Random(seed), 0
+    for _ in range(300):
+        parameters = [f"p{n}" for n in range(rng.randint(1, 5))]
+        named = parameters.copy()
+        if rng.random() < 0.3:
+            named.append(rng.choice(parameters))
+        if rng.random() < 0.3:
+            named.pop(rng.randrange(len(named)))
+        if rng.random() < 0.1:
+            named.append("other")
+        rng.shuffle(named)
+        number = rng.randint(1, 3)
+        given = [Unit(name=f"u{n}", parameters=tuple(named[n::number])) for n in range(number)]
+        if sorted(named) != parameters:
+            with pytest.raises(InvalidSpecError):
+                units.tile("block", given, parameters)
+            continue
+        accepted += 1
+        tiled = units.tile("block", given, parameters)
+        assert [*tiled] == [f"block.{unit.name}" for unit in given]
+        held = sorted(name for names in tiled.values() for name in names)
+        assert held == [f"block.{name}" for name in parameters]
+    assert accepted > 100
 
 
 def test_a_layer_with_experts_has_a_unit_for_each_the_router_and_the_rest():

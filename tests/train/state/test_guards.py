@@ -25,9 +25,9 @@ from mainstay_core.wire.reinitialisation import (
 from mainstay_core.wire.votes import Commit, GuardedDigest
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
-from mainstay_train.exact import numerics
+from mainstay_train.exact import compiled, digests, numerics
 from mainstay_train.exact.blending import make_anew
-from mainstay_train.exact.optimizer import StageState
+from mainstay_train.exact.optimizer import REST_PARTS, StageState, part_of
 from mainstay_train.exact.portions import Portion
 from mainstay_train.models import llama
 from mainstay_train.state.guards import GuardCopies
@@ -41,7 +41,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
-        self.is_broken = False
+        self.is_broken = self.is_aborted = False
 
     def send(self, message: Any) -> Any:
         self.sent.append(message.tensor.clone())
@@ -55,6 +55,11 @@ class Wire:
         if pending is not None:
             message, tensor = pending
             message.tensor.copy_(tensor)
+
+    def wait_for(self, moment: Any) -> None:
+        del moment
+        if self.is_aborted:
+            raise GroupEnded("the owner was gone before the device had it")
 
 
 def training_of(stages: int = 3, dtype: str = "float32") -> BlockTraining:
@@ -204,6 +209,24 @@ def test_a_gradient_that_did_not_come_is_taken_into_other_memory() -> None:
         copies.take(wire, 0, 0)
 
 
+def test_a_gradient_counts_once_the_device_has_it_and_its_group_stands() -> None:
+    training = training_of()
+    owner, other = engine_of(training, 0), engine_of(training, 1)
+    copies = GuardCopies(training, training.outline(), lambda: other, lambda: ())
+    given = GuardCopies(training, training.outline(), lambda: owner, lambda: ())
+    wire: Any = Wire()
+    taken = []
+    for wire.is_aborted in (False, True):
+        given.give(wire, [0])
+        if wire.is_aborted:
+            with pytest.raises(GroupEnded, match="before the device had it"):
+                copies.take(wire, 0, 0)
+        else:
+            copies.take(wire, 0, 0)
+        taken.append(copies._copies[0].gradient.data_ptr())
+    assert taken[0] != taken[1], "what is still being written is in nobody's memory"
+
+
 def test_one_bit_of_a_moment_that_differs_is_told_when_its_part_is_due() -> None:
     training = training_of()
     owner = engine_of(training, 0)
@@ -214,6 +237,33 @@ def test_one_bit_of_a_moment_that_differs_is_told_when_its_part_is_due() -> None
     after = [copies.own_digest(step) for step in range(16)]
     changed = [b != a for b, a in zip(before, after, strict=True)]
     assert changed == [False] * 15 + [True]
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_votes_compare_of_a_copy_is_the_digest_of_its_tensors(
+    compiles: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are drawn once for each part of the rest: also when it is due for the second time."""
+    if not compiles:
+        monkeypatch.setattr(compiled, "load", lambda: None)
+    training = training_of()
+    for end in (0, 2):
+        state, _ = training.build_guarded(end)
+        portion = Portion(state, [block.name for block in state.blocks])
+        generator = torch.Generator().manual_seed(end)
+        for step in range(REST_PARTS + 2):
+            for flat in state.flats():
+                flat.tensor.copy_(torch.randn(flat.tensor.shape, generator=generator))
+            masters = [t for t in state.state_tensors() if t.kind == "master"]
+            rest = [
+                (f.id, part_of(f.tensor, step % REST_PARTS))
+                for f in state.flats()
+                if f.kind != "master"
+            ]
+            assert portion.digests(step) == (
+                digests.digest_tensors((t.id, t.tensor) for t in masters).hex(),
+                digests.digest_tensors((f"rest:{name}", part) for name, part in rest).hex(),
+            )
 
 
 def test_what_is_served_goes_by_the_copies_that_are_there_and_the_blocks_asked_for() -> None:
