@@ -117,7 +117,8 @@ class SegmentStore:
                 replace(record, states=tuple(f"{digest}x" for digest in record.states)),
             )
         )
-        self._index._records.put(damaged)  # the store itself takes no damaged one
+        records = self._index._records  # the store itself takes no damaged one
+        records.put(damaged)
         self._world.checks.seen["damaged a record"] += 1
 
     def _accept(self, end: End) -> None:

@@ -86,8 +86,9 @@ def misrecord(index: SegmentIndex, **changes: Any) -> None:
     kept = next(r for r in index.records if r.commit.step == STATE + 1)
     commit = {name: changes.pop(name) for name in ("step", "scale") if name in changes}
     step, commit_of = kept.commit.step, replace(kept.commit, **commit)
-    size = index._records._records[step][1]
-    index._records._records[step] = replace(kept, commit=commit_of, **changes), size
+    records = index._records
+    _, size = records._records[step]
+    records._records[step] = replace(kept, commit=commit_of, **changes), size
 
 
 WRONG = ("f" * 32,)
