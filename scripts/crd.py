@@ -78,6 +78,8 @@ def _kind(field: dict[str, Any]) -> str:
         text = str(field.get("format") or field["type"]).replace("int64", "integer")
     if "minimum" in field:
         text += f" from {field['minimum']}"
+    if "maximum" in field:
+        text += f" to {field['maximum']}"
     default = field.get("default")
     if default is not None and not isinstance(default, dict):
         text += f", default {str(default).lower() if isinstance(default, bool) else default}"

@@ -478,6 +478,15 @@ APPROXIMATE: Responses = {
         },
     )
 }
+WITHDRAWN: Responses = {
+    200: _example(
+        "The job, and what was taken back",
+        {
+            "withdrawn": "alice takes back what alice has allowed for one recovery of stages 0 to "
+            "2 that would lose more than 100 steps otherwise",
+        },
+    )
+}
 STREAM: Responses = {
     200: {
         "description": "Server-sent events",

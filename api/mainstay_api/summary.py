@@ -62,6 +62,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
         "approximate": state.config.approximate is not None,
+        "ahead": codec.encode(state.ahead) if state.ahead is not None else None,
         "approximate_since": state.approximate_since,
         "tainted": show_taints(state),
         "checking": _checking(state),

@@ -84,6 +84,8 @@ class _Drawn:
 class _PlayedChain:
     """A chain whose neighbours have sent everything already and take everything at once."""
 
+    tells_sent = True
+
     def __init__(self, tensors: dict[tuple[int, int], torch.Tensor]) -> None:
         self.pipeline = self
         self._tensors = tensors

@@ -102,6 +102,8 @@ def clock_of(name: str) -> Clock:
 class PlayedLink:
     """The chain of the first of two stages, whose neighbour is played."""
 
+    tells_sent = True
+
     def __init__(self, clock: Clock) -> None:
         self.pipeline = self
         self._clock = clock

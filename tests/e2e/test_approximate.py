@@ -348,3 +348,41 @@ def test_a_person_allows_one_recovery_of_a_job_that_waits(tmp_path: Path, corpus
     check_forked(report)
     assert report["recoveries"][0]["allowed_by"] == "token"
     assert report["digests"]["steps"] == twin(tmp_path, (LOST_AT, 1))
+
+
+@pytest.mark.chaos
+def test_a_person_allows_one_recovery_ahead_of_the_losses(tmp_path: Path, corpus: Path) -> None:
+    """The job has a trainer to spare, so it never waits. The api ends after it was told.
+
+    A loss of few steps is no use of the permission; the next one is; the last one comes after it.
+    """
+    layout = Layout(stages=4, lanes=1, shards_per_lane=2, spares=2)
+    gates, gate = tmp_path / "gates", 2
+    gates.mkdir()
+    job = make_job(layout, NUM_STEPS, corpus, gates, [gate])
+    config = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+    job["spec"]["workload"]["config"] = config
+    first = kill(1, 3) | {"id": "first"}
+    api_ends = {"at": {"with": "first"}, "target": {"process": "api"}, "action": "kill"}
+    faults = [first, api_ends, kill(1, LOST_AT), kill(2, 10)]
+    with local_job(tmp_path, job, faults) as running:
+        running.wait_for_members(gate, layout.num_ranks)
+        whole = answer(running, "approximate", "tiny", "--yes")
+        assert "the job is whole" in whole.stderr
+        limit = ("--ahead", "--after-lost-steps", "5")
+        given = answer(running, "approximate", "tiny", *limit, "--yes")
+        assert given.returncode == 0, given.stderr
+        assert "for one recovery of stages 0 to 3 that would lose more than 5" in given.stdout
+        taken = answer(running, "approximate", "tiny", "--withdraw")
+        assert "token takes back what token has allowed" in taken.stdout, taken.stderr
+        answer(running, "approximate", "tiny", *limit, "--yes")
+        assert "permission: given by token at " in answer(running, "status", "tiny").stdout
+        (gates / str(gate)).touch()
+        report = running.report()
+
+    told = [(r["method"], r.get("allowed_by", "")) for r in report["recoveries"]]
+    of_losses = [each for each in told if each[0] in ("restart", "approximate")]
+    assert of_losses == [("restart", ""), ("approximate", "token"), ("restart", "")], told
+    # The last loss sends the job back to the seed, and so to an exact course.
+    assert report["exact"]
+    assert report["digests"]["steps"] == twin(tmp_path)

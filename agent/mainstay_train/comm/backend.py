@@ -34,6 +34,10 @@ class Backend(Protocol):
     def waits_can_hang(self) -> bool:
         """Whether a wait may never end although the group was ended."""
 
+    @property
+    def tells_sent(self) -> bool:
+        """Whether a send says that it is over before anybody has waited for it."""
+
     def create(
         self,
         meet: Meet,

@@ -54,6 +54,7 @@ class Gloo:
     name = "gloo"
     ends_by_sockets = True
     waits_can_hang = True
+    tells_sent = False
 
     def create(
         self,

@@ -192,6 +192,11 @@ class Group:
         """Whether a wait can outlive the group, so that whoever waits has to look."""
         return self._backend.waits_can_hang
 
+    @property
+    def tells_sent(self) -> bool:
+        """Whether a send says that it is over before :meth:`finish`: :attr:`Pending.is_over`."""
+        return self._backend.tells_sent
+
     def staged(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor where the backend can reach it: itself, or a copy in host memory."""
         return self._backend.staged(tensor)
@@ -404,7 +409,10 @@ class Group:
             except TimeoutError as error:
                 self._check_connections()
                 if time.monotonic() > deadline_s:
-                    raise GroupEnded(f"{self.name}: {error}") from error
+                    # The error's own time is that of one look.
+                    seconds = self._timeout.total_seconds()
+                    why = f"{self.name}: the device was not done within {seconds:g} s"
+                    raise GroupEnded(why) from error
             else:
                 break
         self._check_connections()

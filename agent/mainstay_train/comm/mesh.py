@@ -154,8 +154,9 @@ def tell_all(values: Sequence[int], inner: InnerMesh) -> tuple[tuple[int, ...], 
         RuntimeError: the cell's group has ended.
     """
     mine = torch.tensor([*values], dtype=torch.int64, device=inner.device_type)
-    told = _gathered(mine, inner).view(inner.size, len(values))
-    return tuple(tuple(row) for row in told.tolist())
+    told = _gathered(mine, inner).view(inner.size, len(values)).tolist()
+    check()  # now that it was read: what is aborted may end without an error
+    return tuple(tuple(row) for row in told)
 
 
 def exchange_all(message: bytes, inner: InnerMesh) -> tuple[bytes, ...]:
@@ -175,6 +176,7 @@ def exchange_all(message: bytes, inner: InnerMesh) -> tuple[bytes, ...]:
     padded = bytearray(message.ljust(max(1, *lengths), b"\0"))
     mine = torch.frombuffer(padded, dtype=torch.uint8).to(inner.device_type)
     rows = _gathered(mine, inner).view(inner.size, len(padded)).cpu()
+    check()
     return tuple(row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True))
 
 

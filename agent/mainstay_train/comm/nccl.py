@@ -108,6 +108,7 @@ class Nccl:
     name = "nccl"
     ends_by_sockets = False
     waits_can_hang = False
+    tells_sent = True
 
     def __init__(self) -> None:
         self._ids: WeakKeyDictionary[Any, _Ids] = WeakKeyDictionary()

@@ -182,7 +182,7 @@ class Interpreter:
         """
         self._step, self._chain, self._deliver = step, chain, deliver
         self._log, self._again, self._undelivered = log, again, len(self._blocks)
-        self._transfers.begin(chain)
+        self._transfers.begin(chain, program)
         self._closing = frozenset(closing(program) if deliver is not None else ())
         adds = [action for action in program if action.op is Op.BACKWARD_WEIGHT]
         self._completing = frozenset({action.type: action for action in adds}.values())

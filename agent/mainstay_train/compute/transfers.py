@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from mainstay_core.base.shape import Order
 from mainstay_core.planning.program import ANSWER, Action, Op, Receive
+from mainstay_core.planning.receipts import Receipts, receipts_of
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.planned import Window
 from mainstay_train.comm.chains import ChainGroups
@@ -46,13 +46,26 @@ class Transfers:
         self._num_stages, self._micro_batches, self._order = num_stages, micro_batches, order
         self._inner, self._make, self._checks = inner, make, checks
         self._chain: ChainGroups | None = None
-        self._sends: deque[Pending] = deque()
+        self._sends: dict[Action, Pending] = {}
+        self._receipts: Receipts = {}
+        """Of what is sent over a group that does not say by itself that a send is over."""
+        self._taken: list[Action] = []
+        """Sends that the peer has received, as a receipt has told since the newest action."""
         self._posted: dict[Receive, tuple[torch.Tensor, Pending]] = {}
         """Receives that began before the action that waits for them."""
 
-    def begin(self, chain: ChainGroups | None) -> None:
-        """Use the groups of a chain from here on; None: of a chain of one rank."""
+    def begin(self, chain: ChainGroups | None, program: Sequence[Action]) -> None:
+        """Run a program over the groups of a chain from here on; None: of a chain of one rank."""
         self._chain = chain
+        self._receipts = {}
+        if chain is None or chain.pipeline is None or chain.pipeline.tells_sent:
+            return
+        # Weights get their gradients in the order of the flows, whatever their routes.
+        types = dict.fromkeys(a.type for a in program if a.op is Op.BACKWARD_WEIGHT)
+        if types:
+            self._receipts = receipts_of(
+                tuple(types), self._micro_batches, program[0].stage, self._num_stages, self._order
+            )
 
     def start(self, receive: Receive) -> None:
         """Begin to receive."""
@@ -72,6 +85,7 @@ class Transfers:
         window = Window(action.op, (action.type, action.micro_batch), action.extent)
         with self._checks.window(window, tensor):
             arrivals.finish(self._pipeline, pending, self._checks.waiting, window)
+        self._taken += self._receipts.get(receive, ())
         return tensor
 
     def send(self, action: Action, tensor: torch.Tensor) -> None:
@@ -83,18 +97,26 @@ class Transfers:
         tag = self._tag(action.op, *visit_of(action))
         message = Message(tensor, self._rank_of(action.peer), tag)
         if action.posts is None:
-            self._sends.append(self._pipeline.send(message))
+            self._sends[action] = self._pipeline.send(message)
             return
         answer = Receive(ANSWER[action.op], *action.posts, action.visit, action.peer)
         incoming = self._incoming(answer)
         sent, received = self._pipeline.send_and_receive(message, incoming)
-        self._sends.append(sent)
+        self._sends[action] = sent
         self._posted[answer] = incoming.tensor, received
 
     def let_go(self) -> None:
-        """Drop what others have taken."""
-        while self._sends and self._sends[0].is_over:
-            self._pipeline.finish(self._sends.popleft())
+        """Drop what others have taken; blocks nobody.
+
+        Raises:
+            GroupEnded: the chain broke.
+        """
+        taken, self._taken = self._taken, []
+        for action in taken:
+            if action in self._sends:
+                self._pipeline.finish(self._sends.pop(action))
+        while self._sends and self._sends[first := next(iter(self._sends))].is_over:
+            self._pipeline.finish(self._sends.pop(first))
 
     def finish(self) -> None:
         """Wait until others have taken everything.
@@ -103,11 +125,12 @@ class Transfers:
             GroupEnded: the chain broke.
         """
         while self._sends:
-            self._pipeline.finish(self._sends.popleft())
+            self._pipeline.finish(self._sends.pop(next(iter(self._sends))))
 
     def clear(self) -> None:
         """Forget what is under way."""
         self._sends.clear()
+        self._taken.clear()
         self._posted.clear()
 
     @property

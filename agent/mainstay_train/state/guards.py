@@ -17,6 +17,7 @@ from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_core.wire.votes import Commit, GuardedDigest
+from mainstay_train.base import device as devices
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.operations import Message
 from mainstay_train.compute.engine import Engine
@@ -131,7 +132,7 @@ class GuardCopies:
             peer: the owner's number there.
 
         Raises:
-            GroupEnded: the owner is gone.
+            GroupEnded: the owner is gone, or was before the device had all of it.
         """
         copy = self._made(end)
         try:
@@ -139,6 +140,8 @@ class GuardCopies:
             pending = [group.receive(Message(v, peer, number)) for number, v in enumerate(views)]
             for received in pending:
                 group.finish(received)
+            # A device may still be at them, and what is aborted there ends like what has come.
+            group.wait_for(devices.moment(copy.gradient.device))
         except GroupEnded:
             # What is lost on the way may still arrive, in memory that nobody uses any more.
             copy.gradient = copy.state.layout.allocate(device=copy.gradient.device)

@@ -31,11 +31,19 @@ it loses no step, but goes on in another way than it would have (approximately),
 ever. Its policy (recovery.allowApproximate) stays as it is. It is refused where every stage is \
 held, and where a stage cannot be made anew.
 
+A job that has a trainer to spare does not wait, but goes back at once. With --ahead it is allowed \
+before anything is lost: for the first recovery that would lose more than --after-lost-steps \
+otherwise, and for no other. --withdraw takes back what is not used yet.
+
 Examples:
 
   mainstay approximate demo --dry-run
 
-  kubectl mainstay approximate llama-tiny --stage 1 --yes"""
+  kubectl mainstay approximate llama-tiny --stage 1 --yes
+
+  mainstay approximate demo --ahead --after-lost-steps 100
+
+  mainstay approximate demo --withdraw"""
 
 
 def show(job: JOB = None, as_json: AS_JSON = False) -> None:
@@ -69,8 +77,23 @@ def approximate(
     job: RUNNING_JOB,
     stage: Annotated[
         list[int] | None,
-        typer.Option(help="A stage that may be made anew; all that are lost if left out.", min=0),
+        typer.Option(
+            help="A stage that may be made anew; if left out all that are lost, with --ahead all.",
+            min=0,
+        ),
     ] = None,
+    ahead: Annotated[
+        bool, typer.Option("--ahead", help="Allow it for a loss that is still to come.")
+    ] = False,
+    after_lost_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="With --ahead: the most steps that the job gives up rather than use it.", min=0
+        ),
+    ] = None,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take back what is not used yet.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what it would come to.")
     ] = False,
@@ -79,11 +102,15 @@ def approximate(
     """Allow one approximate recovery, once the caller has seen what it comes to.
 
     Raises:
-        UsageError: there is no such running job, or nobody can be asked.
+        UsageError: there is no such running job, options contradict, or nobody can be asked.
         CliError: the api refused, with the reason why it would have no effect.
     """
+    _check_options(stage, after_lost_steps, ahead=ahead, withdraw=withdraw, dry_run=dry_run)
     run = runs.find_running(job)
-    told = asyncio.run(_allow(run, stage, dry_run=True))
+    if withdraw:
+        print(f"{run.name}: {asyncio.run(_withdraw(run))['withdrawn']}")
+        return
+    told = asyncio.run(_allow(run, stage, after_lost_steps, dry_run=True))
     print(f"{run.name}: {told['would']}")
     if dry_run:
         return
@@ -92,9 +119,35 @@ def approximate(
     if not yes and not typer.confirm("Allow it?"):
         print(f"{run.name}: nothing is allowed")
         return
-    # What was shown is allowed, and no stage that was lost since.
-    asyncio.run(_allow(run, list(told["stages"]), dry_run=False))
-    print(f"{run.name}: allowed, for this recovery")
+    # What was shown is allowed, and no stage that was lost since. Ahead nothing is lost: each that
+    # is named must be one that can be made anew, and what is left out stays so.
+    stages = stage if ahead else list(told["stages"])
+    asyncio.run(_allow(run, stages, after_lost_steps, dry_run=False))
+    print(f"{run.name}: allowed, for {'one recovery' if ahead else 'this recovery'}")
+
+
+def _check_options(
+    stage: list[int] | None,
+    after_lost_steps: int | None,
+    *,
+    ahead: bool,
+    withdraw: bool,
+    dry_run: bool,
+) -> None:
+    """Refuse options that contradict each other.
+
+    Raises:
+        UsageError: they do.
+    """
+    if withdraw and (stage or ahead or dry_run or after_lost_steps is not None):
+        raise UsageError("--withdraw: takes back all that is not used yet; give no other option")
+    if ahead and after_lost_steps is None:
+        raise UsageError(
+            "--after-lost-steps: is missing; with --ahead it says how many lost steps the job "
+            "gives up rather (0: none)"
+        )
+    if after_lost_steps is not None and not ahead:
+        raise UsageError("--after-lost-steps: goes with --ahead alone")
 
 
 def _of_report(run: runs.Run) -> LineagePage:
@@ -116,6 +169,15 @@ async def _fetch(run: runs.Run) -> Any:
         return await api.fetch(run.job, "lineage")
 
 
-async def _allow(run: runs.Run, stages: list[int] | None, *, dry_run: bool) -> dict[str, Any]:
+async def _allow(
+    run: runs.Run, stages: list[int] | None, after_lost_steps: int | None, *, dry_run: bool
+) -> dict[str, Any]:
     async with run.connect() as api:
-        return await api.allow_approximation(run.job, stages, dry_run=dry_run)
+        return await api.allow_approximation(
+            run.job, stages, dry_run=dry_run, after_lost_steps=after_lost_steps
+        )
+
+
+async def _withdraw(run: runs.Run) -> dict[str, Any]:
+    async with run.connect() as api:
+        return await api.withdraw_approximation(run.job)

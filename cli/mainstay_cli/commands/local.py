@@ -23,7 +23,7 @@ from mainstay_cli.views.faults import describe_missed
 from mainstay_cli.views.lineage import describe_report
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
-from mainstay_cli.views.sizes import describe_sizes
+from mainstay_cli.views.sizes import describe_sizes, describe_traffic
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.faults.points import FaultPoint
 
@@ -210,6 +210,8 @@ def _print_sizes(file: manifests.JobFile, *, as_json: bool) -> None:
         told: dict[str, Any] = {"sizes": how, "ranks": ranks}
         if found.store is not None:
             told["snapshots"] = asdict(found.store)
+        if found.waiting_bytes:
+            told["checks"] = {"waiting_bytes": found.waiting_bytes}
         print(json.dumps(told, indent=1))
         return
     by = "by one micro-batch through each block" if found.is_measured else "by formulas"
@@ -227,6 +229,12 @@ def _print_sizes(file: manifests.JobFile, *, as_json: bool) -> None:
         print(
             f"spec.snapshots.replay: a lost state is made anew from logs of {found.store.log}, as "
             f"{found.store.log_reason}"
+        )
+        print(f"spec.snapshots: {describe_traffic(found.store.traffic)}")
+    if found.waiting_bytes:
+        print(
+            f"spec.detection.dmr.memory: checks that wait keep up to "
+            f"{show_bytes(found.waiting_bytes)} in each rank beside that; on a GPU none waits"
         )
     if found.compiles:
         print(

@@ -125,8 +125,8 @@ def run_simulation(
     approximate: Annotated[
         str,
         typer.Option(
-            help="Jobs that lose whole stages, with permission to make them anew (on), or "
-            "without (off); drawn: seeds draw that, too."
+            help="Jobs that lose whole stages, with permission to make them anew (on), without "
+            "(off), or with a person's for one recovery (ahead); drawn: seeds draw that, too."
         ),
     ] = "drawn",
     jobs: Annotated[int, typer.Option(help="Processes; 0 takes one per core.", min=0)] = 0,

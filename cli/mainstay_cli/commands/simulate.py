@@ -18,11 +18,21 @@ SEEDS_PER_TASK = 20
 MAX_FAILURES = 5
 """After so many failing seeds no more are started: one is enough to look at."""
 TRACE_LINES = 400
-FORKED = ("fork", "made anew", "approximate checkpoint", "ended approximate")
+FORKED = (
+    "fork",
+    "made anew",
+    "approximate checkpoint",
+    "ended approximate",
+    "permission",
+    "permission used",
+    "permission withdrawn",
+)
 """What is counted of jobs that go on approximately."""
 PROGRESS_S = 2.0
-PERMISSIONS = {"drawn": None, "on": True, "off": False}
-"""Whether stages may be made anew of others, as a command says it."""
+AHEAD = "ahead"
+PERMISSIONS = {"drawn": None, "on": True, "off": False, AHEAD: False}
+"""Whether stages may be made anew of others, as a command says it: by the job's policy. AHEAD: its
+policy is off, and a person allows it for one recovery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +51,8 @@ class Draws:
     def scenario(self, seed: int) -> Scenario:
         """Return the scenario of a seed."""
         permission = PERMISSIONS[self.approximate]
-        return draw(seed, parse_kinds(self.faults), approximate=permission)
+        ahead = self.approximate == AHEAD
+        return draw(seed, parse_kinds(self.faults), approximate=permission, ahead=ahead)
 
     @property
     def options(self) -> str:

@@ -109,7 +109,8 @@ async def fetch(run: runs.Run) -> dict[str, Any]:
         summary = await api.fetch(run.job, "summary")
         job = await api.fetch(run.job)
         # Of every stage: only where the job may make one anew, or one did.
-        tells = job.get("approximate") or job.get("approximate_since") is not None
+        tells = job.get("approximate") or job.get("ahead")
+        tells = tells or job.get("approximate_since") is not None
         return {
             "running": True,
             "job": job,

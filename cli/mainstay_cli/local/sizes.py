@@ -26,6 +26,7 @@ from mainstay_core.job.sizes.snapshot_sizes import (
     shortage,
     store_bytes,
 )
+from mainstay_core.job.sizes.snapshot_traffic import PodTraffic, pod_traffic
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.planning.shares import first_shares
 
@@ -44,6 +45,8 @@ class StoreSizes:
     """From what a lost state is made anew: ``gradients`` or ``boundary``."""
     log_reason: str
     """Why, in one sentence."""
+    traffic: PodTraffic
+    """What pods send each other."""
     problem: str = ""
     """That the job's replicas are so few that a pod keeps more than that; empty: it fits."""
 
@@ -59,6 +62,8 @@ class JobSizes:
     """Whether the job's blocks are compiled: what is known is of blocks that are not."""
     store: StoreSizes | None = None
     """None in a job without snapshots."""
+    waiting_bytes: int = 0
+    """What checks that wait keep in a rank at most, beside what is told of it."""
 
 
 def compute_sizes(file: manifests.JobFile) -> JobSizes:
@@ -94,7 +99,13 @@ def compute_sizes(file: manifests.JobFile) -> JobSizes:
         raise UsageError(f"{file.path}: {error}") from error
     ranks.sort(key=lambda rank: (rank.replica, rank.stage, rank.inner))
     compiles = job.spec.runtime.compile != "Off"
-    return JobSizes(ranks=tuple(ranks), is_measured=is_measured, compiles=compiles, store=store)
+    return JobSizes(
+        ranks=tuple(ranks),
+        is_measured=is_measured,
+        compiles=compiles,
+        store=store,
+        waiting_bytes=job.spec.detection.dmr.waiting_bytes,
+    )
 
 
 def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
@@ -119,6 +130,7 @@ def _store(job: TrainingJob, models: Sequence[ModelSizes]) -> StoreSizes | None:
         expected_bytes=expected_store_bytes(models, job.shape, **how),
         log=kept.log.value,
         log_reason="" if choice is None else choice.reason,
+        traffic=pod_traffic(models, job.shape, **how),
         problem=shortage(told, kept.memory_bytes, least, job.shape),
     )
 

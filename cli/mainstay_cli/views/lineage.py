@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from mainstay_cli.base.exits import UsageError
@@ -11,6 +12,7 @@ from mainstay_core.base.errors import MalformedError
 from mainstay_core.wire.reinitialisation import (
     Fork,
     LineagePage,
+    Permission,
     ToldFork,
     describe_course,
     describe_fork,
@@ -100,6 +102,14 @@ def describe_report(report: Mapping[str, Any]) -> list[str]:
     return [] if since is None else [describe_course(since), *describe_history(*read_forks(report))]
 
 
+def describe_ahead(ahead: Permission | None) -> list[str]:
+    """Return the line of a permission that is given ahead of a loss and not used yet."""
+    if ahead is None:
+        return []
+    at = datetime.fromtimestamp(ahead.at_s, tz=UTC).isoformat(sep=" ", timespec="seconds")
+    return [f"  permission: given by {ahead.who} at {at}, {ahead.describe()}"]
+
+
 def describe_prospects(page: LineagePage) -> list[str]:
     """Return what each stage could be made anew from, or why it could not; nothing if unasked."""
     if not page.stages:
@@ -111,6 +121,7 @@ def describe_prospects(page: LineagePage) -> list[str]:
     head = f"  if every copy of a stage is lost (recovery.allowApproximate is {policy}{by}):"
     width = len(str(len(page.stages) - 1))
     return [
+        *describe_ahead(page.ahead),
         head,
         *(
             f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {p.reason}"

@@ -174,7 +174,17 @@ class ApproximationAllowed:
 
     who: str
     stages: tuple[int, ...] | None = None
-    """None: those that are lost."""
+    """None: those that are lost; ahead of a loss, all."""
+    after_lost_steps: int | None = None
+    """Ahead of a loss: the most steps that are given up rather. None: it is for the recovery that
+    the job waits for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApproximationWithdrawn:
+    """A person takes back what was allowed and is not used yet."""
+
+    who: str
 
 
 Event = (
@@ -194,6 +204,7 @@ Event = (
     | SuspendRequested
     | TopologyReported
     | ApproximationAllowed
+    | ApproximationWithdrawn
 )
 
 

@@ -169,6 +169,7 @@ def show_lineage(
         allowed=policy is not None,
         after_lost_steps=policy.after_lost_steps if policy is not None else None,
         permitted_by=permission.who if permission is not None else "",
+        ahead=state.ahead,
         stages=prospects_of(state),
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.coordinator.events import (
     ApproximationAllowed,
+    ApproximationWithdrawn,
     DrainRequested,
     Event,
     FactsReported,
@@ -53,7 +54,7 @@ from mainstay_core.coordinator.intake.store_recovery import (
     reopen,
 )
 from mainstay_core.coordinator.leaving import leaving_members, note_drain, outgoing_died
-from mainstay_core.coordinator.permission import note_permission
+from mainstay_core.coordinator.permission import note_permission, note_withdrawal
 from mainstay_core.coordinator.publishing import end_job
 from mainstay_core.coordinator.recovery import decide_running, decide_suspended, decide_waiting
 from mainstay_core.coordinator.scaling import note_scale
@@ -139,6 +140,7 @@ _ALWAYS: dict[type, _Handler] = {
     PlanReported: note_plan,
     StoreReopened: reopen,
     ApproximationAllowed: note_permission,
+    ApproximationWithdrawn: note_withdrawal,
 }
 _WITH_PLAN: dict[type, _Handler] = {
     **_ALWAYS,
@@ -164,6 +166,7 @@ _ENDED: dict[type, _Handler] = {
     StoreReopened: reopen,
     StepsCommitted: take_late_commit,
     ApproximationAllowed: note_permission,
+    ApproximationWithdrawn: note_withdrawal,
 }
 
 _ACCEPTS: dict[JobPhase, dict[type, _Handler]] = {

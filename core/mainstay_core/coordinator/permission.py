@@ -1,8 +1,11 @@
 """Decides whether a person may allow lost stages to be made anew from others, for one recovery.
 
-The policy of the job stays as it is. The permission is for a job that waits: nobody holds some
-stage, and no trainer is free to take its place. Once one is, the job would go back to its newest
-exact source without it.
+The policy of the job stays as it is. A permission is for a job that waits: nobody holds some stage,
+and no trainer is free to take its place. Once one is, the job would go back to its newest exact
+source without it. A job that has a trainer to spare never waits, but goes back at once. So a person
+may also say it ahead, of a job that is whole: for one recovery that would lose more than so many
+steps otherwise. The plan that uses a permission takes it away from the state, so that there is no
+second one by it.
 """
 
 from __future__ import annotations
@@ -13,17 +16,23 @@ from dataclasses import dataclass, replace
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import ladder
-from mainstay_core.coordinator.events import Announce, ApproximationAllowed, Transition
+from mainstay_core.coordinator.events import (
+    Announce,
+    ApproximationAllowed,
+    ApproximationWithdrawn,
+    Transition,
+)
 from mainstay_core.coordinator.lineage import prospects_of, why_never
 from mainstay_core.coordinator.situation import (
     find_situation,
-    is_permitted,
     lost_stages,
+    permission_of,
     permitted_rules,
 )
-from mainstay_core.coordinator.state import CoordinatorState, Permission, lost_members
+from mainstay_core.coordinator.state import CoordinatorState, all_settled, lost_members
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.plan import Method, Plan
+from mainstay_core.wire.reinitialisation import Permission, describe_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +45,9 @@ class Verdict:
     why_not: tuple[str, ...] = ()
     """The ladder's sentences on the rows that it passes over."""
     stages: tuple[int, ...] = ()
-    """Those that nobody holds."""
+    """Those that nobody holds; of a permission given ahead, those that it is for."""
     lost_steps: int = 0
-    """Committed steps that the job would lose without it."""
+    """Committed steps that the job would lose without it now."""
 
 
 class NotApplicableError(RemoteProtocolError):
@@ -54,15 +63,22 @@ class NotApplicableError(RemoteProtocolError):
 
 
 def judge_permission(
-    state: CoordinatorState, stages: Sequence[int] | None, now_s: float
+    state: CoordinatorState,
+    stages: Sequence[int] | None,
+    now_s: float,
+    after_lost_steps: int | None = None,
 ) -> Verdict:
     """Return what a permission to make stages anew from others would come to now.
 
     Args:
         state: of the job.
-        stages: those that it is for; None: those that are lost.
+        stages: those that it is for; None: those that are lost, or, ahead of a loss, all.
         now_s: wall clock.
+        after_lost_steps: ahead of a loss, the most steps that are given up rather; None: it is for
+            the recovery that the job waits for.
     """
+    if after_lost_steps is not None:
+        return _judge_ahead(state, stages, after_lost_steps)
     lost = lost_stages(state)
     rules = permitted_rules(state.config)
     why = _why_now(state, lost) or why_never(state, rules) or _why_these(lost, stages)
@@ -82,8 +98,8 @@ def judge_permission(
         return Verdict(applies=False, reason=sentence, why_not=answer.why_not, stages=lost)
     hows = {p.stage: p.reason for p in prospects_of(state)}
     made = "; ".join(f"stage {stage} is made anew from {hows[stage]}" for stage in lost)
-    lost_steps = max(0, state.step - state.durable)
-    source = f"the checkpoint of step {state.durable}" if state.durable else "the seed"
+    lost_steps = _steps_to_lose(state)
+    source = _newest_source(state)
     unless = "unless what pods keep in memory brings it back: " if is_kept else ""
     return Verdict(
         applies=True,
@@ -96,32 +112,96 @@ def judge_permission(
     )
 
 
-def _why_now(state: CoordinatorState, lost: Sequence[int]) -> str:
-    """Return why nothing is to be allowed in a job as it stands; empty if something may be."""
+def _judge_ahead(
+    state: CoordinatorState, stages: Sequence[int] | None, after_lost_steps: int
+) -> Verdict:
+    """Return what a permission comes to that is given while nothing is lost."""
+    every = tuple(range(state.shape.stages))
+    named = every if stages is None else tuple(sorted(set(stages)))
+    unknown = [stage for stage in named if stage not in every]
+    prospects = {p.stage: p for p in prospects_of(state)}
+    why_not = tuple(dict.fromkeys(p.reason for p in prospects.values() if not p.possible))
+    why = _why_not_ahead(state)
+    if not why and unknown:
+        why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
+    if not why and not named:
+        why = "a permission for no stage allows nothing: name one, or leave them out"
+    possible = [stage for stage in named if not unknown and prospects[stage].possible]
+    if not why and not (possible if stages is None else len(possible) == len(named)):
+        reasons = (prospects[s].reason for s in named if s not in possible)
+        why = "; ".join(dict.fromkeys(reasons))
+    if why:
+        return Verdict(applies=False, reason=why, why_not=why_not, stages=lost_stages(state))
+    permission = Permission(who="", at_s=0.0, stages=named, after_lost_steps=after_lost_steps)
+    lost_steps = _steps_to_lose(state)
+    return Verdict(
+        applies=True,
+        reason=f"a permission ahead of the loss, {permission.describe()}: the job is approximate "
+        f"from there on. Now it would go back to {_newest_source(state)}, and lose "
+        f"{count(lost_steps, 'step')}",
+        why_not=why_not,
+        stages=named,
+        lost_steps=lost_steps,
+    )
+
+
+def _why_not_ahead(state: CoordinatorState) -> str:
+    """Return why nothing is to be allowed ahead of a loss; empty if something may be."""
+    why, lost = _why_never_now(state), lost_stages(state)
+    if why:
+        return why
+    if lost and state.phase is JobPhase.WAITING:
+        those = describe_stages(lost)
+        return f"the job waits already, and lost is {those}: allow that recovery, and not ahead"
+    if lost:
+        return _recovers_already(state)
+    if state.config.approximate is not None:
+        return (
+            "recovery.allowApproximate is on, and needs no permission: "
+            "recovery.approximateAfterLostSteps says how many lost steps are too many"
+        )
+    return ""
+
+
+def _steps_to_lose(state: CoordinatorState) -> int:
+    return max(0, state.step - state.durable)
+
+
+def _newest_source(state: CoordinatorState) -> str:
+    return f"the checkpoint of step {state.durable}" if state.durable else "the seed"
+
+
+def _why_never_now(state: CoordinatorState) -> str:
+    """Return why there is nothing to recover in a job as it stands, whatever is lost."""
     if state.terminal:
         return f"the job is {state.phase}: nothing of it is to be recovered"
     if state.plan is None or state.in_force is None:
         return f"the job is {state.phase}: there is no state that could be lost"
+    return ""
+
+
+def _recovers_already(state: CoordinatorState) -> str:
+    plan = state.plan
+    assert plan is not None
+    return f"the job recovers already, by {plan.method} in {plan.quorum}"
+
+
+def _why_now(state: CoordinatorState, lost: Sequence[int]) -> str:
+    """Return why nothing is to be allowed in a job as it stands; empty if something may be."""
+    why = _why_never_now(state)
+    if why:
+        return why
     if not lost:
         return "every stage has a living cell that holds its state: the job is whole"
-    if state.phase is not JobPhase.WAITING:
-        plan = state.plan
-        return f"the job recovers already, by {plan.method} in {plan.quorum}"
-    return ""
+    return "" if state.phase is JobPhase.WAITING else _recovers_already(state)
 
 
 def _why_these(lost: Sequence[int], stages: Sequence[int] | None) -> str:
     """Return why a permission for certain stages does not fit those that are lost."""
     if stages is None or sorted(set(stages)) == list(lost):
         return ""
-    named, gone = (_name(sorted(set(each))) for each in (stages, lost))
+    named, gone = (describe_stages(sorted(set(each))) for each in (stages, lost))
     return f"the permission is for {named}, and lost is {gone}: name just that"
-
-
-def _name(stages: Sequence[int]) -> str:
-    if not stages:
-        return "no stage"
-    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
 def note_permission(
@@ -132,21 +212,71 @@ def note_permission(
     Raises:
         NotApplicableError: it would have no effect.
     """
-    verdict = judge_permission(state, event.stages, now_s)
+    limit = event.after_lost_steps
+    verdict = judge_permission(state, event.stages, now_s, limit)
     if not verdict.applies:
         raise NotApplicableError(verdict)
-    permission = Permission(who=event.who, at_s=now_s, stages=verdict.stages)
-    message = f"{event.who} allows one approximate recovery: {verdict.reason}"
+    given = Permission(who=event.who, at_s=now_s, stages=verdict.stages, after_lost_steps=limit)
+    if given.is_ahead:
+        noted, old = replace(state, ahead=given), state.ahead
+        place = f" This replaces what {old.who} has allowed ahead" if old is not None else ""
+        message = f"{event.who} gives {verdict.reason}{'.' if place else ''}{place}"
+    else:
+        noted = replace(state, permission=given)
+        message = f"{event.who} allows one approximate recovery: {verdict.reason}"
     return Transition(
-        state=replace(state, permission=permission),
+        state=noted,
         actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),
         reason=message,
     )
 
 
-def allowed_by_whom(state: CoordinatorState, plan: Plan) -> str:
-    """Return who has allowed the recovery of a plan for this once; empty if nobody had to."""
-    permission = state.permission
-    if permission is None or plan.method is not Method.APPROXIMATE:
-        return ""
-    return permission.who if is_permitted(state, permission) else ""
+def note_withdrawal(
+    state: CoordinatorState, event: ApproximationWithdrawn, now_s: float
+) -> Transition:
+    """Return the state without the permissions that are not used yet.
+
+    Raises:
+        NotApplicableError: there is none, or its plan is made: members may have carried it out.
+    """
+    del now_s
+    used = _used_now(state)
+    at_hand = None if used is not None else state.permission
+    taken = [given for given in (at_hand, state.ahead) if given is not None]
+    if not taken:
+        why = _why_never_now(state) if state.terminal else ""
+        if used is not None and state.plan is not None:
+            why = f"{state.plan.quorum} is carried out already, as {used.who} has allowed it"
+        why = why or "nobody has given a permission that is not used yet"
+        raise NotApplicableError(Verdict(applies=False, reason=why, stages=lost_stages(state)))
+    whose = " and ".join(f"what {p.who} has allowed {p.describe()}" for p in taken)
+    message = f"{event.who} takes back {whose}"
+    return Transition(
+        state=replace(state, permission=used, ahead=None),
+        actions=(Announce(code="ApproximationWithdrawn", message=message),),
+        reason=message,
+    )
+
+
+def _used_now(state: CoordinatorState) -> Permission | None:
+    """Return the permission of a fork of which it is not known yet that all go on from it."""
+    is_open = state.plan is not None and state.plan.fork is not None
+    is_open = is_open and not state.commits and not all_settled(state)
+    return state.permission if is_open else None
+
+
+def use_permission(state: CoordinatorState, plan: Plan) -> tuple[CoordinatorState, str]:
+    """Return the state after a recovery's plan is made, and who has allowed it for this once.
+
+    One that was given ahead is for this recovery alone from now on, as if the job had waited for
+    it: it lasts while the recovery is interrupted, and no longer.
+
+    Returns:
+        (state, name); the name is empty if nobody had to allow it.
+    """
+    permission = permission_of(state) if plan.method is Method.APPROXIMATE else None
+    if permission is None:
+        return state, ""
+    if permission is state.ahead:
+        state = replace(state, permission=permission, ahead=None)
+    return state, permission.who

@@ -76,9 +76,8 @@ def _outgoing(before: Plan | None, plan: Plan) -> tuple[Member, ...]:
 def end_job(state: CoordinatorState, phase: JobPhase, reason: str) -> Transition:
     """Return the state of the ended job, and the actions that tell everybody."""
     state, closed = close_all(state)
-    state = replace(
-        state, phase=phase, waiting=None, suspicion=None, permission=None, outcome=reason
-    )
+    state = replace(state, phase=phase, waiting=None, suspicion=None, outcome=reason)
+    state = replace(state, permission=None, ahead=None)
     actions: tuple[Action, ...] = (
         *(RecordRecovery(recovery=r) for r in closed),
         Announce(code=phase.capitalize(), message=reason, warning=phase is JobPhase.FAILED),

@@ -9,7 +9,6 @@ from mainstay_core.coordinator import ladder
 from mainstay_core.coordinator.siting import surplus_slots, usable_slots
 from mainstay_core.coordinator.state import (
     CoordinatorState,
-    Permission,
     all_settled,
     holds_state,
     is_living,
@@ -25,6 +24,7 @@ from mainstay_core.reinitialisation.guards import (
 )
 from mainstay_core.reinitialisation.sources import Left, Policy, policy_of
 from mainstay_core.wire.plan import Member, Method
+from mainstay_core.wire.reinitialisation import Permission
 
 AT_ONCE = 0
 """Lost steps from which a stage is made anew rather than that the job goes back, where a person has
@@ -87,17 +87,24 @@ def left_of_lost(state: CoordinatorState) -> Left:
 
 
 def rules_of(state: CoordinatorState) -> ApproximateConfig | None:
-    """Return by what rules stages may be made anew from others now; None: they may not.
-
-    A person's permission counts for the stages that it names. More than these are lost where
-    something has ended since.
-    """
-    policy, permission = state.config.approximate, state.permission
+    """Return by what rules stages may be made anew from others now; None: they may not."""
     if state.config.repeats:
         return None  # it makes the forks of another run, and no others
-    if permission is None or not is_permitted(state, permission):
-        return policy
-    return permitted_rules(state.config)
+    permission = permission_of(state)
+    if permission is None:
+        return state.config.approximate
+    return permitted_rules(state.config, permission)
+
+
+def permission_of(state: CoordinatorState) -> Permission | None:
+    """Return the person's permission by which stages may be made anew now; None: by none.
+
+    It counts for the stages that it names. More than these are lost where something has ended
+    since. One for the recovery at hand goes first, then the job's policy. So what was given ahead
+    is not used where the policy does as well.
+    """
+    given = (state.permission, None if state.config.approximate is not None else state.ahead)
+    return next((p for p in given if p is not None and is_permitted(state, p)), None)
 
 
 def may_ask(state: CoordinatorState, method: Method) -> bool:
@@ -139,9 +146,21 @@ def is_permitted(state: CoordinatorState, permission: Permission) -> bool:
     return set(lost_stages(state)) <= set(permission.stages)
 
 
-def permitted_rules(config: JobConfig) -> ApproximateConfig:
-    """Return the rules of a job for one recovery that a person allows: it waits for nobody."""
-    return replace(config.approximate_rules, after_lost_steps=AT_ONCE, wait_s=0.0)
+def permitted_rules(config: JobConfig, permission: Permission | None = None) -> ApproximateConfig:
+    """Return the rules of a job for one recovery that a person allows.
+
+    Who gives a permission ahead says how many lost steps are too many, and does not see the loss:
+    holders that are only cut off are waited for as by the job's policy. Otherwise the job waits for
+    nobody.
+
+    Args:
+        config: of the job.
+        permission: None: one for a recovery that the job waits for.
+    """
+    rules = config.approximate_rules
+    if permission is not None and permission.is_ahead:
+        return replace(rules, after_lost_steps=permission.after_lost_steps)
+    return replace(rules, after_lost_steps=AT_ONCE, wait_s=0.0)
 
 
 def _goes_on_at(state: CoordinatorState) -> int:

@@ -28,7 +28,13 @@ from mainstay_core.wire.facts import Location, PodRegistration
 from mainstay_core.wire.ledger import FinalDigests
 from mainstay_core.wire.plan import Member, Plan
 from mainstay_core.wire.recoveries import Recovery
-from mainstay_core.wire.reinitialisation import History, Outline, RefusedState, ToldHistory
+from mainstay_core.wire.reinitialisation import (
+    History,
+    Outline,
+    Permission,
+    RefusedState,
+    ToldHistory,
+)
 from mainstay_core.wire.taints import Taint
 
 MAX_ENDED = 8
@@ -125,16 +131,6 @@ class Waiting:
     deadline_s: float
     lack: Lack | None = None
     """The same as values; None where an api of the version before has stored it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Permission:
-    """A person's permission to make stages anew from others in one recovery."""
-
-    who: str
-    at_s: float
-    stages: tuple[int, ...]
-    """Those that may be made anew, ascending. It counts for no others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +235,9 @@ class CoordinatorState:
     is_history_told: bool = False
     """Whether it has: that it has settled is known without its word where it pauses or commits."""
     permission: Permission | None = None
-    """A person's permission for the recovery that the job waits for."""
+    """A person's permission for the recovery that the job waits for, or is in."""
+    ahead: Permission | None = field(default=None, metadata=OMITTED)
+    """One that is given ahead of a loss. The plan that uses it makes it that of its recovery."""
     refused_states: tuple[RefusedState, ...] = field(default=(), metadata=OMITTED)
     """States that came back after a fork and do not count, the newest last."""
     furthest: int = 0

@@ -196,7 +196,7 @@ class JobConfig:
     recompute_share: Annotated[float, Range(0, 1)] = field(default=1.0, metadata=OMITTED)
     """Share of a stage's blocks that this applies to, the first ones."""
     bucket_bytes: Annotated[int, Range(1, MAX_BUCKET_BYTES)] = BUCKET_BYTES
-    """What of a stage's gradient is packed, exchanged and summed at a time; one chunk at least."""
+    """What of a stage's gradient is exchanged and summed at a time; one chunk at least."""
     redundancy: Index | None = None
     """Hosts per shard type; None chooses."""
     checkpoint_dir: Text = ""

@@ -191,9 +191,9 @@ class Runtime(Section):
     bucket_mebibytes: Annotated[int, pydantic.Field(ge=1, le=MAX_BUCKET_BYTES // MEBIBYTE)] = (
         BUCKET_BYTES // MEBIBYTE
     )
-    """How much of a stage's gradient is packed, exchanged and summed at a time, while its
-    neighbours are on their way. Scratch of a rank: eight buckets, and four more for each further
-    partial that a cell sends. It never changes the bits."""
+    """How much of a stage's gradient is exchanged and summed at a time, while its neighbours are on
+    their way. Scratch of a rank: four buckets at most, and where a cell sends several partials two
+    more for each further one and one besides. It never changes the bits."""
     connect_seconds: Seconds = 10
     """How long a group of ranks may take to connect once all of them are there. One that takes
     longer is given up, and the ranks meet again. More than 10 where many GPUs meet over NCCL."""
@@ -427,8 +427,8 @@ class RecoveryPolicy(Section):
     three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
     Swapped and guards, or a checkpoint of their own (approximate.staleSteps). With snapshots in
     memory, these are tried first: what they bring back is exact. It holds from the next loss on;
-    where it is off, a person may allow one recovery of a job that waits (kubectl mainstay
-    approximate), by the rules of approximate."""
+    where it is off, a person may allow one recovery (kubectl mainstay approximate), by the rules of
+    approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

@@ -8,4 +8,5 @@
 - ``routes``: in which order a micro-batch visits the stages
 - ``played``: an order of work for each rank, found by playing the pipeline
 - ``program``: the typed actions of one rank in one step
+- ``receipts``: what tells a rank in a step that its neighbours have what it sent
 """

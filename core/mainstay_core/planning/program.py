@@ -275,9 +275,9 @@ class _Writer:
         return Receive(op, *self._flows[flow], visit, self._peer(op, flow, visit))
 
     def _peer(self, op: Op, flow: int, visit: int) -> int:
-        if op not in _BESIDE:
+        if op not in BESIDE:
             return -1
-        return self._routes[flow][visit + _BESIDE[op]].stage
+        return self._routes[flow][visit + BESIDE[op]].stage
 
 
 _OP_OF = {
@@ -285,7 +285,7 @@ _OP_OF = {
     Kind.BACKWARD_INPUT: Op.BACKWARD_INPUT,
     Kind.BACKWARD_WEIGHT: Op.BACKWARD_WEIGHT,
 }
-_BESIDE = {Op.SEND_F: 1, Op.RECV_B: 1, Op.RECV_F: -1, Op.SEND_B: -1}
+BESIDE = {Op.SEND_F: 1, Op.RECV_B: 1, Op.RECV_F: -1, Op.SEND_B: -1}
 """The visit of a flow at a transfer's other end, seen from this one."""
 
 

@@ -394,12 +394,10 @@ class SegmentIndex:
     # Commits, and what goes ------------------------------------------------------
 
     def record(self, record: CommitRecord, *, is_passed: bool = False) -> str:
-        """Keep a commit; return why not where it came damaged, else an empty sentence.
-
-        One that another store passes on takes no place where votes are known.
-        """
-        why = refusal_of(record)
-        if why or record.lineage < self._lineage or (is_passed and self._knows(record)):
+        """Keep a commit, but none passed on where votes are known; return why not if damaged."""
+        why, is_here = refusal_of(record), is_passed and record.lineage == self._lineage
+        is_known = is_here and self._records.knows_votes(record.commit.step)
+        if why or record.lineage < self._lineage or is_known:
             return why
         self._move_to(record.lineage)
         self._has_trainers |= not is_passed
@@ -410,9 +408,6 @@ class SegmentIndex:
     def drop_records(self, steps: Collection[int]) -> None:
         """Drop the commits of steps."""
         self._records.drop(steps.__contains__)
-
-    def _knows(self, record: CommitRecord) -> bool:
-        return record.lineage == self._lineage and self._records.knows_votes(record.commit.step)
 
     def keep_from(
         self,

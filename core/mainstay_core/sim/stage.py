@@ -38,6 +38,8 @@ class Stage(Surroundings):
             self.start_api(node)
         num_ranks = self.config.shape.num_ranks
         self.provider.begin(-(-num_ranks // self.slots_per_pod) + self.config.spares)
+        if scenario.ahead is not None:
+            self.wishes.allow_ahead(scenario.ahead)
         self.store.remembers = bool({"store-fallback", "part-ways"} & set(kinds))
 
     def start_api(self, node: str) -> None:

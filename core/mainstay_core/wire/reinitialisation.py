@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -40,6 +40,8 @@ MAX_SOURCES_OF_A_BLOCK = 3
 MAX_TOLD_FORKS = 8
 """Forks that a history has in full where it is told: the newest. Each may name hundreds of
 blocks."""
+MIN_RUN = 2
+"""Stages in a row that are still named one by one."""
 MAX_COPIED = 1024
 """Parameters of one block that all inner ranks hold."""
 
@@ -289,6 +291,42 @@ class Prospect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Permission:
+    """A person's permission to make stages anew from others in one recovery."""
+
+    who: Name
+    at_s: Finite
+    stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)]
+    """Those that may be made anew, ascending. It counts for no others."""
+    after_lost_steps: Count | None = field(default=None, metadata=OMITTED)
+    """Where it is given ahead of a loss: the most steps that the job gives up rather than use it.
+    None: it is for the recovery that the job waits for, whatever that would lose."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether it was given while nothing was lost."""
+        return self.after_lost_steps is not None
+
+    def describe(self) -> str:
+        """Return what it is for, as the end of a sentence."""
+        names = describe_stages(self.stages)
+        if self.after_lost_steps is None:
+            return f"for the recovery of {names} that the job waits for"
+        steps = count(self.after_lost_steps, "step")
+        return f"for one recovery of {names} that would lose more than {steps} otherwise"
+
+
+def describe_stages(stages: Sequence[int]) -> str:
+    """Return stages by number, ascending, in words."""
+    if not stages:
+        return "no stage"
+    first, last = stages[0], stages[-1]
+    if len(stages) > MIN_RUN and list(stages) == list(range(first, last + 1)):
+        return f"stages {first} to {last}"
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LineagePage:
     """The api's page of what a job's states were made of, and could be made of now."""
 
@@ -305,7 +343,10 @@ class LineagePage:
     after_lost_steps: Count | None = None
     """``recovery.approximateAfterLostSteps``."""
     permitted_by: Name = ""
-    """Who has allowed the next recovery to be approximate; empty: nobody."""
+    """Who has allowed that the recovery which the job waits for, or is in, is approximate; empty:
+    nobody."""
+    ahead: Permission | None = field(default=None, metadata=OMITTED)
+    """A permission for a loss that is still to come, and is not used yet."""
     stages: Annotated[tuple[Prospect, ...], Longest(MAX_MEMBERS)] = ()
 
 

@@ -160,19 +160,32 @@ class JobApi(ABC):
         return dict(await self._post(f"/{job}/drain", {"pod": pod}))
 
     async def allow_approximation(
-        self, job: str, stages: Sequence[int] | None, *, dry_run: bool
+        self,
+        job: str,
+        stages: Sequence[int] | None,
+        *,
+        dry_run: bool,
+        after_lost_steps: int | None = None,
     ) -> dict[str, Any]:
         """Allow that lost stages are made anew from others, this once; return what was answered.
 
         Args:
             job: uid or name.
-            stages: that may be made anew; None: those that are lost.
+            stages: that may be made anew; None: those that are lost, or, ahead of a loss, all.
             dry_run: whether only to ask what it would come to.
+            after_lost_steps: ahead of a loss, the most steps that the job gives up rather; None: it
+                is for the recovery that the job waits for.
         """
         body: dict[str, Any] = {"dry_run": dry_run}
         if stages:
             body["stages"] = list(stages)
+        if after_lost_steps is not None:
+            body |= {"ahead": True, "after_lost_steps": after_lost_steps}
         return dict(await self._post(f"/{job}/approximate", body))
+
+    async def withdraw_approximation(self, job: str) -> dict[str, Any]:
+        """Take back what was allowed and is not used yet; return what was answered."""
+        return dict(await self._post(f"/{job}/approximate/withdraw"))
 
     async def post_facts(self, job: str, facts: Sequence[Fact]) -> None:
         """Tell what the provider knows of pods for certain."""

@@ -1,11 +1,14 @@
 """``mainstay local run --dry-run``: mistakes are told as by a run, and nothing is started."""
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands.local import app
 from mainstay_cli.local import manifests, sizes
 from mainstay_core.job.sizes import llama_sizes
 
@@ -60,7 +63,16 @@ def test_the_memory_for_snapshots_is_told(tmp_path):
     store = found.store
     assert store.memory_bytes == 1 << 30 > store.least_bytes > store.expected_bytes > 0
     assert not found.store.problem
+    assert found.store.traffic.step_bytes == 4 * 217_664
+    assert found.store.traffic.window_bytes == pytest.approx(12 * 217_664, rel=0.01)
     assert computed(tmp_path, "training.steps", 3).store is None
+
+
+def test_the_memory_of_checks_that_wait_is_told(tmp_path):
+    assert computed(tmp_path, "training.steps", 3).waiting_bytes == 0
+    for plan, told, expected in (("Dynamic", "3Mi", 3 << 20), ("Auto", "Auto", 256 << 20)):
+        dmr = {"mode": "Full", "plan": plan, "memory": told}
+        assert computed(tmp_path, "detection", {"dmr": dmr}).waiting_bytes == expected
 
 
 def test_a_measured_model_is_compared_with_what_is_asked_for_snapshots(tmp_path, monkeypatch):
@@ -79,3 +91,22 @@ def test_a_measured_model_is_compared_with_what_is_asked_for_snapshots(tmp_path,
         file.write_text(yaml.safe_dump(job))
         with pytest.raises(UsageError, match=problem):
             sizes.compute_sizes(manifests.load_job(file))
+
+
+def test_lines_of_snapshots_and_checks_are_printed_and_in_the_json(tmp_path):
+    job = yaml.safe_load(yaml.safe_dump(QUICKSTART))
+    job["spec"]["snapshots"] = {"enabled": True, "peers": 1}
+    job["spec"]["detection"] = {"dmr": {"mode": "Full", "plan": "Dynamic", "memory": "3Mi"}}
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump(job))
+
+    def run(*options):
+        found = CliRunner().invoke(app, ["run", str(file), "--dry-run", *options])
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    text, told = run(), json.loads(run("--json"))
+    assert "spec.snapshots: all pods together send each other" in text
+    assert "spec.detection.dmr.memory: checks that wait keep up to 3.0 MiB in each rank" in text
+    assert told["snapshots"]["traffic"]["step_bytes"] == 4 * 217_664
+    assert told["checks"] == {"waiting_bytes": 3 << 20}

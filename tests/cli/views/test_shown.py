@@ -194,6 +194,12 @@ def test_a_lineage_has_each_fork_and_what_each_stage_could_be_made_anew_from() -
         "    stage 0: no, it has no two neighbours",
         "    stage 1: from stages 0 and 2",
     ]
+    given = {"who": "bob", "at_s": 1767225600.0, "stages": [1], "after_lost_steps": 100}
+    ahead = lineage.render("demo", codec.decode(LineagePage, LINEAGE | {"ahead": given}))
+    assert (
+        "  permission: given by bob at 2026-01-01 00:00:00+00:00, for one recovery of stage 1 that "
+        "would lose more than 100 steps otherwise"
+    ) in ahead.splitlines()
     job = {"name": "demo", "state": "running", "step": 7, "approximate_since": 5}
     told = status.render({"job": job, "members": [], "lineage": LINEAGE})
     assert "    stage 1: from stages 0 and 2" in told

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes
+from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes, describe_traffic
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.sizes import llama_sizes
 from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
+from mainstay_core.job.sizes.snapshot_traffic import PodTraffic
 
 CONFIG = {"dim": 64, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 176, "sequence": 64}
 
@@ -59,3 +60,14 @@ def test_of_many_ranks_the_largest_of_each_position_is_shown():
     assert row.split()[0] == "most"
     assert f"{MAX_ROWS:.1f} MiB" in row
     assert f"{MAX_ROWS + 1} ranks" in note
+
+
+def test_what_pods_send_is_told_with_logs_and_without():
+    traffic = PodTraffic(step_bytes=3 << 20, window_bytes=5 << 20, window=4, is_chosen=False)
+    assert describe_traffic(traffic) == (
+        "all pods together send each other 3.0 MiB of logs in each step, and 5.0 MiB of copies in "
+        "each window of 4 steps"
+    )
+    chosen = describe_traffic(replace(traffic, is_chosen=True))
+    assert "and up to 5.0 MiB of copies in each window, which has 4 steps at most" in chosen
+    assert describe_traffic(replace(traffic, step_bytes=0)).endswith("logs stay in their pods")

@@ -11,7 +11,8 @@ from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, JobShape, Order
-from mainstay_core.coordinator import recovery, seating
+from mainstay_core.coordinator import machine, recovery, seating, situation
+from mainstay_core.coordinator.events import ApproximationWithdrawn
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.coordinator.lineage import tell_forks
 from mainstay_core.job.config import ApproximateConfig
@@ -28,6 +29,7 @@ from mainstay_core.sim.scenarios.scenario import (
     GUARDED,
     IN_MEMORY,
     SILENT,
+    Ahead,
     Fault,
     Scenario,
 )
@@ -224,6 +226,17 @@ def draw_forbidden(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return draw(seed, kinds, approximate=False)
 
 
+def draw_ahead(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one that loses stages twice, and a person allows one recovery ahead of that."""
+    scenario, rng = draw_two_losses(seed - seed % 2, kinds), random.Random(f"ahead {seed}")
+    limit = rng.choice((0, 1, 2))
+    withdrawn_s = rng.choice((None, None, 0.0))
+    person = Ahead(after_lost_steps=limit, withdrawn_after_s=withdrawn_s)
+    # Guards would change nothing, and trainers to spare let no job wait.
+    config = replace(scenario.config, approximate=None, spares=3)
+    return replace(scenario, config=config, ahead=person)
+
+
 def ends_of(world: World) -> set[str]:
     """Digests of the histories of a run's final states."""
     return {final.history for final in world.store.last.finals}
@@ -356,6 +369,22 @@ _SITUATION = recovery.find_situation
 def _allowed(*args: Any) -> Any:
     found = _SITUATION(*args)
     return replace(found, allow_approximate=True, approximate_after_lost_steps=0)
+
+
+_USE, _PERMITTED = recovery.use_permission, situation.permitted_rules
+
+
+def _use_and_keep(state: Any, plan: Any) -> Any:
+    used, who = _USE(state, plan)
+    return replace(used, ahead=state.ahead), who
+
+
+def _deaf_to_withdrawals() -> dict[Any, Any]:
+    """The coordinator's table, in which nothing that was allowed is taken back."""
+    return {
+        key: machine._ignore if key[1] is ApproximationWithdrawn else handler
+        for key, handler in machine._TABLE.items()
+    }
 
 
 def _rules_of_all(config: Any) -> Any:
@@ -520,5 +549,23 @@ FORK_MUTANTS = {
         [(recovery, "find_situation", _allowed), (trainer, "fork_rules", _rules_of_all)],
         FORKING,
         draws=draw_forbidden,
+    ),
+    "permission-used-twice": Mutant(
+        "what a person has allowed for one recovery counts for the next one, too",
+        [(recovery, "use_permission", _use_and_keep)],
+        FORKING,
+        draws=draw_ahead,
+    ),
+    "permission-without-its-limit": Mutant(
+        "a permission is used though the job would lose no more steps than its giver would",
+        [(situation, "permitted_rules", lambda config, _=None: _PERMITTED(config))],
+        FORKING,
+        draws=draw_ahead,
+    ),
+    "withdrawal-unheard": Mutant(
+        "what was allowed and taken back is used",
+        [(machine, "_TABLE", _deaf_to_withdrawals())],
+        FORKING,
+        draws=draw_ahead,
     ),
 }

@@ -23,6 +23,7 @@ from tests.core.sim.check_mutants import (
 from tests.core.sim.fork_mutants import (
     ASKED_ONCE,
     FORK_MUTANTS,
+    draw_ahead,
     draw_ends,
     draw_forbidden,
     draw_forks,
@@ -394,6 +395,22 @@ def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:
         seen.update(outcome.seen)
     assert seen["plan restart"]
     assert not seen["plan with a fork"]
+
+
+def test_what_a_person_allows_ahead_of_losses_is_used_for_one_of_them() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(7):
+        outcome = simulate(draw_ahead(seed, FORKING))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    for seed in range(3):
+        outcome = simulate(draw(seed, FORKING, approximate=False, ahead=True))
+        assert not outcome.violation, f"seed {seed}: {outcome.violation}"
+        seen.update(outcome.seen)
+    assert seen["permission used"]
+    assert seen["permission withdrawn"]
+    assert seen["made anew"]
+    assert seen["plan restart"]
 
 
 def test_what_is_lost_in_a_boundary_replay_enlarges_a_stretch_or_begins_it_again() -> None:

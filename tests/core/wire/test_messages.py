@@ -606,6 +606,13 @@ EXAMPLES: dict[str, Any] = {
             reinitialisation.Prospect(stage=1, possible=True, reason="stages 0 and 2"),
         ),
     ),
+    "lineage-page-with-a-permission": reinitialisation.LineagePage(
+        exact=True,
+        course="exact",
+        ahead=reinitialisation.Permission(
+            who="alice", at_s=1767225600.5, stages=(0, 1, 2), after_lost_steps=100
+        ),
+    ),
     "told-fork-with-what-came-of-it": dataclasses.replace(
         TOLD_FORK,
         made=FORK_WITH_NORMS.made,

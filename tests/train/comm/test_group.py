@@ -151,6 +151,7 @@ class Stuck:
 
     ends_by_sockets = False
     waits_can_hang = False
+    tells_sent = False
 
     def __init__(self):
         self.process_ends = threading.Event()
@@ -216,6 +217,7 @@ class Waiting:
 
     ends_by_sockets = False
     waits_can_hang = False
+    tells_sent = False
 
     def __init__(self):
         self.listens, self.has_left = threading.Event(), threading.Event()

@@ -426,13 +426,46 @@ def test_another_thread_ends_a_collective_that_waits_for_a_silent_rank(crew, bac
         assert workers[1].hear()
 
 
+def tell_while_the_cell_ends(pipe, store, index, backend, has_lengths):
+    """Rank 1 tells nothing; the cell's group is ended while rank 0 waits for it."""
+    chain = chain_of(store, index, backend=backend)
+    inner = comm_mesh.InnerMesh(size=SIZE, index=index)
+    chain.connect()
+    pipe.send("connected")
+    pipe.recv()
+    if has_lengths:  # the others have told them, and then end
+        comm_mesh.tell_all = lambda *_: ((3,),) * SIZE
+    ends = threading.Thread(target=chain.shutdown, args=("a newer plan takes the chain apart",))
+    ends.start()
+    try:
+        said = comm_mesh.exchange_all(b"abc", inner)
+    except RuntimeError as error:
+        said = str(error)
+    ends.join()
+    pipe.send(said)
+
+
+@BACKENDS_OF_CELLS
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_what_ranks_of_a_cell_tell_each_other_counts_if_their_group_stands(
+    crew, backend, has_lengths
+):
+    workers = [
+        crew.fork(tell_while_the_cell_ends, crew.store, index, backend, has_lengths)
+        for index in range(SIZE)
+    ]
+    assert [worker.hear() for worker in workers] == ["connected"] * SIZE
+    workers[0].say()
+    assert workers[0].hear() == "a newer plan takes the chain apart"
+
+
 def stumble(pipe, store, index):
     """Rank 1 keeps the other waiting; code of the model looks up what it is told."""
     inner = comm_mesh.InnerMesh(size=SIZE, index=index)
 
     def look_up(*_):
-        told = comm_mesh.tell_all([index], inner)
-        [0, 1][told[1 - index][0]]
+        told = comm_mesh._gathered(torch.tensor([index]), inner).tolist()
+        [0, 1][told[1 - index]]
 
     def hook(action):
         if action.type == 1 and not waits.is_set():

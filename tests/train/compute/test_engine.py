@@ -98,6 +98,8 @@ def make_engine(device="cpu", stage=0, num_stages=1, *, recompute=False, layers=
 class Neighbours:
     """The groups of a chain and of a position whose other members answer with zeros at once."""
 
+    tells_sent = True
+
     def __init__(self, cut_off=()):
         self.pipeline = self
         self._cut_off, self._marks = list(cut_off), []

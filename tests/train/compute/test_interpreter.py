@@ -1,6 +1,7 @@
 import contextlib
 import queue
 import threading
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch.distributed import TCPStore
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.shape import Cut, Order
-from mainstay_core.planning.program import Op, compile_compute
+from mainstay_core.planning.program import ANSWER, Op, Receive, compile_compute
+from mainstay_core.planning.receipts import receipts_of
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
@@ -59,7 +61,7 @@ class Pipe:
 class PipeEnd:
     """One stage's end of queues: sends never wait."""
 
-    problem = ""
+    problem, tells_sent = "", True
 
     def __init__(self, pipe, stage):
         self._pipe, self._stage = pipe, stage
@@ -127,6 +129,7 @@ class Chain:
         self.pipeline, self._pipe, self._group, self._left = self, pipe, group, breaks_after
         self.send, self.receive = group.send, group.receive
         self.send_and_receive = group.send_and_receive
+        self.tells_sent = group.tells_sent
         self._marks = ChainGroups("chain", group, None)
         self.mark, self.judge, self.check = self._marks.mark, self._marks.judge, self._marks.check
         self.broke = self._marks.broke
@@ -152,6 +155,7 @@ class Stage:
         dtype="float32",
         dataset=None,
         order=Order.IN_ORDER,
+        hook=None,
         **config,
     ):
         self.stage, self.num_stages, self.order = stage, num_stages, order
@@ -174,7 +178,7 @@ class Stage:
             store=self.store,
             results=self.results,
             recompute=recompute,
-            hook=self.seen.append,
+            hook=hook or self.seen.append,
             order=order,
         )
 
@@ -215,6 +219,61 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+class WatchedChain(Chain):
+    """The groups of a stage; it knows which of the tensors that were sent are still there."""
+
+    def __init__(self, group):
+        super().__init__(None, group, None)
+        self._sent = []
+        self.send = lambda message: group.send(self._noted(message))
+        self.send_and_receive = lambda sent, received: group.send_and_receive(
+            self._noted(sent), received
+        )
+
+    def _noted(self, message):
+        self._sent.append(weakref.ref(message.tensor))
+        return message
+
+    def num_kept(self):
+        return sum(tensor() is not None for tensor in self._sent)
+
+
+def _count_what_is_kept(pipe, store, rank, backend, order):
+    group = make_group(store, rank, 2, backend=backend)
+    group.connect()
+    chain, counts = WatchedChain(group), []
+    stage = Stage(rank, 2, order=order, hook=lambda _: counts.append(chain.num_kept()))
+    stage.run(chain)
+    pipe.send(counts)
+
+
+def kept(stage, order):
+    """The sends of a stage that have no receipt yet, before each of its actions."""
+    receipts = receipts_of(TYPES, MICRO_BATCHES, stage, 2, order)
+    left, counts = set(), []
+    for action in compile_compute(TYPES, MICRO_BATCHES, stage, 2, order):
+        counts.append(len(left))
+        if action.op in ANSWER:
+            left.add(action)
+        flow = action.type, action.micro_batch, action.visit
+        left -= {*receipts.get(Receive(action.op, *flow, action.peer), ())}
+    return counts
+
+
+@pytest.mark.parametrize("backend", ["gloo", "strict"])
+@pytest.mark.parametrize("order", Order)
+def test_what_was_sent_goes_when_the_neighbour_is_known_to_have_it(crew, backend, order):
+    workers = [crew.fork(_count_what_is_kept, crew.store, rank, backend, order) for rank in (0, 1)]
+    for stage, worker in enumerate(workers):
+        real, expected = worker.hear(), kept(stage, order)
+        if backend == "gloo":
+            assert real == expected
+        else:  # it says by itself that a send is over
+            assert all(a <= b for a, b in zip(real, expected, strict=True))
+        if order is Order.IN_ORDER:
+            assert max(expected) <= 2, "of six micro-batches"
+
+
 both = pytest.mark.parametrize("kind", [Pipe, StrictPipe])
 
 
@@ -248,6 +307,48 @@ def test_with_recompute_a_layer_more_costs_its_input_alone():
     grown = peak(layers=9, recompute=True) - peak(layers=3, recompute=True)
     assert grown == 6 * activation
     assert peak(layers=9, recompute=False) - peak(layers=3, recompute=False) > 10 * grown
+
+
+class Reader:
+    """The stage behind this one: it answers at once, and has read what it was sent, or has not."""
+
+    problem = ""
+
+    def __init__(self, *, has_read):
+        self.pipeline, self._has_read = self, has_read
+
+    def send(self, message):
+        return Pending(self, message.tensor, None)
+
+    def receive(self, message):
+        return Pending(self, message.tensor.zero_(), message.tensor)
+
+    def send_and_receive(self, sent, received):
+        return self.send(sent), self.receive(received)
+
+    def is_completed(self):
+        return self._has_read
+
+    def finish(self, pending):
+        pass
+
+    def mark(self, moment):
+        del moment
+
+
+def test_what_a_neighbour_has_taken_is_let_go_of():
+    def most(*, has_read):
+        stage, types = Stage(0, 2), tuple(range(6))
+        stage.run(Reader(has_read=True), types[:1])  # what is made once is there
+        stage.store.clear()
+        with LiveBytes() as live:
+            stage.run(Reader(has_read=has_read), types)
+        return live.peak, len(types) * MICRO_BATCHES
+
+    kept, num_flows = most(has_read=False)
+    activation = 4 * SMALL["sequence"] * SMALL["dim"]
+    # All that was sent, but what is under way in both cases.
+    assert kept - most(has_read=True)[0] >= (num_flows - 2) * activation
 
 
 def test_types_do_not_depend_on_each_other():

@@ -54,6 +54,8 @@ SMALL = {
 class PlayedGroup:
     """A group whose peers are not there: it counts what is sent, and holds it as a real one."""
 
+    tells_sent = False
+
     def __init__(self, rank=0):
         self.sent, self._rank = 0, rank
 
@@ -89,7 +91,7 @@ class PlayedGroup:
 
 
 class Going:
-    """A transfer that takes to the end of the program, as gloo says of its own."""
+    """A transfer that is not over before somebody waits for it, as gloo says of its own."""
 
     def is_completed(self):
         return False
@@ -416,14 +418,17 @@ def test_the_most_is_there_when_the_last_forward_has_begun():
 def walked(stage, flows):
     forwards, backwards, peaks = 0, 0, []
     for is_forward, _ in schedule_1f1b(flows, stage.number, stage.shape.stages):
-        sent = backwards * (stage.output_bytes + stage.returned_bytes)
+        known = forwards + is_forward - (stage.shape.stages - stage.number) - 1
+        sent = (backwards - max(0, min(backwards, known))) * stage.returned_bytes
         under_way = forwards - backwards
         if is_forward:
             peaks.append(sent + under_way * stage.waiting_bytes + max(stage.forward_peaks()))
             forwards += 1
         else:
             rest = sent + (under_way - 1) * stage.waiting_bytes
-            peaks.append(rest + max(*stage.backward_peaks(), *stage.weights_peaks()))
+            comes = stage.returned_bytes if forwards < flows else 0
+            weights = max(stage.weights_peaks()) + comes
+            peaks.append(rest + max(*stage.backward_peaks(), weights))
             backwards += 1
     return stage.constant_bytes + max(peaks)
 

@@ -41,7 +41,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[torch.Tensor] = []
-        self.is_broken = False
+        self.is_broken = self.is_aborted = False
 
     def send(self, message: Any) -> Any:
         self.sent.append(message.tensor.clone())
@@ -55,6 +55,11 @@ class Wire:
         if pending is not None:
             message, tensor = pending
             message.tensor.copy_(tensor)
+
+    def wait_for(self, moment: Any) -> None:
+        del moment
+        if self.is_aborted:
+            raise GroupEnded("the owner was gone before the device had it")
 
 
 def training_of(stages: int = 3, dtype: str = "float32") -> BlockTraining:
@@ -202,6 +207,24 @@ def test_a_gradient_that_did_not_come_is_taken_into_other_memory() -> None:
     wire.is_broken = True
     with pytest.raises(GroupEnded):
         copies.take(wire, 0, 0)
+
+
+def test_a_gradient_counts_once_the_device_has_it_and_its_group_stands() -> None:
+    training = training_of()
+    owner, other = engine_of(training, 0), engine_of(training, 1)
+    copies = GuardCopies(training, training.outline(), lambda: other, lambda: ())
+    given = GuardCopies(training, training.outline(), lambda: owner, lambda: ())
+    wire: Any = Wire()
+    taken = []
+    for wire.is_aborted in (False, True):
+        given.give(wire, [0])
+        if wire.is_aborted:
+            with pytest.raises(GroupEnded, match="before the device had it"):
+                copies.take(wire, 0, 0)
+        else:
+            copies.take(wire, 0, 0)
+        taken.append(copies._copies[0].gradient.data_ptr())
+    assert taken[0] != taken[1], "what is still being written is in nobody's memory"
 
 
 def test_one_bit_of_a_moment_that_differs_is_told_when_its_part_is_due() -> None:

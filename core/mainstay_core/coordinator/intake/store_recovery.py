@@ -140,15 +140,16 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     if not before or state.terminal:
         return Transition(state=state, reason="the store is known by its process")
     # The plan may be the same while facts reported since are lost: all pods report them again. A
-    # permission may have been used since, and nobody tells of that.
-    allowed_by = state.permission.who if state.permission is not None else ""
-    state = replace(state, restored_at_s=now_s, permission=None)
+    # permission may have been used since, or taken back, and nobody tells of that.
+    allowed = [p.who for p in (state.permission, state.ahead) if p is not None]
+    state = replace(state, restored_at_s=now_s, permission=None, ahead=None)
     if state.plan is None:
         return Transition(state=state, reason="the store was started again: pods tell all again")
     unheard = tuple(sorted(uid_of(p) for p in state.pods if not p.gone))
     message = "the store was started again: all pods are heard before the next plan is made"
-    if allowed_by:
-        message += f"; the permission of {allowed_by} does not count any more"
+    if allowed:
+        names = " and that of ".join(allowed)
+        message += f"; the permission of {names} does not count any more"
     return Transition(
         state=replace(state, unheard=unheard),
         actions=(Announce(code="StoreReopened", message=message),),
@@ -231,6 +232,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         last_commit=None,
         waiting=None,
         permission=None,
+        ahead=None,
         suspicion=None,
         unreached=False,  # its members repeat it
         asked=0,

@@ -12,4 +12,5 @@
 - ``size_summary``: what ranks hold and send in sentences, as far as the specification tells
 - ``snapshot_sizes``: the memory of pods for snapshots of the state, and how these are kept
 - ``snapshot_logs``: from what a lost state is made anew: gradients, or what crosses boundaries
+- ``snapshot_traffic``: what pods send each other of snapshots and logs
 """

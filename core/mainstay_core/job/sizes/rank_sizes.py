@@ -60,8 +60,8 @@ class RankSizes:
     reduction_bytes: int
     """What the reduction packs, receives and adds up, with the order in which it packs."""
     activations_bytes: int
-    """The most at any time of forward and backward: what waits for a backward, what was sent in
-    this step, and what the block at hand takes to compute."""
+    """The most at any time of forward and backward: what waits for a backward, what was sent and
+    the peer is not known to have, and what the block at hand takes to compute."""
     sent_pipeline_bytes: int
     """Activations and their gradients, to neighbouring stages in a step."""
     sent_reduction_bytes: int
@@ -304,9 +304,12 @@ class StageSizes:
     def activations(self, num_flows: int) -> int:
         """Return the most bytes at any time of a step's forward and backward.
 
-        1F1B has at most ``stages - stage`` micro-batches under way, and what was sent stays until
-        the program's end. So the most is there when the last forward has begun, or with the
-        backward after it: from then on each backward lets go of more than it sends.
+        1F1B has at most ``stages - stage`` micro-batches under way. What was sent stays until the
+        peer is known to have it (:mod:`mainstay_core.planning.receipts`): an output until its own
+        gradient comes, and a gradient until two forwards later. So at most one gradient that was
+        sent before stays beside the next forward and backward. While weights get their gradients,
+        the input of the next forward may come already. After the last forward each backward lets
+        go of more than it sends.
 
         Args:
             num_flows: micro-batches of the step.
@@ -315,21 +318,24 @@ class StageSizes:
             return self._activations_swapped(num_flows)
         under_way = min(num_flows, self.shape.stages - self.number)
         waiting = (under_way - 1) * self.waiting_bytes
-        sent = (num_flows - under_way) * (self.output_bytes + self.returned_bytes)
-        busiest = max(*self.forward_peaks(), *self.backward_peaks(), *self.weights_peaks())
-        return self.constant_bytes + sent + waiting + busiest
+        later = num_flows - under_way
+        passing = max(*self.forward_peaks(), *self.backward_peaks())
+        passing += min(later, 1) * self.returned_bytes
+        weights = max(self.weights_peaks()) + min(later, 2) * self.returned_bytes
+        return self.constant_bytes + waiting + max(passing, weights)
 
     def _activations_swapped(self, num_flows: int) -> int:
         """Return a bound on the bytes of a step whose micro-batches take several routes.
 
         Each of those under way holds what its forward kept, or what its weights' gradients wait
-        with, and an activation that has come both ways. A second visit is to other blocks.
+        with, and an activation that has come both ways. A second visit is to other blocks. Of what
+        was sent no more stays than as many send.
         """
         under_way = min(num_flows, self.shape.flows_under_way(self.number))
         pending = self._passed_bytes + sum(block.pending_bytes for block in self.blocks)
         held = max(self.waiting_bytes, pending) + 2 * self.activation_bytes
         busiest = max(*self.forward_peaks(), *self.backward_peaks(), *self.weights_peaks())
-        return self.constant_bytes + under_way * held + self._sent_swapped(num_flows) + busiest
+        return self.constant_bytes + under_way * held + self._sent_swapped(under_way) + busiest
 
     def _sent_swapped(self, num_flows: int) -> int:
         """Return what micro-batches send: an end of the pipeline sends one, or on the other route
@@ -387,6 +393,8 @@ class StageSizes:
             now -= block.kept_bytes
             peaks.append(now + block.backward_bytes)
             now += block.pending_bytes
+            if block is self.blocks[-1]:
+                now -= self.output_bytes  # the next stage has it, and its gradient is used up
         return peaks
 
     def _peaks_of_recompute(self) -> list[int]:
@@ -396,14 +404,15 @@ class StageSizes:
         on its way.
         """
         taped = self._taped
-        now = self._passed_bytes + sum(taped)
+        # What was sent to the next stage is here no longer, unless a tape has kept it.
+        now = self._passed_bytes + sum(taped) - self.again[-1] * self.output_bytes
         peaks = []
         for number in reversed(range(len(self.blocks))):
             block, again = self.blocks[number], self.again[number]
             # Its output is made again, while the output's gradient is there.
             peaks.append(now + again * (block.output_bytes + block.forward_bytes))
             now -= taped[number]
-            peaks.append(now + block.output_bytes + block.backward_bytes)
+            peaks.append(now + again * block.output_bytes + block.backward_bytes)
             if number:
                 below = self.blocks[number - 1].output_bytes
                 peaks.append(now + below + block.weights_bytes)
@@ -416,7 +425,7 @@ class StageSizes:
         """The most while each block's weights that had to wait get their gradients."""
         waiting = self.blocks[:1] if self.recompute else self.blocks
         now = self._passed_bytes + sum(block.pending_bytes for block in waiting)
-        now += self.returned_bytes
+        now += self.returned_bytes - self.output_bytes
         if self.recompute:
             now -= sum(block.output_bytes for block in self.blocks[:-1])
         peaks = []

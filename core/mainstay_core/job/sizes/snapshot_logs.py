@@ -103,7 +103,7 @@ def _why_gradients(shape: JobShape) -> str:
 
 def gradient_bytes(models: Sequence[ModelSizes], shape: JobShape, *, peers: int) -> int:
     """Return what logs of gradients add to all stores in a step."""
-    sizes = [WIDE_BYTES * sum(map(padded, block.parameters)) for block in _blocks(models, shape)]
+    sizes = [WIDE_BYTES * sum(map(padded, block.parameters)) for block in blocks_of(models, shape)]
     return (1 + peers) * sum(sizes)
 
 
@@ -123,7 +123,7 @@ def boundary_bytes(
     # Each inner rank gives the same rank of the next stage the whole activation.
     sent = shape.ranks_per_stage * sum(type_bytes(models[0], cut, shape) for cut in cuts)
     model = models[0]
-    compute = sum(compute_bytes(model, block) for block in _blocks(models, shape))
+    compute = sum(compute_bytes(model, block) for block in blocks_of(models, shape))
     return num_types * sent + (1 + peers) * compute * (window - 1) // (2 * window)
 
 
@@ -140,7 +140,7 @@ def compute_bytes(model: ModelSizes, block: BlockSizes) -> int:
     return min(WIDE_BYTES, model.width_bytes) * sum(map(padded, block.parameters))
 
 
-def _blocks(models: Sequence[ModelSizes], shape: JobShape) -> list[BlockSizes]:
+def blocks_of(models: Sequence[ModelSizes], shape: JobShape) -> list[BlockSizes]:
     """Return the blocks of all inner ranks; those that are not known are as the largest known."""
     known = [model.blocks for model in models]
     missing = [known[0]] * (shape.ranks_per_stage - len(known))

@@ -83,7 +83,7 @@ class Checks:
         self.seen: Counter[str] = Counter()
         """What happened how often: transitions of ranks, methods of plans, actions of settles."""
         self._lineages = Lineages(config, self._course, self.seen)
-        self.guarded = self._lineages.guarded
+        self.guarded, self.permissions = self._lineages.guarded, self._lineages.permissions
         self.kept = Kept(num_units, self._lineages.truths, self.boundaries)
         self.undecided = False
         """Whether ranks gave up as half of a position's copies, or more, were bad."""
@@ -114,6 +114,7 @@ class Checks:
 
     def committed(self, before: CoordinatorState, after: CoordinatorState) -> None:
         """Decisions are durable."""
+        self.permissions.committed(after)
         for old, new in self._steps_between(before, after):
             if new.phase is JobPhase.SUSPENDED and old.phase is not JobPhase.SUSPENDED:
                 self.seen["suspended"] += 1
@@ -169,6 +170,7 @@ class Checks:
             self._check_since(last, plan)
         if not self.fell_back:
             self._lineages.published(self.plans[-1] if self.plans else None, plan)
+        self.permissions.published(plan)
         self.plans.append(plan)
         self._by_name[name] = plan
         self._num_plans += 1

@@ -39,6 +39,7 @@ from mainstay_core.sim import terms
 from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.invariants.holding import hold, quorum_number
 from mainstay_core.sim.invariants.life import Life
+from mainstay_core.sim.invariants.permissions import Permissions
 from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Plan
@@ -94,7 +95,7 @@ class Lineages:
     ) -> None:
         self._rules, self._shape = fork_rules(config), config.shape
         self._repeats = read_repeats(config)
-        self._may_fork = config.approximate is not None or bool(self._repeats)
+        self.permissions = Permissions(config, seen)
         self._course, self._seen = course, seen
         self._held: dict[tuple[str, str], _Held] = {}
         """By quorum and incarnation."""
@@ -107,6 +108,10 @@ class Lineages:
         self._chains: dict[tuple[int, str], str] = {}
         self._way_back = 0
         """The newest exact checkpoint; 0 if there is none."""
+
+    @property
+    def _may_fork(self) -> bool:
+        return self.permissions.may_fork
 
     # Plans --------------------------------------------------------------------
 
@@ -305,7 +310,7 @@ class Lineages:
         if outcome.fork is not None:
             durable = max(r.durable for r in reports)
             hold(
-                bool(self._repeats) or not self._is_young(outcome.version, durable),
+                bool(self._repeats) or not self._is_young(plan, outcome.version, durable),
                 f"I9: {plan.quorum} forks at version {outcome.version}, and checkpoint {durable} "
                 "is young enough",
             )
@@ -319,9 +324,10 @@ class Lineages:
             self._check_made(plan, reports, outcome)
             self._check_not_lost(plan, reports, outcome, plans)
 
-    def _is_young(self, version: int, durable: int) -> bool:
+    def _is_young(self, plan: Plan, version: int, durable: int) -> bool:
         assert self._rules is not None
-        limit = self._rules.after_lost_steps
+        how = plan.fork.how if plan.fork is not None else None
+        limit = (how or self._rules).after_lost_steps
         return durable > 0 and (limit is None or version - durable <= limit)
 
     def _check_states(
@@ -394,7 +400,7 @@ class Lineages:
             covered = {plan.position_of(index) for index in kept} | set(plan.fork.positions)
             if report.index not in kept or len(covered) < len(plan.positions):
                 continue
-            if self._is_young(held.version, durable):
+            if self._is_young(plan, held.version, durable):
                 continue  # the ladder's row 4
             if not self._is_guarded(plan, reports):
                 continue

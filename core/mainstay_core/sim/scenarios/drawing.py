@@ -46,6 +46,7 @@ from mainstay_core.sim.scenarios.scenario import (
     PLANNED,
     SILENT,
     WITNESSED,
+    Ahead,
     Fault,
     Scenario,
 )
@@ -62,6 +63,10 @@ SHARE_WITH_INNER_STAGES = 0.3
 """Of the jobs without snapshots in memory, from which a lost stage would be made anew exactly."""
 SHARE_WITH_PERMISSION = 0.75
 """Of those jobs."""
+SHARE_AHEAD = 0.5
+"""Of those without it: a person gives a permission ahead of a loss, for one recovery."""
+SHARE_WITHDRAWN = 0.25
+"""Of these permissions."""
 SHARE_BESIDE_SNAPSHOTS = 0.5
 """Of the jobs of which it is said whether stages may be made anew: some of these have snapshots."""
 SHARE_WITH_MUTE_STORES = 0.4
@@ -78,7 +83,13 @@ SHARE_WITH_CASCADES = 0.7
 """Of those jobs, in which more is lost while a lost stage is computed again."""
 
 
-def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None = None) -> Scenario:
+def draw(
+    seed: int,
+    kinds: tuple[str, ...] = KINDS,
+    *,
+    approximate: bool | None = None,
+    ahead: bool = False,
+) -> Scenario:
     """Return the scenario of a seed.
 
     Args:
@@ -86,6 +97,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
         kinds: the kinds of faults to draw from; none for an undisturbed run.
         approximate: whether it is a job whose inner stages are lost, with permission to make one
             anew, or without; None: the seed draws that, too.
+        ahead: of one without, whether a person allows one recovery ahead of a loss. Where the seed
+            draws whether there is permission, it draws that, too.
     """
     if approximate is not None:
         # From snapshots a lost stage is mostly made anew exactly.
@@ -134,6 +147,8 @@ def draw(seed: int, kinds: tuple[str, ...] = KINDS, *, approximate: bool | None 
     if kinds and set(kinds) <= set(WITNESSED):
         return with_order(_with_witness(scenario, kinds))
     scenario = _with_inner_stages(_with_snapshots(scenario, kinds), kinds, approximate)
+    if ahead or (approximate is None and random.Random(f"ahead {seed}").random() < SHARE_AHEAD):
+        scenario = _with_permission_ahead(scenario)
     share = SHARE_SWAPPED if approximate is None else SHARE_SWAPPED_FORKS
     return with_order(_with_what_is_checked(scenario, kinds), kinds, share)
 
@@ -225,6 +240,7 @@ def _with_inner_stages(
         redundancy=rng.choice((None, 1)),
         spares=rng.choice((scenario.config.spares, 1, 2)),
         approximate=how if permission else None,
+        permitted=None if permission else how,
     )
     faults = list(scenario.faults)
     if not any(f.kind == "corrupt-state" for f in faults):  # its good copies must not die
@@ -232,6 +248,22 @@ def _with_inner_stages(
             place = rng.randint(0, len(faults))
             faults[place:place] = draw_forks(rng, shape.num_ranks, forking)
     return replace(scenario, config=config, faults=tuple(faults))
+
+
+def _with_permission_ahead(scenario: Scenario) -> Scenario:
+    """Return the scenario with a person who allows one recovery ahead, if it has rules alone."""
+    rules, rng = scenario.config.permitted, random.Random(f"person {scenario.seed}")
+    if rules is None or scenario.config.approximate is not None:
+        return scenario
+    limit = rules.after_lost_steps
+    assert limit is not None
+    withdrawn_s = rng.choice((0.1, 0.5, 1.5)) if rng.random() < SHARE_WITHDRAWN else None
+    person = Ahead(
+        at_s=rng.choice((0.0, 0.0, 0.3, 1.0, 3.0)),
+        after_lost_steps=limit,
+        withdrawn_after_s=withdrawn_s,
+    )
+    return replace(scenario, ahead=person)
 
 
 def _draw_stale_steps(seed: int) -> int | None:

@@ -103,6 +103,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """A permission that a person gives as soon as the job takes it: before anything is lost."""
+
+    at_s: float = 0.0
+    """From when on it is offered."""
+    after_lost_steps: int
+    withdrawn_after_s: float | None = None
+    """Seconds until it is taken back; None: it is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """Everything about a run but the dice thrown in it."""
 
@@ -120,6 +131,8 @@ class Scenario:
     units: int = 1
     """The most units that a position has."""
     faults: tuple[Fault, ...] = ()
+    ahead: Ahead | None = None
+    """What a person allows whose job has no policy; None: nothing."""
 
     def num_units(self, position: int) -> int:
         """Return the units of a position."""
@@ -151,6 +164,11 @@ class Scenario:
             lines.append(f"weights {approximate.weights}, boost {approximate.lr_boost}")
             if self.config.guards:
                 lines.append(f"{count(self.config.guards, 'guard')} of each end")
+        if self.ahead is not None:
+            back = self.ahead.withdrawn_after_s
+            taken = "" if back is None else f", and takes it back {back:.2f} s later"
+            steps = count(self.ahead.after_lost_steps, "step")
+            lines.append(f"a person allows one fork rather than lose more than {steps}{taken}")
         lines = [" ".join(lines)]
         for fault in self.faults:
             when = f"after {fault.at_s:.2f} s" if fault.at_s is not None else ""

@@ -5,5 +5,5 @@
 - ``api_client``: a supervisor's way to the api
 - ``supervisor``: the shell of a pod's supervisor
 - ``provider``: makes pods
-- ``wishes``: suspensions and scalings that somebody asks for
+- ``wishes``: suspensions, scalings and permissions that somebody asks for or gives
 """

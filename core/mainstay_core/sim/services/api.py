@@ -145,7 +145,7 @@ class Api(Process, SupervisorAnswers):
                 return await self._restore(body)
             case "drain":
                 await self.apply(DrainRequested(pod=body))
-            case "scale":
+            case "scale" | "approximate":
                 await self.apply(body)
             case "suspend":
                 await self.apply(SuspendRequested(suspend=body))

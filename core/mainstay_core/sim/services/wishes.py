@@ -1,20 +1,31 @@
 """Planned changes that somebody asks for: a suspension and its end, other numbers of replicas.
 
 Stands for whoever owns the job's definition: a wish is told until the api has taken it,
-the newest one counts, and a store that lost it is told again.
+the newest one counts, and a store that lost it is told again. A permission is no wish: it is given
+once, and one that the store has lost is lost.
 """
 
 from __future__ import annotations
 
-from mainstay_core.coordinator.events import ScaleRequested
+from mainstay_core.coordinator.events import (
+    ApproximationAllowed,
+    ApproximationWithdrawn,
+    ScaleRequested,
+)
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.sim.engine import Steps, Violation
+from mainstay_core.sim.scenarios.scenario import Ahead
 from mainstay_core.sim.services.provider import Provider
 
 LOOK_S = 0.5
+OFFER_S = 0.05
+"""A permission that is refused, as nobody trains yet or something is lost, is offered again; later
+each time."""
 HEARD = 200
 REFUSED = (409, 422)
 """The job is over, or cannot do it: the same wish would be refused again."""
+UNKNOWN = 404
+PERSON = "ann"
 
 
 class Wishes:
@@ -132,6 +143,33 @@ class Wishes:
     def _excused(self) -> bool:
         """Whether a wish may be lost, or an older one come after a newer one."""
         return self._late or self._world.checks.fell_back
+
+    def allow_ahead(self, ahead: Ahead) -> None:
+        """Have a person allow one recovery ahead of a loss, and perhaps take that back."""
+        self._provider.spawn(self._allow(ahead))
+
+    def _allow(self, ahead: Ahead) -> Steps[None]:
+        world, checked = self._world, self._world.checks.permissions
+        yield ahead.at_s
+        limit, status, pause_s = ahead.after_lost_steps, 0, OFFER_S
+        while status != HEARD and not world.store.last.terminal:
+            checked.asked(limit)
+            allowed = ApproximationAllowed(who=PERSON, after_lost_steps=limit)
+            status = yield from self._provider.ask("approximate", allowed)
+            refused = status in (*REFUSED, UNKNOWN)
+            checked.answered(granted=status == HEARD, refused=refused)
+            yield pause_s
+            pause_s = min(2 * pause_s, LOOK_S)
+        if ahead.withdrawn_after_s is None:
+            return
+        yield ahead.withdrawn_after_s
+        status = 0
+        while status not in (HEARD, *REFUSED) and not world.store.last.terminal:
+            withdrawn = ApproximationWithdrawn(who=PERSON)
+            status = yield from self._provider.ask("approximate", withdrawn)
+            if status == HEARD:
+                checked.withdrawn()
+            yield LOOK_S
 
     def _scale(self, request: ScaleRequested) -> Steps[None]:
         while True:

@@ -1,0 +1,316 @@
+"""A permission that is given ahead of a loss: for one recovery, and within its limit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.core.coordinator.test_approximate import FORKED, OUTLINE, commit, lose, record
+
+from mainstay_core.coordinator.events import (
+    ApproximationAllowed,
+    ApproximationWithdrawn,
+    JobSubmitted,
+    PlanReported,
+    StopRequested,
+    StoreReopened,
+)
+from mainstay_core.coordinator.lineage import show_lineage
+from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
+from mainstay_core.coordinator.suspension import suspend_now
+from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.facts import FactKind
+from mainstay_core.wire.plan import Method
+
+Start = Callable[..., Any]
+LIMIT = 2
+
+
+def running(start: Start, *, spares: int = 4, **fields: Any) -> Any:
+    """A job of five stages without the policy that has committed five steps."""
+    world = start(spares=spares, replicas=1, lanes=1, stages=5, **fields)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    return world
+
+
+@pytest.fixture
+def whole(start: Start) -> Any:
+    """One that has trainers to spare."""
+    return running(start)
+
+
+def allow(world: Any, *stages: int, who: str = "alice", limit: int | None = LIMIT) -> None:
+    event = ApproximationAllowed(who=who, stages=stages or None, after_lost_steps=limit)
+    world.send(event)
+
+
+def withdraw(world: Any) -> None:
+    world.send(ApproximationWithdrawn(who="bob"))
+
+
+def refusal(world: Any, *stages: int) -> str:
+    verdict = judge_permission(world.state, stages or None, world.now_s, LIMIT)
+    assert not verdict.applies
+    with pytest.raises(NotApplicableError) as caught:
+        allow(world, *stages)
+    assert str(caught.value) == verdict.reason
+    return verdict.reason
+
+
+def test_a_job_with_a_trainer_to_spare_has_gone_back_before_anybody_can_be_asked(
+    whole: Any,
+) -> None:
+    """So who would not go back so far has to say so before."""
+    with pytest.raises(NotApplicableError, match="the job is whole"):
+        allow(whole, limit=None)
+    lose(whole, 1)
+
+    assert (whole.plan.method, whole.state.phase) == (Method.RESTART, JobPhase.RECOVERING)
+    for limit in (None, LIMIT):
+        with pytest.raises(NotApplicableError, match="recovers already, by restart"):
+            allow(whole, limit=limit)
+
+
+def test_a_permission_given_ahead_is_for_one_recovery_and_recorded_with_the_name(
+    whole: Any,
+) -> None:
+    allow(whole)
+    assert (
+        "alice gives a permission ahead of the loss, for one recovery of stages 0 to 4 that would "
+        "lose more than 2 steps otherwise: the job is approximate from there on. Now it would go "
+        "back to the seed, and lose 5 steps"
+    ) in whole.messages()
+    ahead = show_lineage(whole.state).ahead
+    assert ahead is not None
+    assert (ahead.who, ahead.after_lost_steps) == ("alice", LIMIT)
+    for _ in range(2):
+        whole.commit()
+    whole.stored()
+    assert whole.state.ahead == ahead, "steps do not use it up"
+    lose(whole, 1)
+
+    assert (whole.plan.method, whole.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+    assert whole.plan.fork.how == ApproximateConfig(after_lost_steps=LIMIT)
+    assert record(whole).allowed_by == "alice"
+    assert record(whole).reason.endswith("; alice allowed it")
+    assert show_lineage(whole.state).ahead is None
+    assert show_lineage(whole.state).permitted_by == "alice"
+    whole.stored()
+    whole.settle(step=7, history=FORKED)
+    assert (whole.state.permission, whole.state.ahead) == (None, None)
+    commit(whole, 7, 5)
+    lose(whole, 3)
+    assert whole.plan.method is Method.RESTART
+
+
+def test_a_permission_given_ahead_lasts_while_its_recovery_is_interrupted(whole: Any) -> None:
+    allow(whole)
+    lose(whole, 1)
+    lose(whole, 3)
+
+    assert (whole.plan.method, whole.plan.fork.positions) == (Method.APPROXIMATE, (1, 3))
+    assert whole.plan.fork.how.after_lost_steps == LIMIT
+
+
+def test_a_job_that_loses_no_more_than_its_giver_would_goes_back_and_keeps_the_permission(
+    whole: Any,
+) -> None:
+    allow(whole)
+    whole.state = replace(whole.state, durable=3)
+    lose(whole, 1)
+    assert whole.plan.method is Method.RESTART
+    whole.settle(step=3)
+    for step in range(3, 8):
+        whole.commit(step=step)
+    lose(whole, 1)
+
+    assert whole.plan.method is Method.APPROXIMATE
+
+
+def test_a_permission_given_ahead_counts_for_no_stage_that_it_does_not_name(whole: Any) -> None:
+    allow(whole, 1)
+    lose(whole, 1, 3)
+
+    assert whole.plan.method is Method.RESTART
+    assert whole.state.ahead is not None
+
+
+def test_what_a_person_allows_of_a_job_that_waits_leaves_what_was_given_ahead(start: Start) -> None:
+    world = running(start, spares=0)
+    allow(world, limit=9)
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    allow(world, who="carol", limit=None)
+    world.register("spare")
+    world.up("spare")
+
+    assert (world.plan.method, record(world).allowed_by) == (Method.APPROXIMATE, "carol")
+    assert world.state.ahead is not None
+
+
+def test_a_holder_that_is_only_cut_off_is_waited_for_and_the_permission_stays(start: Start) -> None:
+    rules = ApproximateConfig(wait_s=20.0)
+    world = running(start, permitted=rules)
+    allow(world)
+    silent = world.member(0, 1)
+    world.tick(**{silent.slot.pod: 99.0})
+    assert f"unless {silent.slot.pod} is heard in time" in world.state.waiting.reason
+    assert world.state.ahead is not None
+    world.register(silent.slot.pod)
+    world.up(silent.slot.pod, life=silent.incarnation)
+
+    assert world.plan.fork is None
+    assert world.plan.member_of(silent.slot, silent.incarnation) is not None
+    world.settle()
+    world.commit()
+    assert world.state.ahead is not None
+
+
+def test_a_permission_given_ahead_is_taken_back_until_a_plan_uses_it(whole: Any) -> None:
+    with pytest.raises(NotApplicableError, match="nobody has given a permission"):
+        withdraw(whole)
+    allow(whole)
+    withdraw(whole)
+    assert (
+        "bob takes back what alice has allowed for one recovery of stages 0 to 4 that would lose "
+        "more than 2 steps otherwise"
+    ) in whole.messages()
+    assert whole.state.ahead is None
+    allow(whole)
+    lose(whole, 1)
+    with pytest.raises(NotApplicableError, match="is carried out already, as alice has allowed it"):
+        withdraw(whole)
+    whole.settle(step=5, history=FORKED)
+    with pytest.raises(NotApplicableError, match="nobody has given a permission"):
+        withdraw(whole)
+
+
+def test_a_permission_for_the_recovery_that_a_job_waits_for_is_taken_back(start: Start) -> None:
+    world = running(start, spares=0)
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    allow(world, limit=None)
+    withdraw(world)
+    world.register("spare")
+    world.up("spare")
+
+    assert world.plan.method is Method.RESTART
+
+
+def test_a_second_permission_takes_the_place_of_the_first(whole: Any) -> None:
+    allow(whole)
+    allow(whole, 1, who="bob", limit=50)
+    assert "This replaces what alice has allowed ahead" in whole.messages()
+    lose(whole, 1)
+
+    assert whole.plan.method is Method.RESTART
+
+
+def test_a_permission_given_ahead_is_refused_where_it_would_have_no_effect(
+    whole: Any, start: Start
+) -> None:
+    assert refusal(whole, 7) == "the job has stages 0 to 4, and no stage 7"
+    assert refusal(whole, 0).startswith("stage 0 is an end of the pipeline")
+    assert refusal(whole, 1, 4).startswith("stage 4 is an end of the pipeline")
+    policy = running(start, approximate=ApproximateConfig(after_lost_steps=9))
+    assert "recovery.allowApproximate is on, and needs no permission" in refusal(policy)
+    assert "no trainer has told" in refusal(start(replicas=1, lanes=1, stages=5))
+    assert "no other to make it anew from" in refusal(start(replicas=1, lanes=1, stages=1))
+    waiting = running(start, spares=0)
+    lose(waiting, 1)
+    assert "waits already, and lost is stage 1: allow that recovery" in refusal(waiting)
+    whole.send(StopRequested())
+    assert "the job is stopped" in refusal(whole)
+    with pytest.raises(NotApplicableError, match="the job is stopped"):
+        withdraw(whole)
+
+
+def test_a_policy_that_is_switched_on_uses_no_permission(whole: Any) -> None:
+    allow(whole)
+    policy = ApproximateConfig(after_lost_steps=0)
+    whole.send(JobSubmitted(config=replace(whole.state.config, approximate=policy)))
+    lose(whole, 1)
+
+    assert (whole.plan.method, record(whole).allowed_by) == (Method.APPROXIMATE, "")
+    assert whole.state.ahead is not None
+
+
+def test_a_store_that_was_started_again_gives_no_permission_back(whole: Any) -> None:
+    """It may have been used, or taken back, since."""
+    whole.send(StoreReopened(server="one"))
+    allow(whole)
+    whole.send(StoreReopened(server="two"))
+    assert whole.state.ahead is None
+    assert "the permission of alice does not count any more" in whole.messages()
+
+
+def test_a_store_that_is_given_a_newer_plan_forgets_a_permission(whole: Any) -> None:
+    allow(whole)
+    before = whole.state
+    lose(whole, 1)
+    plan = whole.plan
+    whole.state = before
+    whole.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+
+    assert whole.plan == plan
+    assert (whole.state.ahead, whole.state.permission) == (None, None)
+
+
+def test_a_permission_given_ahead_outlasts_a_suspension_and_no_end(whole: Any) -> None:
+    allow(whole)
+    suspended = suspend_now(whole.state, whole.now_s).state
+    assert suspended.phase is JobPhase.SUSPENDED
+    assert suspended.ahead == whole.state.ahead
+    whole.send(StopRequested())
+    assert whole.state.ahead is None
+
+
+def can_be_made(lost: Sequence[int]) -> bool:
+    """Whether each of some stages out of five has two neighbours that are not lost."""
+    return all(0 < s < 4 and not {s - 1, s + 1} & set(lost) for s in lost)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_whatever_is_lost_a_permission_is_used_as_a_brute_force_says(
+    start: Start, part: int
+) -> None:
+    """Exactly if all that is lost is named and can be made anew, and too many steps would go."""
+    rng = random.Random(f"ahead {part}")
+    used = 0
+    for _ in range(40):
+        world = running(start, spares=5)
+        named = rng.choice(((), (), (1, 2), (1, 3), (1, 2, 3), (2,)))
+        limit = rng.choice((0, 1, 3, 10))
+        given = rng.random() < 0.85
+        if given:
+            allow(world, *named, limit=limit)
+            if rng.random() < 0.15:
+                withdraw(world)
+                given = False
+        step = rng.randint(5, 14)
+        for number in range(5, step):
+            world.commit(step=number)
+        durable = rng.choice((0, rng.randint(0, step)))
+        world.state = replace(world.state, durable=durable)
+        stages = range(1, 4) if rng.random() < 0.7 else range(5)
+        lost = sorted(rng.sample(stages, rng.choice((1, 1, 2))))
+        lose(world, *lost)
+
+        expected = (
+            given
+            and set(lost) <= set(named or range(5))
+            and step - durable > limit
+            and can_be_made(lost)
+        )
+        what = f"{given=} {named=} {limit=} {step=} {durable=} {lost=}: {world.plan.reason}"
+        assert world.plan.method is (Method.APPROXIMATE if expected else Method.RESTART), what
+        assert (world.state.ahead is not None) is (given and not expected), what
+        assert (world.state.permission is not None) is expected, what
+        used += expected
+    assert 5 < used < 35
