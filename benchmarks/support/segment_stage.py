@@ -31,7 +31,7 @@ from mainstay_core.segments.spans import room_of
 from mainstay_core.snapshots.windows import Window, plan_instalments
 from mainstay_core.wire.plan import Plan, Rendezvous
 from mainstay_core.wire.segments import SegmentKind
-from mainstay_core.wire.votes import Commit, CommitRecord
+from mainstay_core.wire.votes import Commit, CommitRecord, seal_record
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
 from mainstay_train.model import workload as workloads
@@ -194,13 +194,15 @@ class SegmentStage:
             self.window, self.num_complete = None, self.num_complete + 1
             self.lags.append(self.version - window.last)
         keeper.record(
-            CommitRecord(
-                lineage=LINEAGE,
-                commit=commit,
-                certified_in=str(QUORUM),
-                chain="",
-                gradients=(gradient,),
-                states=(self.masters,),
+            seal_record(
+                CommitRecord(
+                    lineage=LINEAGE,
+                    commit=commit,
+                    certified_in=str(QUORUM),
+                    chain="",
+                    gradients=(gradient,),
+                    states=(self.masters,),
+                )
             )
         )
 

@@ -8,6 +8,7 @@ taken once that is gone.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,8 @@ from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 60.0
 """How long a caller may move nothing. One whose node is lost says no farewell, and what it has sent
@@ -114,7 +117,9 @@ class Caller(Channel):
                 self._index.doubt(message.key, message.nonce, message.digest)
                 self.send(frames.encode(frames.Noted()))
             case frames.PassRecord() as message:
-                note_passed(self._index, message.record)
+                why = note_passed(self._index, message.record)
+                if why:
+                    logger.warning("a commit that was passed on is not kept: %s", why)
         return None
 
     def finish(self) -> None:

@@ -326,7 +326,10 @@ class SegmentStore:
 
     def _record(self, record: CommitRecord) -> None:
         """Keep a commit that a trainer tells, and pass it on to pods without a member."""
-        self._index.record(record)
+        why = self._index.record(record)
+        if why:
+            logger.warning("a trainer's commit is not kept: %s", why)
+            return
         for holder in self._passed_to:
             self._pass_on(holder, (record,))
 

@@ -155,7 +155,7 @@ def settle(
     patched = _computed(plan, step) if any(held.values()) else ()
     basis = find_basis(plan, ordered)
     fork = _fork(plan, fork_rules, goal, history, max(r.durable for r in ordered))
-    why = fork.reason + courses.name_refused(plan, others)
+    why = fork.reason + courses.name_refused(plan, others) + stores.bad_records
     heals = [_heal(plan, ordered, actions, i, replays) for i in range(len(actions))]
     commits = {number: record.commit for number, record in stores.records.items()}
     return Settlement(

@@ -34,7 +34,14 @@ from mainstay_core.snapshots.units import Position
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import StoreReport
-from mainstay_core.wire.votes import Commit, CommitRecord, SnapshotStatus, Vote
+from mainstay_core.wire.votes import (
+    Commit,
+    CommitRecord,
+    SnapshotStatus,
+    Vote,
+    is_sealed,
+    seal_record,
+)
 from mainstay_core.wire.windows import Scores, WindowBasis
 
 Shares = tuple[tuple[PlacedUnit, ...], ...]
@@ -277,9 +284,10 @@ def records_told(
     wanted = {step: told[step] for step in told if outcome.kept_from <= step < outcome.version}
     if replay is not None and outcome.actions[state.index] is StateAction.REPLAY:
         wanted |= {record.commit.step: record for record in replay.known}
-    # Of one step two quorums may have a record, and logs count by either: what is here stays.
+    # Of one step two quorums may have a record, and logs count by either: what is here stays,
+    # unless it is damaged.
     of_lineage = [s for s in stores if s.pod == pod and s.lineage == lineage]
-    here = {r.commit.step for s in of_lineage for r in s.records if r.states}
+    here = {r.commit.step for s in of_lineage for r in s.records if r.states and is_sealed(r)}
     return tuple(KeepRecord(wanted[step]) for step in sorted(wanted.keys() - here))
 
 
@@ -297,4 +305,4 @@ def _keep(
         states=tuple(digests.masters for digests in told),
         forks=digest_of(state.history),
     )
-    return (KeepRecord(record),)
+    return (KeepRecord(seal_record(record)),)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mainstay_core.base.bounds import cut
-from mainstay_core.base.ids import PodUid, QuorumId
+from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import Segment
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.records import quorum_of, refusal_of
 from mainstay_core.wire.segments import SegmentHeader
 from mainstay_core.wire.votes import CommitRecord
 
@@ -59,7 +60,7 @@ def note_needless(index: SegmentIndex, message: Segment) -> None:
     index.keep_from(lineage, version)
 
 
-def note_passed(index: SegmentIndex, record: CommitRecord) -> None:
+def note_passed(index: SegmentIndex, record: CommitRecord) -> str:
     """Keep a commit that another store passes on, and see by it whether the job went back.
 
     No trainer says that in a pod without a member. But who commits a step again, before the window
@@ -70,8 +71,14 @@ def note_passed(index: SegmentIndex, record: CommitRecord) -> None:
     Args:
         index: of the store that gets the commit.
         record: with it.
+
+    Returns:
+        Why it is not kept, where it came damaged: then it changes nothing here. Else it is empty.
     """
-    step, quorum = record.commit.step, _quorum_of(record)
+    why = refusal_of(record)
+    if why:
+        return why
+    step, quorum = record.commit.step, quorum_of(record)
     if record.lineage == index.lineage and step < index.from_version:
         left = [
             s.header.key
@@ -82,16 +89,8 @@ def note_passed(index: SegmentIndex, record: CommitRecord) -> None:
             index.discard_outdated(key)
         if left:
             index.keep_from(record.lineage, step, may_go_back=True, drops_later=False)
-            index.drop_records({r.commit.step for r in index.records if _quorum_of(r) < quorum})
-    index.record(record, is_passed=True)
-
-
-def _quorum_of(record: CommitRecord) -> int:
-    """Return the number of the quorum that made a commit; 0 if it is not known."""
-    try:
-        return QuorumId.parse(record.certified_in).id
-    except ValueError:
-        return 0
+            index.drop_records({r.commit.step for r in index.records if quorum_of(r) < quorum})
+    return index.record(record, is_passed=True)
 
 
 def is_here(index: SegmentIndex, header: SegmentHeader) -> bool:

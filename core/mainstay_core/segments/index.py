@@ -21,7 +21,7 @@ from mainstay_core.base.words import count, quote
 from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
-from mainstay_core.segments.records import CommitRecords
+from mainstay_core.segments.records import CommitRecords, refusal_of
 from mainstay_core.segments.report_sizes import bounded
 from mainstay_core.segments.spans import Span, SpanAllocator
 from mainstay_core.wire.segments import (
@@ -393,21 +393,21 @@ class SegmentIndex:
 
     # Commits, and what goes ------------------------------------------------------
 
-    def record(self, record: CommitRecord, *, is_passed: bool = False) -> None:
-        """Keep a commit; one that another store passes on takes no place where votes are known."""
-        if record.lineage < self._lineage or (is_passed and self._knows(record)):
-            return
+    def record(self, record: CommitRecord, *, is_passed: bool = False) -> str:
+        """Keep a commit, but none passed on where votes are known; return why not if damaged."""
+        why, is_here = refusal_of(record), is_passed and record.lineage == self._lineage
+        is_known = is_here and self._records.knows_votes(record.commit.step)
+        if why or record.lineage < self._lineage or is_known:
+            return why
         self._move_to(record.lineage)
         self._has_trainers |= not is_passed
         if record.commit.step >= self._from_version:
             self._records.put(record)
+        return ""
 
     def drop_records(self, steps: Collection[int]) -> None:
         """Drop the commits of steps."""
         self._records.drop(steps.__contains__)
-
-    def _knows(self, record: CommitRecord) -> bool:
-        return record.lineage == self._lineage and self._is_judged(record.commit.step)
 
     def keep_from(
         self,

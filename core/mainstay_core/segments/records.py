@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mainstay_core.base.ids import QuorumId
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.wire.segments import MAX_RECORD_BYTES, MAX_RECORDS
-from mainstay_core.wire.votes import CommitRecord
+from mainstay_core.wire.votes import CommitRecord, is_sealed
+
+
+def quorum_of(record: CommitRecord) -> int:
+    """Return the number of the quorum that made a commit; 0 if it is not known."""
+    try:
+        return QuorumId.parse(record.certified_in).id
+    except ValueError:
+        return 0
+
+
+def refusal_of(record: CommitRecord) -> str:
+    """Return why a record is not kept: it came damaged. Empty if it did not."""
+    if is_sealed(record):
+        return ""
+    return f"the record of step {record.commit.step} does not have the seal that it was sent with"
 
 
 class CommitRecords:
@@ -35,6 +51,11 @@ class CommitRecords:
         """Return the commit of a step; None if it is not here."""
         record, _ = self._records.get(step, (None, 0))
         return record
+
+    def knows_votes(self, step: int) -> bool:
+        """Return whether what the votes on a step said is here, as it was written."""
+        record = self.find(step)
+        return record is not None and bool(record.states) and is_sealed(record)
 
     def put(self, record: CommitRecord) -> None:
         """Keep a commit, in place of one of the same step.

@@ -36,7 +36,7 @@ def record_bytes(record: CommitRecord) -> int:
     """Return how many bytes a record has in a report, a little less than half a kilobyte more."""
     digests = sum(len(digest) + 4 for digest in (*record.gradients, *record.states))
     norms = _FLOAT_BYTES * len(record.commit.norms_sq)
-    return 512 + digests + norms + sum(len(str(n)) + 2 for n in record.commit.statistics)
+    return 576 + digests + norms + sum(len(str(n)) + 2 for n in record.commit.statistics)
 
 
 def report_bytes(report: StoreReport) -> int:

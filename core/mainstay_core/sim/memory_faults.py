@@ -9,7 +9,10 @@ from mainstay_core.sim.stage import Stage
 
 
 def damage_segment(world: Stage, rng: random.Random) -> None:
-    """Damage a segment that some pod keeps, or now and then all that it keeps of one unit."""
+    """Damage a segment that some pod keeps, or now and then all that it keeps of one unit.
+
+    Of four such stores one also has a damaged record of a commit. That is drawn apart.
+    """
     stores = [store for store in _stores(world) if store.keys()]
     if not stores:
         return
@@ -19,6 +22,9 @@ def damage_segment(world: Stage, rng: random.Random) -> None:
     for key in keys if rng.random() < 0.3 else [chosen]:
         if (key.position, key.unit) == (chosen.position, chosen.unit):
             store.spoil(key)
+    apart = random.Random(f"record beside {store.address} {chosen}")
+    if apart.random() < 0.25:
+        store.spoil_record(apart)
 
 
 def mute_stores(world: Stage) -> None:

@@ -7,8 +7,10 @@ a term beside them.
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from mainstay_core.base.ids import PodUid
@@ -102,6 +104,24 @@ class SegmentStore:
         unit, whole = self._bytes[key]
         self._bytes[key] = unit, terms.term("damaged", whole)
         self._world.checks.kept.damaged(self.address, key)
+
+    def spoil_record(self, rng: random.Random) -> None:
+        """Damage a commit where it lies; nothing happens in a store that keeps none."""
+        if not self._index.records:
+            return
+        record = rng.choice(self._index.records)
+        damaged = rng.choice(
+            (
+                replace(record, commit=replace(record.commit, scale=2 * record.commit.scale)),
+                replace(record, certified_in=f"{record.certified_in}x"),
+                replace(record, chain=f"{record.chain}x"),
+                replace(record, gradients=tuple(f"{digest}x" for digest in record.gradients)),
+                replace(record, states=tuple(f"{digest}x" for digest in record.states)),
+            )
+        )
+        records = self._index._records  # the store itself takes no damaged one
+        records.put(damaged)
+        self._world.checks.seen["damaged a record"] += 1
 
     def _accept(self, end: End) -> None:
         end.on_message = lambda frame: self._on_frame(end, *frame)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from mainstay_core.base import codec
@@ -103,6 +104,8 @@ BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]
 """Shard types of the step of which a check has found, after they were used, that they are wrong."""
 
 
+RECORD_SEAL_BYTES = 16
+"""Of the digest of a commit's record, as of all other digests."""
 MAX_GUARDED = 2
 """Ends of a pipeline of which one rank keeps or guards blocks."""
 
@@ -248,6 +251,30 @@ class CommitRecord:
     """Digest of each position's masters at version = step, before the step was applied."""
     forks: Digest = field(default="", metadata=codec.OMITTED)
     """Digest of the history of these states; empty if they are exact."""
+    seal: Digest = field(default="", metadata=codec.OMITTED)
+    """Digest of all the rest (:func:`seal_record`), by whoever wrote it. Whoever goes by a record
+    checks it first."""
+
+
+def seal_record(record: CommitRecord) -> CommitRecord:
+    """Return a record with the digest of its canonical JSON, as a reader decodes it."""
+    commit = record.commit
+    # Another process reads each of them as a float, also where a whole number was written.
+    as_read = replace(
+        commit,
+        norm=float(commit.norm),
+        scale=float(commit.scale),
+        loss=float(commit.loss),
+        norms_sq=tuple(map(float, commit.norms_sq)),
+    )
+    text = codec.dumps(replace(record, commit=as_read, seal=""))
+    digest = hashlib.blake2b(text.encode(), digest_size=RECORD_SEAL_BYTES).hexdigest()
+    return replace(record, seal=digest)
+
+
+def is_sealed(record: CommitRecord) -> bool:
+    """Return whether a record is as it was written; one without a seal is not."""
+    return bool(record.seal) and seal_record(record).seal == record.seal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

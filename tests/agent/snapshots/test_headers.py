@@ -81,6 +81,29 @@ def misplace(index: SegmentIndex, kind: str) -> None:
     newer.header, newer.span = replace(older.header, key=newer.header.key), older.span
 
 
+def misrecord(index: SegmentIndex, **changes: Any) -> None:
+    """Change what the store keeps of the commit of the step that is applied again."""
+    kept = next(r for r in index.records if r.commit.step == STATE + 1)
+    commit = {name: changes.pop(name) for name in ("step", "scale") if name in changes}
+    step, commit_of = kept.commit.step, replace(kept.commit, **commit)
+    records = index._records
+    _, size = records._records[step]
+    records._records[step] = replace(kept, commit=commit_of, **changes), size
+
+
+WRONG = ("f" * 32,)
+RECORD_FLIPS: dict[str, dict[str, Any]] = {
+    "the scale": {"scale": 2.0},
+    "the step": {"step": STATE},
+    "the digest of the state": {"states": WRONG},
+    "the digest of the gradient": {"gradients": WRONG},
+    "the quorum": {"certified_in": "q9-abc"},
+    "the lineage": {"lineage": 1},
+    "the chain": {"chain": "d"},
+    "the seal": {"seal": "e" * 32},
+}
+
+
 FLIPS: dict[str, Callable[[SegmentIndex, str], None]] = {
     "the version by which it is found": lambda i, k: rename(find(i, k, STATE + 1), 1),
     "a high bit of that": lambda i, k: rename(find(i, k, STATE + 1), 64),
@@ -100,14 +123,14 @@ class Lost:
         self.bad: list[BadSegment] = []
         self.num_rounds = 0
 
-    def _reports(self) -> list[StoreReport]:
+    def reports(self) -> list[StoreReport]:
         told = [self._client.report_of(p.holder.address, 0, 5.0) for p in self._pods]
         return [*told, StoreReport(pod=PodUid("own"), address="", lineage=0, bad=(*self.bad,))]
 
     def run(self) -> bool:
         """Return whether the state was made anew; else its position does not reach the version."""
         for self.num_rounds in range(1, MAX_ROUNDS):
-            stores = Stores(self._reports(), 0)
+            stores = Stores(self.reports(), 0)
             replay = stores.plan_replay(0, VERSION) if VERSION in stores.reach(0) else None
             if replay is None:
                 return False
@@ -153,3 +176,22 @@ def test_a_flipped_header_is_found_before_a_state_counts(
     # Nobody has to take good copies for bad ones: it is known which one is wrong.
     assert {bad.key.unit for bad in loser.bad} <= {UNIT}
     assert {bad.pod for bad in loser.bad} <= {"a"}
+
+
+@pytest.mark.parametrize("num_copies", [1, 2])
+@pytest.mark.parametrize("what", RECORD_FLIPS)
+def test_a_flipped_record_of_a_commit_is_found_before_a_state_counts(
+    lost: Callable[[int], tuple[Lost, list[Pod]]], what: str, num_copies: int
+) -> None:
+    loser, pods = lost(num_copies)
+    misrecord(index_of(pods[0]), **RECORD_FLIPS[what])
+
+    made = loser.run()
+
+    # The record of the other pod is used, at once; without one the next row is taken.
+    assert made is (num_copies == 2)
+    assert loser.num_rounds == 1
+    assert not loser.bad, "no segment is to blame"
+    if made:
+        assert loser.stage.states == expected(VERSION)
+    assert "on a is damaged" in Stores(loser.reports(), 0).bad_records

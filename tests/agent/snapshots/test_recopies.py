@@ -161,7 +161,7 @@ def test_commits_come_to_a_spare_with_a_plan_and_as_they_are_told(
     a, b, spare = make_store("a"), make_store("b"), make_store("s")
     member, other, reader = make_client(a), make_client(b), make_client(spare)
     # That of a model of many experts is longer than what a stranger may say.
-    many = replace(record_of(4), gradients=("g" * 32,) * 4096)
+    many = record_of(4, gradients=("g" * 32,) * 4096)
     member.record(record_of(3))
     member.record(many)
     flush(member)

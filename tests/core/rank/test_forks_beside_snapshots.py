@@ -18,7 +18,7 @@ from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.wire.facts import Parked, Phase
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.segments import Run, StoreReport, UnitHeld
-from mainstay_core.wire.votes import CommitRecord, SettleReport
+from mainstay_core.wire.votes import CommitRecord, SettleReport, seal_record
 
 MAKE, LOAD, REPLAY = StateAction.MAKE, StateAction.LOAD, StateAction.REPLAY
 
@@ -38,14 +38,16 @@ def store(plan: Plan, version: int = 8, forked: str = "") -> StoreReport:
         for position in range(len(plan.positions))
     )
     records = tuple(
-        CommitRecord(
-            lineage=plan.lineage,
-            commit=commit(step),
-            certified_in="q1-n",
-            chain="chain",
-            gradients=("g",) * len(plan.positions),
-            states=("s",) * len(plan.positions),
-            forks=forked,
+        seal_record(
+            CommitRecord(
+                lineage=plan.lineage,
+                commit=commit(step),
+                certified_in="q1-n",
+                chain="chain",
+                gradients=("g",) * len(plan.positions),
+                states=("s",) * len(plan.positions),
+                forks=forked,
+            )
         )
         for step in range(first, version)
     )

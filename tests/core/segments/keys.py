@@ -6,7 +6,7 @@ from typing import Any
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.wire.segments import SegmentHeader, SegmentKey, SegmentKind
-from mainstay_core.wire.votes import Commit, CommitRecord
+from mainstay_core.wire.votes import Commit, CommitRecord, seal_record
 
 JOB = JobUid("job-1")
 
@@ -35,9 +35,8 @@ def header_of(key: SegmentKey, size: int = 10, **more: Any) -> SegmentHeader:
     return SegmentHeader(**(fields | more))
 
 
-def record_of(step: int, lineage: int = 0, chain: str = "c") -> CommitRecord:
+def record_of(step: int, lineage: int = 0, chain: str = "c", **more: Any) -> CommitRecord:
     commit = Commit(step=step, norm=1.0, scale=1.0, tokens=8, loss=2.0, data="d")
-    return CommitRecord(
-        lineage=lineage, commit=commit, certified_in="q1-abc", chain=chain,
-        gradients=("g",), states=("s",),
-    )  # fmt: skip
+    fields: dict[str, Any] = {"certified_in": "q1-abc", "gradients": ("g",), "states": ("s",)}
+    record = CommitRecord(lineage=lineage, commit=commit, chain=chain, **(fields | more))
+    return seal_record(record)

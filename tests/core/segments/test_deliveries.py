@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from tests.core.segments.keys import JOB, header_of, key_of, record_of
 
@@ -121,7 +119,7 @@ def run_windows(index: SegmentIndex, steps: range, quorum: int, keep_from: int) 
             written_by(index, key_of(step), window, quorum)
         if not written_by(index, key_of(step, kind="gradient"), window, quorum):
             lacking.append(step)
-        note_passed(index, replace(record_of(step), certified_in=f"q{quorum}-abc"))
+        note_passed(index, record_of(step, certified_in=f"q{quorum}-abc"))
     return lacking
 
 
@@ -142,7 +140,7 @@ def test_a_commit_that_only_comes_late_takes_nothing_back(quorum: str) -> None:
     index = SegmentIndex(JOB, 16 * PAGE_BYTES)
     run_windows(index, range(12), quorum=5, keep_from=0)
     before = [s.header.key for s in index.segments()]
-    note_passed(index, replace(record_of(3), certified_in=quorum))
+    note_passed(index, record_of(3, certified_in=quorum))
     assert index.from_version == 4
     assert [s.header.key for s in index.segments()] == before
     assert [r.commit.step for r in index.records] == list(range(4, 12))

@@ -14,6 +14,7 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.segments import index as index_module
 from mainstay_core.segments import records as records_module
 from mainstay_core.segments import report_sizes
+from mainstay_core.segments.deliveries import note_passed
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.report_sizes import (
@@ -36,7 +37,7 @@ from mainstay_core.wire.segments import (
     boundary_key,
     runs_of,
 )
-from mainstay_core.wire.votes import CommitRecord
+from mainstay_core.wire.votes import CommitRecord, seal_record
 
 POD = PodUid("pod-1")
 
@@ -302,7 +303,9 @@ def test_of_too_many_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> N
 def test_of_too_many_bytes_of_records_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
     many = record_of(0)
     records = [
-        replace(many, commit=replace(many.commit, step=step, statistics=(1_000_000,) * 100))
+        seal_record(
+            replace(many, commit=replace(many.commit, step=step, statistics=(10**6,) * 100))
+        )
         for step in range(6)
     ]
     monkeypatch.setattr(records_module, "MAX_RECORD_BYTES", 3 * len(codec.dumps(records[0])))
@@ -350,9 +353,28 @@ def test_a_report_that_no_message_carries_counts_as_empty_and_says_why(
     assert told.problem.startswith("what it holds takes ")
 
 
+def test_a_commit_that_comes_damaged_changes_nothing() -> None:
+    index = store()
+    assert not index.record(record_of(3))
+    for damaged in (replace(record_of(3), chain="x"), replace(record_of(4), lineage=1)):
+        for is_passed in (False, True):
+            assert "does not have the seal" in index.record(damaged, is_passed=is_passed)
+        assert "does not have the seal" in note_passed(index, damaged)
+    assert index.records == (record_of(3),)
+    assert index.lineage == 0
+
+
+def test_a_commit_that_is_passed_on_takes_the_place_of_a_damaged_one() -> None:
+    index = store()
+    records = index._records
+    records.put(replace(record_of(3), chain="x"))
+    assert not note_passed(index, record_of(3))
+    assert index.records == (record_of(3),)
+
+
 def test_a_commit_that_is_passed_on_takes_no_place_of_one_whose_votes_are_known() -> None:
     index = store()
-    rolled = replace(record_of(4), states=(), gradients=())
+    rolled = record_of(4, states=(), gradients=())
     for own in (record_of(3, chain="own"), rolled):
         index.record(own)
     for step in (3, 4, 5):

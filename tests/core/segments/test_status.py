@@ -75,7 +75,7 @@ def test_boundary_logs_are_told_as_in_the_report_and_belong_to_no_unit() -> None
             micro_batches=1,
         )  # fmt: skip
         assert not index.note_voted(voted)
-        index.record(replace(record_of(step), certified_in="q1-abc" if step < 4 else "q2-def"))
+        index.record(record_of(step, certified_in="q1-abc" if step < 4 else "q2-def"))
     status = status_of(index, POD)
     assert status.logs == index.report(POD, "a:1", 0).logs
     assert [(log.first_step, log.last_step) for log in status.logs] == [(2, 4)]
@@ -96,7 +96,7 @@ def test_where_gradients_are_logged_no_quorum_is_told() -> None:
 def test_a_commit_whose_votes_are_not_known_is_not_judged() -> None:
     index = SegmentIndex(JOB, PAGE_BYTES)
     index.record(record_of(3))
-    index.record(replace(record_of(4), states=(), gradients=()))
+    index.record(record_of(4, states=(), gradients=()))
     assert status_of(index, POD).judged == (Run(first=3, last=3),)
 
 

@@ -12,7 +12,7 @@ from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
 from mainstay_core.wire.segments import Run, StoreReport, UnitHeld, runs_of
 from mainstay_core.wire.stores import SegmentBytes, StoreStatus, UnitsHeld, WindowHeld
-from mainstay_core.wire.votes import Commit, CommitRecord
+from mainstay_core.wire.votes import Commit, CommitRecord, seal_record
 
 TWO_STAGES = ((0, 0), (1, 0))
 NUM_UNITS = 2
@@ -227,9 +227,10 @@ def draw(rng: random.Random) -> tuple[list[CoveredPod], list[StoreReport], int]:
 
 def _record(step: int) -> CommitRecord:
     commit = Commit(step=step, norm=1.0, scale=1.0, tokens=1, loss=1.0, data="d")
-    return CommitRecord(
+    record = CommitRecord(
         lineage=0, commit=commit, certified_in="q1-a", chain="c", gradients=("g",), states=("s",)
     )
+    return seal_record(record)
 
 
 def reaches(pods: list[CoveredPod]) -> bool:

@@ -125,13 +125,15 @@ FORK_WITH_NORMS = dataclasses.replace(
     ),
 )
 TOLD_HISTORY = reinitialisation.ToldHistory(since=5, num_forks=1, newest=(FORK,), made=True)
-RECORD = votes.CommitRecord(
-    lineage=0,
-    commit=COMMIT,
-    certified_in="q7-5eed",
-    chain="c" * 32,
-    gradients=("g" * 32, "h" * 32),
-    states=("s" * 32, "t" * 32),
+RECORD = votes.seal_record(
+    votes.CommitRecord(
+        lineage=0,
+        commit=COMMIT,
+        certified_in="q7-5eed",
+        chain="c" * 32,
+        gradients=("g" * 32, "h" * 32),
+        states=("s" * 32, "t" * 32),
+    )
 )
 PLAN = make_plan(
     {0: ["a.1", "b.1"], 1: ["c.1", "d.2"]},

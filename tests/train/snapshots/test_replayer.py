@@ -46,8 +46,8 @@ def content(key: SegmentKey) -> bytes:
 def record(step: int) -> Any:
     units = range(NUM_UNITS)
     gradients = [content(key_of(step, unit, "gradient")) for unit in units]
-    return replace(
-        record_of(step),
+    return record_of(
+        step,
         states=(digest([content(key_of(step, unit)) for unit in units]),),
         gradients=(digest(gradients),),
     )

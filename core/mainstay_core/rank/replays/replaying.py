@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from mainstay_core.base.frames import MAX_BODY_BYTES
+from mainstay_core.rank.replays.told_records import choose_records
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.reinitialisation import History
@@ -172,14 +173,17 @@ class StoreContents:
         self._lineage = lineage
         self._units: dict[int, dict[int, list[tuple[Holder, UnitHeld]]]] = {}
         """By position and unit, in the order of pods."""
-        self.records: dict[int, CommitRecord] = {}
-        """By step."""
-        self.certified: dict[int, set[str]] = {}
-        """By step the quorums (as text) that are known to have committed it."""
         self.unasked = {r.pod: r.problem for r in reports if r.problem}
         """Why pods' stores could not be asked, by pod."""
         # In one order, whoever tells first: all ranks come to the same holders and records.
         told = sorted((r for r in reports if r.lineage == lineage), key=lambda r: r.pod)
+        records = choose_records(told, lineage)
+        self.records = records.chosen
+        """By step."""
+        self.certified = records.certified
+        """By step the quorums (as text) that are known to have committed it."""
+        self.bad_records = records.faults
+        """Which records count for nothing, and why; empty if all that are told may count."""
         bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
         for report in told:
             self._add(report, {key for pod, key in bad if pod == report.pod})
@@ -189,14 +193,6 @@ class StoreContents:
         for held in report.units:
             of_position = self._units.setdefault(held.position, {})
             of_position.setdefault(held.unit, []).append((holder, _without(held, bad)))
-        for record in report.records:
-            if record.lineage == self._lineage:
-                quorums = self.certified.setdefault(record.commit.step, set())
-                quorums.add(record.certified_in)
-            known = self.records.get(record.commit.step)
-            # A rank that rolled forward has not seen the digests that the votes told.
-            if record.lineage == self._lineage and (known is None or not known.states):
-                self.records[record.commit.step] = record
 
     @property
     def are_empty(self) -> bool:

@@ -25,7 +25,7 @@ from mainstay_core.wire.segments import (
     SegmentKind,
     StoreReport,
 )
-from mainstay_core.wire.votes import SettleReport
+from mainstay_core.wire.votes import SettleReport, is_sealed
 
 
 class Store(Protocol):
@@ -344,7 +344,8 @@ class Kept:
     ) -> int:
         """Return the newest version that members hold, or that pods here confirmed to keep."""
         here = frozenset(s.address for s in stores if s.address)
-        kept = [r for s in stores if s.lineage == plan.lineage for r in s.records]
+        of_lineage = (s for s in stores if s.lineage == plan.lineage)
+        kept = [r for s in of_lineage for r in s.records if is_sealed(r)]
         records = {r.commit.step for r in kept}
         exact = {r.commit.step for r in kept if not r.forks}
         stayed = [
@@ -393,7 +394,7 @@ class Kept:
         exact: set[int] = set()
         for store in stores:
             for record in store.records:
-                if record.lineage == plan.lineage:
+                if record.lineage == plan.lineage and is_sealed(record):
                     certified.setdefault(record.commit.step, set()).add(record.certified_in)
                     judged |= {record.commit.step} if record.states else set()
                     exact |= set() if record.forks else {record.commit.step}

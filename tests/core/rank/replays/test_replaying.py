@@ -31,7 +31,7 @@ from mainstay_core.wire.segments import (
     StoreReport,
     UnitHeld,
 )
-from mainstay_core.wire.votes import Commit, CommitRecord, SettleReport
+from mainstay_core.wire.votes import Commit, CommitRecord, SettleReport, seal_record
 
 LINEAGE = 3
 STATE, GRADIENT = SegmentKind.STATE, SegmentKind.GRADIENT
@@ -49,7 +49,8 @@ def record_of(step: int, lineage: int = LINEAGE, **fields: object) -> CommitReco
         "gradients": ("a" * 32,) * 2,
         "states": ("b" * 32,) * 2,
     }
-    return CommitRecord(lineage=lineage, commit=commit, **(given | fields))  # type: ignore[arg-type]
+    given |= {"lineage": lineage, "commit": commit}
+    return seal_record(CommitRecord(**(given | fields)))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -254,7 +255,7 @@ def test_a_state_that_no_vote_is_known_to_have_judged_is_not_used() -> None:
     judged = stores_of(pod("a", *states, step, records=[4, 5])).plan_replay(0, 5)
     assert judged is not None
     assert (judged.first_step, judged.next) == (5, record_of(5))
-    rolled = replace(record_of(4), states=(), gradients=())
+    rolled = record_of(4, states=(), gradients=())
     bare = replace(pod("a", *states, step).report(), records=(rolled,))
     assert Stores([bare], LINEAGE).reach(0) == set()
 
