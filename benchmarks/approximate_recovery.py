@@ -121,7 +121,13 @@ def kill(kills: int) -> None:
         parallelism={"stages": NUM_STAGES},
         workload=LLAMA,
         checkpoint={"everySteps": 20},
-        recovery={"maxRestarts": 1000, "allowApproximate": True, "approximateAfterLostSteps": 0},
+        recovery={
+            "maxRestarts": 1000,
+            "allowApproximate": True,
+            "approximateAfterLostSteps": 0,
+            # Stages are made of neighbours here; one that loads its own checkpoint is another case.
+            "approximate": {"staleSteps": 0},
+        },
     )
     job["spec"]["training"] |= {"lanes": 1, "shardsPerLane": 2}
     found: dict[str, list[dict[str, float]]] = {"approximate": [], "restart": []}

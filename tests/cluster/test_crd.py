@@ -208,6 +208,18 @@ REFUSED = [
             (
                 {
                     "parallelism": {"stages": 2},
+                    "checkpoint": SAVED,
+                    "recovery": {
+                        "allowApproximate": True,
+                        "approximateAfterLostSteps": 3,
+                        "approximate": {"staleSteps": 0},
+                    },
+                },
+                "or pipeline.order Swapped, or approximate.staleSteps, so that a stage loads",
+            ),
+            (
+                {
+                    "parallelism": {"stages": 2},
                     "pipeline": SWAPPED,
                     "workload": {"entrypoint": "a:b"},
                     "snapshots": {"enabled": True, "memory": "1Gi"},
@@ -240,7 +252,7 @@ REFUSED = [
         "cross",
         "spec.recovery.approximate",
         {"staleSteps": 9},
-        "is set, but the job keeps no checkpoint from which a stage could be loaded; set",
+        "is above 0, but the job keeps no checkpoint from which a stage could be loaded; set",
     ),
     Refused(
         "spec.detection.witness.everySteps",
@@ -490,6 +502,14 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "a limit on lost steps whose permission is switched off": {
         "recovery": {"allowApproximate": False, "approximateAfterLostSteps": 3}
     },
+    "two stages in order that may load checkpoints of their own": {
+        "parallelism": {"stages": 2},
+        "checkpoint": SAVED,
+        "recovery": {"allowApproximate": True, "approximateAfterLostSteps": 3},
+    },
+    "staleSteps switched off in a job without checkpoints": {
+        "recovery": {"approximate": {"staleSteps": 0}}
+    },
     "an equal cut": {"parallelism": {"stages": 2}, "pipeline": {"cut": "Equal"}},
     "as many replicas as lanes": {"parallelism": {"replicas": 4, "minReplicas": 4}},
     "as many ranks to a pod as there are": {
@@ -555,6 +575,7 @@ PIPELINES = [
         "snapshots": {"enabled": keeps, "memory": "1Gi", "peers": 1},
         "recovery": {
             "allowApproximate": allows,
+            **({} if limit is None else {"approximateAfterLostSteps": limit}),
             "approximate": {
                 **({} if guards is None else {"guards": guards}),
                 **({} if stale is None else {"staleSteps": stale}),
@@ -567,9 +588,10 @@ PIPELINES = [
     for keeps in (False, True)
     for allows in (False, True)
     for guards in (None, 0, 2)
-    for stale in (None, 9)
+    for limit, stale in ((None, None), (None, 9), (3, None))
 ]
-"""Pipelines, each with and without permission, guards, checkpoints, snapshots and staleSteps."""
+"""Pipelines, each with and without permission, guards, checkpoints, snapshots and staleSteps, or a
+limit on lost steps, which sets staleSteps."""
 
 
 def at(path: str, value: Any) -> dict[str, Any]:

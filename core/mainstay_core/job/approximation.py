@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.config import STALE_STEPS, ApproximateConfig
 from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
 from mainstay_core.job.sentences import (
     STALE_WITHOUT_CHECKPOINTS,
@@ -12,17 +12,19 @@ from mainstay_core.job.sentences import (
 from mainstay_core.job.sizes.rank_sizes import Made
 
 
-def approximate_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+def approximate_config(
+    recovery: RecoveryPolicy, checkpoint: Checkpoint
+) -> ApproximateConfig | None:
     """Return the rules by which stages may be made anew; None: they may not."""
-    return _rules_of(recovery) if recovery.allow_approximate else None
+    return _rules_of(recovery, checkpoint) if recovery.allow_approximate else None
 
 
-def permitted_config(recovery: RecoveryPolicy) -> ApproximateConfig | None:
+def permitted_config(recovery: RecoveryPolicy, checkpoint: Checkpoint) -> ApproximateConfig | None:
     """Return the rules of a recovery that a person allows where the policy does not.
 
     None: they are the defaults, or the policy allows all recoveries.
     """
-    rules = _rules_of(recovery)
+    rules = _rules_of(recovery, checkpoint)
     return None if recovery.allow_approximate or rules == ApproximateConfig() else rules
 
 
@@ -35,14 +37,30 @@ def made_anew(recovery: RecoveryPolicy) -> Made | None:
     return Made(averages_optimizer=averages) if recovery.allow_approximate else None
 
 
-def _rules_of(recovery: RecoveryPolicy) -> ApproximateConfig:
+def resolve_stale_steps(recovery: RecoveryPolicy, every_steps: int) -> int:
+    """Return how old a checkpoint may be that a lost stage loads alone; 0: no stage does.
+
+    It does not depend on the permission: the rules stay while that is switched off and on.
+
+    Args:
+        recovery: of the job.
+        every_steps: between checkpoints; 0: there are none.
+    """
+    stale_steps = recovery.approximate.stale_steps
+    if stale_steps is not None:
+        return stale_steps
+    # Without a limit on lost steps all go back to the checkpoint: no stage would load it alone.
+    return STALE_STEPS if every_steps and recovery.approximate_after_lost_steps is not None else 0
+
+
+def _rules_of(recovery: RecoveryPolicy, checkpoint: Checkpoint) -> ApproximateConfig:
     how = recovery.approximate
     return ApproximateConfig(
         after_lost_steps=recovery.approximate_after_lost_steps,
         weights=how.weights,
         lr_boost=how.lr_boost_percent / 100,
         boost_steps=how.boost_steps,
-        stale_steps=how.stale_steps,
+        stale_steps=resolve_stale_steps(recovery, checkpoint.every_steps),
         wait_s=float(how.wait_seconds),
         optimizer_state=how.optimizer_state,
     )
@@ -68,14 +86,14 @@ def check_approximate(
     Raises:
         InvalidSpecError: they could not.
     """
-    stale_steps = recovery.approximate.stale_steps
-    if stale_steps is not None and not checkpoint.every_steps:
+    stale_steps = resolve_stale_steps(recovery, checkpoint.every_steps)
+    if stale_steps and not checkpoint.every_steps:
         raise InvalidSpecError(
             "spec.recovery.approximate.staleSteps",
             f"is {stale_steps}, but {STALE_WITHOUT_CHECKPOINTS}",
         )
     if not recovery.allow_approximate:
         return
-    if stages == 1 or (stages == 2 and in_order and stale_steps is None):
+    if stages == 1 or (stages == 2 and in_order and not stale_steps):
         why = no_neighbours(stages, keeps_checkpoints=checkpoint.every_steps > 0)
         raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

@@ -136,6 +136,9 @@ MAX_GUARDS = 16
 in every step."""
 SWAPPED_GUARDS = 2
 """The same where nobody says how many, in a swapped pipeline."""
+STALE_STEPS = 100
+"""How old a checkpoint may be that a lost stage loads alone, where nobody says how old. Of this age
+it costs next to nothing, where an average of neighbours costs much (docs/benchmarks.md)."""
 MAX_LR_BOOST = 100.0
 """Factor of a learning rate. More than that trains nothing."""
 
@@ -151,9 +154,9 @@ class ApproximateConfig:
     """Factor of the learning rate of what was made anew."""
     boost_steps: Count | None = None
     """Steps for which it lasts; None: to the job's end."""
-    stale_steps: Count | None = field(default=None, metadata=OMITTED)
+    stale_steps: Count = field(default=0, metadata=OMITTED)
     """A durable version of the lost stage that is at most so many steps old is loaded alone, before
-    other stages are looked at; None: no stage goes back alone."""
+    other stages are looked at; 0: no stage goes back alone."""
     wait_s: Seconds = field(default=0.0, metadata=OMITTED)
     """How long a holder that was only cut off is waited for before a stage is made anew."""
     optimizer_state: Name = field(default=OPTIMIZER_STATES[0], metadata=OMITTED)

@@ -86,7 +86,13 @@ _NUM_RANKS = f"{_REPLICAS} * self.parallelism.stages * self.parallelism.ranksPer
 _ORDER, _PERMISSION = ".pipeline.order", ".recovery.allowApproximate"
 _GUARDS = ".recovery.approximate.guards"
 _IN_ORDER = "self.pipeline.order == 'InOrder'"
-_HAS_STALE = "has(self.recovery.approximate.staleSteps)"
+_STALE = ".recovery.approximate.staleSteps"
+_HAS_STALE = (
+    f"(has(self{_STALE}) ? self{_STALE} > 0 : "
+    "has(self.recovery.approximateAfterLostSteps) && self.checkpoint.everySteps > 0)"
+)
+"""True where a lost stage may load a checkpoint of its own: what
+:func:`mainstay_core.job.approximation.resolve_stale_steps` says."""
 _HAS_GUARDS = f"has(self{_GUARDS})"
 _NO_GUARDS = f"!{_HAS_GUARDS} || self{_GUARDS} == 0"
 _PLAN = "self.detection.dmr.plan"
@@ -100,9 +106,9 @@ _TWO_ENDS = (
 PIPELINE: tuple[Rule, ...] = (
     Rule(
         section=SPEC,
-        field=".recovery.approximate.staleSteps",
+        field=_STALE,
         rule=f"!{_HAS_STALE} || self.checkpoint.everySteps > 0",
-        message=f"is set, but {STALE_WITHOUT_CHECKPOINTS}",
+        message=f"is above 0, but {STALE_WITHOUT_CHECKPOINTS}",
     ),
     Rule(
         section=SPEC,

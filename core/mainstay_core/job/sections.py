@@ -395,15 +395,16 @@ class ApproximateRecovery(Section):
     with several ranks to a stage: an end that has what the stage beside it lacks is made anew only
     of its own checkpoint (staleSteps) there. With snapshots in memory there are 0 unless more are
     asked for, and pods keep no copy of what guards have."""
-    stale_steps: Positive | None = None
+    stale_steps: NotNegative | None = None
     """A checkpoint of the lost stage that is at most so many steps old is loaded by it alone, with
     its moments, while the other stages stay where they are. That goes before its neighbours, and is
     the only way for two lost stages side by side, and in order for the first and the last stage. An
-    end that guards keep is made of them and its twin all the same. Left out, there is no such age:
-    no stage goes back alone. An inner stage is then made of its neighbours, an end of a swapped
-    pipeline of its twin and its guards, and for all else the whole job goes back to its newest
-    checkpoint, or to the seed. It takes checkpoint.everySteps, and approximateAfterLostSteps,
-    without which all go back to a checkpoint."""
+    end that guards keep is made of them and its twin all the same. It takes checkpoint.everySteps,
+    and approximateAfterLostSteps, without which all go back to a checkpoint. Left out: 100 where
+    both are set, since a copy of that age was measured to cost next to nothing and neighbours much
+    more (docs/benchmarks.md), else 0. 0: no stage goes back alone. An inner stage is then made of
+    its neighbours, an end of a swapped pipeline of its twin and its guards, and for all else the
+    whole job goes back to its newest checkpoint, or to the seed."""
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job

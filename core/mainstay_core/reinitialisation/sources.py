@@ -91,12 +91,11 @@ def policy_of(how: ApproximateConfig, before: Policy | None = None) -> Policy:
         how: the rules.
         before: what they do not say.
     """
-    stale_steps = how.stale_steps or 0
     weighting = Weighting(how.weights)
     return replace(
         before or Policy(),
         weighting=weighting,
-        stale_steps=stale_steps,
+        stale_steps=how.stale_steps,
         optimizer_state=OptimizerState(how.optimizer_state),
     )
 

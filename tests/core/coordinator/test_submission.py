@@ -236,7 +236,7 @@ def test_what_cannot_change_is_told_as_a_definition_says_it(
         ({"weights": "Uniform"}, "recovery.approximate.weights GradientNorm -> Uniform"),
         ({"lr_boost": 1.2}, "recovery.approximate.lrBoostPercent 110 -> 120"),
         ({"boost_steps": 7}, "recovery.approximate.boostSteps None -> 7"),
-        ({"stale_steps": 4}, "recovery.approximate.staleSteps None -> 4"),
+        ({"stale_steps": 4}, "recovery.approximate.staleSteps 0 -> 4"),
         ({"wait_s": 60.0}, "recovery.approximate.waitSeconds 0 -> 60"),
         ({"optimizer_state": "Average"}, "recovery.approximate.optimizerState Zero -> Average"),
     ],

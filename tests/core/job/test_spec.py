@@ -358,7 +358,7 @@ def test_the_plan_of_checks_reaches_the_trainers(
         ("spec.recovery.approximate.guards", 17, "must be less than or equal to 16"),
         ("spec.recovery.approximate.guards", 2, "is 2, but in order no stage is an end's twin"),
         ("spec.recovery.approximate", {"staleSteps": 9}, "is 9, but the job keeps no checkpoint"),
-        ("spec.recovery.approximate", {"staleSteps": 0}, "must be greater than or equal to 1"),
+        ("spec.recovery.approximate", {"staleSteps": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"waitSeconds": -1}, "must be greater than or equal to 0"),
         ("spec.recovery.approximate", {"lrBoostPercent": 99}, "greater than or equal to 100"),
         ("spec.recovery.approximate", {"weights": "Norm"}, "must be 'GradientNorm', 'Uniform'"),
@@ -484,6 +484,48 @@ def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -
 
     assert off.approximate is None
     assert off.approximate_rules == allowed.approximate
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize(
+    ("every_steps", "limit", "said", "stale_steps"),
+    [
+        (5, 0, None, 100),
+        (5, 3, None, 100),
+        (5, None, None, 0),
+        (0, 3, None, 0),
+        (0, None, None, 0),
+        (5, 3, 0, 0),
+        (0, 3, 0, 0),
+        (5, 3, 7, 7),
+        (5, None, 7, 7),
+    ],
+)
+def test_a_stage_loads_its_own_young_checkpoint_unless_the_job_says_otherwise(
+    every_steps: int, limit: int | None, said: int | None, stale_steps: int, allowed: bool
+) -> None:
+    """The rules hold the number that counts, and stay while the permission is switched off."""
+    data = approximate_job(checkpoint={"everySteps": every_steps})
+    recovery = data["spec"]["recovery"]
+    recovery |= {"allowApproximate": allowed, "approximateAfterLostSteps": limit}
+    recovery["approximate"] = {"staleSteps": said}
+    config = spec.parse_training_job(data).to_job_config(JobUid("u"))
+
+    assert config.approximate_rules.stale_steps == stale_steps
+    assert (config.approximate is not None) == allowed
+    assert codec.loads(JobConfig, codec.dumps(config)) == config
+
+
+def test_two_stages_in_order_may_go_on_approximately_from_their_own_checkpoints() -> None:
+    def two(**recovery: Any) -> dict[str, Any]:
+        data = approximate_job(parallelism={"stages": 2}, checkpoint={"everySteps": 5})
+        data["spec"]["recovery"] |= recovery
+        return data
+
+    assert spec.parse_training_job(two(approximateAfterLostSteps=0))
+    off = two(approximateAfterLostSteps=0, approximate={"staleSteps": 0})
+    for refused in (two(), off):
+        assert "with 2 stages no stage has two neighbours" in str(problem(refused))
 
 
 def test_permission_that_could_never_be_used_is_refused() -> None:
@@ -816,8 +858,13 @@ def test_two_swapped_stages_with_snapshots_are_made_anew_only_with_guards_that_a
     assert "with snapshots there are no guards unless they are asked for" in found.message
     assert "set approximate.guards (2, or 0 if no stage has a kind of block" in found.message
     stale = two({"staleSteps": 9}, checkpoint={"everySteps": 5})
-    for right in (two({"guards": 2}), two({"guards": 0}), stale):
+    by_default = two({}, checkpoint={"everySteps": 5})
+    by_default["spec"]["recovery"]["approximateAfterLostSteps"] = 0
+    for right in (two({"guards": 2}), two({"guards": 0}), stale, by_default):
         assert spec.parse_training_job(right)
+    none = two({"staleSteps": 0}, checkpoint={"everySteps": 5})
+    none["spec"]["recovery"]["approximateAfterLostSteps"] = 0
+    assert problem(none).field == "spec.recovery.allowApproximate"
     without = two({}, snapshots={"enabled": False})
     assert spec.parse_training_job(without).to_job_config(JobUid("uid")).guards == 2
     off = two({}, recovery={"allowApproximate": False})

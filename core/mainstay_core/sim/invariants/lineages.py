@@ -57,7 +57,7 @@ def fork_rules(config: JobConfig) -> ForkRules | None:
     They are there also where the policy is off, as trainers have them then.
     """
     approximate, shape = config.approximate_rules, config.shape
-    least = 2 if shape.order is Order.SWAPPED or approximate.stale_steps is not None else 3
+    least = 2 if shape.order is Order.SWAPPED or approximate.stale_steps else 3
     if config.approximate is None and shape.stages < least:
         return None
     return ForkRules(

@@ -266,10 +266,10 @@ def _with_permission_ahead(scenario: Scenario) -> Scenario:
     return replace(scenario, ahead=person)
 
 
-def _draw_stale_steps(seed: int) -> int | None:
-    """Return how old a checkpoint may be that a lost stage loads alone; None: none does. Apart."""
+def _draw_stale_steps(seed: int) -> int:
+    """Return how old a checkpoint may be that a lost stage loads alone; 0: none does. Apart."""
     rng = random.Random(f"stale {seed}")
-    return rng.choice((2, 4, 8)) if rng.random() < SHARE_WITH_STALE_COPIES else None
+    return rng.choice((2, 4, 8)) if rng.random() < SHARE_WITH_STALE_COPIES else 0
 
 
 def _draw_wait_s(seed: int) -> float:
