@@ -75,6 +75,7 @@ class PlayedShell:
         return object()
 
     async def copy_guarded(self, client: object, sources: Any, wanted: Any) -> GuardedDigest:
+        del client
         (source,) = sources
         owner = int(source.address)
         sent = self._world.sent
@@ -92,6 +93,7 @@ class PlayedShell:
         await asyncio.sleep(0)
 
     async def take_guarded(self, group: int, end: int, peer: int) -> None:
+        del end
         pair = self._world.members[group][peer], self._index
         await self._world.wait_for(lambda: self._world.sent.get(pair))
         self._world.sent[pair] -= 1
