@@ -312,7 +312,7 @@ def test_with_recompute_a_layer_more_costs_its_input_alone():
 class Reader:
     """The stage behind this one: it answers at once, and has read what it was sent, or has not."""
 
-    problem = ""
+    problem, tells_sent = "", True
 
     def __init__(self, *, has_read):
         self.pipeline, self._has_read = self, has_read
