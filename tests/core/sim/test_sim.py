@@ -387,6 +387,14 @@ def test_a_lost_stage_an_end_too_loads_a_checkpoint_of_its_own_alone() -> None:
     assert 0 in loaded
 
 
+def test_a_checkpoint_that_is_too_old_at_a_version_nobody_had_told_of_is_loaded_by_all() -> None:
+    """The newest commit died with those who had to tell of it, so an order counted a step less."""
+    outcome = simulate(draw(721131, approximate=True))
+    assert not outcome.violation, outcome.violation
+    assert outcome.seen["fork without sources"]
+    assert not outcome.seen["fork"]
+
+
 def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
