@@ -7,6 +7,7 @@ from tests.train.state.test_directory import make_commit, open_directory
 
 from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.wire.segments import SegmentKind
+from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
 from mainstay_train.exact.optimizer import Shared, StageState
 from mainstay_train.model import workload
@@ -29,6 +30,7 @@ def make_state(device, seed=None, dtype="bfloat16"):
         random = torch.Generator().manual_seed(seed)
         gradient = torch.randn(state.layout.size, generator=random).to(device)
         state.apply(state.layout.block_views(gradient), 1.0, 1e-3)
+        devices.moment(state.blocks[0].device).wait()  # a source serves what is written
     return state
 
 
@@ -79,6 +81,20 @@ def test_staged_bytes_are_those_of_the_chunk(device):
     for copied in (other, host):
         copied.refresh()
         assert told(copied) == told(state)
+
+
+def test_what_is_written_is_read_while_the_device_is_at_what_came_later(needs_cuda):
+    state = make_state(needs_cuda, 1)
+    chunks = cut(state.flats(), 4096)
+    expected = [chunk.digest() for chunk in chunks]
+    staging = Staging(needs_cuda, 4096, is_written=True)
+    torch.cuda._sleep(20_000_000_000)  # seconds, as a send that nobody receives yet
+    later = devices.moment(needs_cuda)
+    with staging.beside():
+        for chunk, digest in zip(chunks, expected, strict=True):
+            staging.read(chunk)
+            assert chunk.digest() == digest
+    assert not later.is_over()
 
 
 @pytest.mark.parametrize("limit_bytes", [4096, 5 * 2048, 1 << 30])

@@ -90,13 +90,16 @@ class Staging:
     Args:
         device: where the state is.
         size_bytes: of the largest chunk.
+        is_written: whether the device has done all that writes the state. Else what happens beside
+            the trainer waits for all that the device was given so far, and so also for messages
+            that a peer has not received yet.
     """
 
-    def __init__(self, device: torch.device, size_bytes: int) -> None:
+    def __init__(self, device: torch.device, size_bytes: int, *, is_written: bool = False) -> None:
         is_cuda = device.type == "cuda"
         self._bytes = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=is_cuda)
         self._stream: Any = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
-        if self._stream is not None:
+        if self._stream is not None and not is_written:
             # What wrote the state may still be under way; what computes with it need not wait.
             self._stream.wait_stream(torch.cuda.default_stream(device))
 

@@ -71,8 +71,8 @@ ASKED_AHEAD = 2
 """Chunks that a joiner asks a source for at a time. While it writes one, the next is on its way."""
 
 StateAt = Callable[..., StageState | Portion | None]
-"""(quorum, position, version) -> the state once it is there; None if it never will be. With an end
-of the pipeline behind these, what is there of its guarded blocks."""
+"""(quorum, position, version) -> the state once it is there, and its device has written it; None if
+it never will be. With an end of the pipeline behind these, what is there of its guarded blocks."""
 
 
 def masters_digest(state: StageState) -> str:
@@ -154,7 +154,8 @@ class HealServer:
         number = _asked(connection, chunks)
         if number is None:
             return
-        staging, served = Staging(chunks[0].tensor.device, CHUNK_BYTES), 0
+        # It waits for nothing else: where the joiner is a guard, this device may wait for it.
+        staging, served = Staging(chunks[0].tensor.device, CHUNK_BYTES, is_written=True), 0
         with staging.beside():
             while number is not None:
                 chunk, served = chunks[number], served + 1

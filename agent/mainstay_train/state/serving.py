@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mainstay_core.rank.serving import Wanted, may_copy
+from mainstay_train.base import device as devices
+from mainstay_train.base.device import Moment
 from mainstay_train.comm.connections import Connections
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.exact.portions import Portion
@@ -27,17 +29,20 @@ class ServedState:
         self._connections, self._part_of = connections, part_of
         self._served: Wanted | None = None
         self._state: StageState | None = None
+        self._complete: Moment | None = None
+        """When the device has written it. What it is given later may wait for who asks."""
 
     def serve(self, served: Wanted | None, state: StageState | None) -> None:
         """Answer requests for ``served``, which ``state`` is; None: a new quorum settles."""
+        complete = devices.moment(state.blocks[0].device) if state is not None else None
         with self._connections.changed:
-            self._served, self._state = served, state
+            self._served, self._state, self._complete = served, state, complete
             self._connections.changed.notify_all()
 
     def state_at(
         self, quorum: str, position: int, version: int, guarded: int | None = None
     ) -> StageState | Portion | None:
-        """Wait until the state is there; None once this trainer has moved past the quorum.
+        """Wait until the state is there, and written; None once this trainer is past the quorum.
 
         Args:
             quorum: in which it counts.
@@ -54,6 +59,9 @@ class ServedState:
 
         with connections.changed:
             connections.changed.wait_for(lambda: judged() is not None)
-            if not judged() or self._state is None:
+            if not judged() or self._state is None or self._complete is None:
                 return None
-            return self._state if guarded is None else self._part_of(guarded, self._state)
+            state, complete = self._state, self._complete
+            part = state if guarded is None else self._part_of(guarded, state)
+        complete.wait()
+        return part

@@ -175,6 +175,14 @@ def _compile_1f1b(
     """Return the program of a stage that all flows pass in the same order.
 
     Cached: as a rule a chain computes the same types in every step.
+    """
+    return write_1f1b(shard_types, micro_batches, stage, num_stages)
+
+
+def write_1f1b(
+    shard_types: Sequence[int], micro_batches: int, stage: int, num_stages: int
+) -> tuple[Action, ...]:
+    """Write the program of a stage that all flows pass in the same order; not cached.
 
     A transport without buffers ends a send only when its receive has begun, and takes the
     operations of a rank in their order. There two neighbours that both send first wait for each

@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from mainstay_core.base.shape import Order
-from mainstay_core.planning.program import ANSWER, BESIDE, Action, Op, Receive, compile_compute
+from mainstay_core.planning.program import (
+    ANSWER,
+    BESIDE,
+    Action,
+    Op,
+    Receive,
+    compile_compute,
+    write_1f1b,
+)
 
 Receipts = Mapping[Receive, tuple[Action, ...]]
 """By a receive of a rank: the sends of the rank that it is the receipt of."""
@@ -39,25 +47,32 @@ def receipts_of(
         num_stages: stages of the chain.
         order: in which micro-batches pass the stages.
     """
-    programs = [
-        compile_compute(shard_types, micro_batches, each, num_stages, order)
-        for each in range(num_stages)
-    ]
+    own = compile_compute(shard_types, micro_batches, stage, num_stages, order)
+    if order is Order.IN_ORDER:
+        # It exchanges with the two beside it alone, whose programs nobody asks for again.
+        beside = [each for each in (stage - 1, stage + 1) if 0 <= each < num_stages]
+        others = {e: write_1f1b(shard_types, micro_batches, e, num_stages) for e in beside}
+    else:
+        others = {
+            each: compile_compute(shard_types, micro_batches, each, num_stages, order)
+            for each in range(num_stages)
+        }
+    programs = {**others, stage: own}
     return find_receipts(programs, stage)
 
 
-def find_receipts(programs: Sequence[Sequence[Action]], stage: int) -> Receipts:
-    """Return the receipts of a stage, by what every stage of its chain does.
+def find_receipts(programs: Mapping[int, Sequence[Action]], stage: int) -> Receipts:
+    """Return the receipts of a stage, by what every stage does that it exchanges with.
 
-    Complexity: O(n) in the actions of all stages together.
+    Complexity: O(n) in the actions of these stages together.
 
     Args:
-        programs: of the stages, each of which runs its actions one after the other.
+        programs: by stage, each of which runs its actions one after the other.
         stage: the one that gets the receipts.
     """
     sends = {_place(action): action for action in programs[stage] if action.op in ANSWER}
     found: dict[Receive, tuple[Action, ...]] = {}
-    for peer, program in enumerate(programs):
+    for peer, program in programs.items():
         taken: list[Action] = []
         for action in program:
             if action.peer != stage:

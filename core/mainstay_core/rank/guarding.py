@@ -41,39 +41,42 @@ async def guard(
     Raises:
         GroupEnded: an owner or a guard is gone.
     """
-    guards, index, kept = state.guards, state.index, []
+    guards, index = state.guards, state.index
     groups = guard_groups(guards)
-    for end in sorted({guard.end for guard in guards}):
-        of_end = [guard for guard in guards if guard.end == end]
-        own = next((guard for guard in of_end if guard.index == index), None)
-        given = [guard for guard in of_end if guard.owner == index]
-        if own is None and not given:
-            continue
+    own = {guard.end: guard for guard in guards if guard.index == index}
+    given = {guard.end for guard in guards if guard.owner == index}
+    # All copies come before the first meeting: an owner that has sent to a guard that does not
+    # receive yet has a device that waits, and a copy from there would wait with it.
+    kept = [
+        copy
+        for end in sorted(own)
+        if (copy := await _copy_of(shell, state, connections, reports, own[end])) is not None
+    ]
+    for end in sorted({*own, *given}):
         places = groups[end].members
-        copy = None
-        if own is not None:
-            copy = next((held for held in state.guarded if held.stage == end), None)
-            copy = copy or await _copied(shell, state, connections, reports, own)
         group, is_new = connections.begin_guard_group(groups[end].end, places)
         if is_new:
             await shell.connect(group)
-        if given:
-            await shell.give_guarded(group, [places.index(guard.index) for guard in given])
-        if own is not None:
-            await shell.take_guarded(group, end, places.index(own.owner))
-        kept += [copy] if copy is not None else []
+        if end in given:
+            of_end = [guard for guard in guards if (guard.end, guard.owner) == (end, index)]
+            await shell.give_guarded(group, [places.index(guard.index) for guard in of_end])
+        if end in own:
+            await shell.take_guarded(group, end, places.index(own[end].owner))
     shell.keep_guarded([copy.stage for copy in kept])
     return tuple(kept)
 
 
-async def _copied(
+async def _copy_of(
     shell: RankShell,
     state: RankState,
     connections: QuorumConnections[Any, Any, Any],
     reports: Sequence[SettleReport],
     guard: Guard,
 ) -> GuardedDigest | None:
-    """Copy what a guard keeps from the first owner that gives it; None if none does."""
+    """Return what a guard has, or copies from the first owner that gives it; None if none does."""
+    held = next((held for held in state.guarded if held.stage == guard.end), None)
+    if held is not None:
+        return held
     plan = state.plan
     assert plan is not None
     wanted = Wanted(str(plan.quorum), guard.end, state.version, guarded=guard.end)

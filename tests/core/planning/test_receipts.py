@@ -5,7 +5,16 @@ import random
 import pytest
 
 from mainstay_core.base.shape import Order
-from mainstay_core.planning.program import ANSWER, BESIDE, Action, Op, Receive, compile_compute
+from mainstay_core.planning import receipts as planned
+from mainstay_core.planning.program import (
+    ANSWER,
+    BESIDE,
+    Action,
+    Op,
+    Receive,
+    compile_compute,
+    write_1f1b,
+)
 from mainstay_core.planning.receipts import receipts_of
 
 SENT_AS = {Op.RECV_F: Op.SEND_F, Op.RECV_B: Op.SEND_B}
@@ -99,3 +108,26 @@ def test_the_gradient_is_the_receipt_of_its_output() -> None:
     (send,) = (a for a in compile_compute([4], 1, 0, 2) if a.op is Op.SEND_F)
     assert receipts_of((4,), 1, 0, 2, Order.IN_ORDER) == {Receive(Op.RECV_B, 4, 0, 0, 1): (send,)}
     assert receipts_of((4,), 1, 1, 2, Order.IN_ORDER) == {}
+
+
+def test_in_order_only_the_stages_beside_it_are_compiled_and_no_cache_keeps_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cached: list[int] = []
+    written: list[int] = []
+
+    def compiled(types: tuple[int, ...], flows: int, stage: int, *more: object) -> object:
+        cached.append(stage)
+        return compile_compute(types, flows, stage, *more)  # type: ignore[arg-type]
+
+    def wrote(types: tuple[int, ...], flows: int, stage: int, stages: int) -> object:
+        written.append(stage)
+        return write_1f1b(types, flows, stage, stages)
+
+    monkeypatch.setattr(planned, "compile_compute", compiled)
+    monkeypatch.setattr(planned, "write_1f1b", wrote)
+    for stage, beside in ((0, [1]), (7, [6, 8]), (15, [14])):
+        cached.clear()
+        written.clear()
+        assert receipts_of((90, 91), 3, stage, 16, Order.IN_ORDER)
+        assert (cached, written) == ([stage], beside)

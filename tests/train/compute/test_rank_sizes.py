@@ -27,7 +27,8 @@ from mainstay_core.job.stages import stage_blocks
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.placement import plan_placement
-from mainstay_core.planning.program import compile_compute, schedule_1f1b
+from mainstay_core.planning.program import ANSWER, Op, Receive, compile_compute
+from mainstay_core.planning.receipts import receipts_of
 from mainstay_core.planning.shares import first_shares
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.comm.chains import Mark
@@ -147,6 +148,10 @@ CASES = {
     "bfloat16": Case({**SMALL, "dtype": "bfloat16"}, stages=2),
     "three stages, several shards": Case(SMALL, stages=3, shards_per_lane=3, micro_batches=3),
     "recompute": Case(SMALL, stages=2, recompute=1.0),
+    "six stages, recompute": Case(
+        {**SMALL, "layers": 5, "sequence": 8}, stages=6, recompute=1.0, lanes=1, replicas=1,
+        shards_per_lane=1, micro_batches=7,
+    ),
     "recompute half": Case({**SMALL, "layers": 4}, stages=2, recompute=0.5),
     "a lane without a replica": Case(SMALL, lanes=3, replicas=2, shards_per_lane=3),
     "two inner ranks": Case({**SMALL, "vocab": 301}, stages=2, inner=2),
@@ -156,7 +161,7 @@ CASES = {
     "large matrices": Case({**SMALL, "dim": 256, "sequence": 8, "hidden": 700, "layers": 1}),
     "measured": Case({"width": 32, "layers": 3}, stages=2, entrypoint=MIXER),
     "measured, recompute": Case({"width": 32, "layers": 3}, recompute=1.0, entrypoint=MIXER),
-}
+}  # fmt: skip
 
 
 EXPERTS = {
@@ -403,33 +408,57 @@ def test_owned_elements_are_those_of_the_reduction():
     assert PAD == exact_layout.PAD
 
 
-def test_the_most_is_there_when_the_last_forward_has_begun():
+@pytest.mark.parametrize("stages", [3, 6, 7])
+def test_the_most_is_there_when_the_last_forward_has_begun(stages):
     """The closed form against a walk through the program, action by action."""
     case = CASES["three stages, several shards"]
+    config = {**case.config, "layers": 5}
     for recompute in (False, True):
-        for flows in range(1, 9):
-            shape = dataclasses.replace(case.job().shape, lanes=1, replicas=1)
-            sizes = llama_sizes.sizes_of(case.config, 1, 0, accumulates=True)
-            for number, blocks in enumerate(stage_blocks([b.cost for b in sizes.blocks], 3)):
+        for flows in range(1, stages + 5):
+            shape = dataclasses.replace(
+                case.job().shape, lanes=1, replicas=1, stages=stages, micro_batches=flows
+            )
+            sizes = llama_sizes.sizes_of(config, 1, 0, accumulates=True)
+            for number, blocks in enumerate(stage_blocks([b.cost for b in sizes.blocks], stages)):
                 stage = StageSizes(sizes, blocks, shape, number, recompute=recompute)
                 assert stage.activations(flows) == walked(stage, flows)
 
 
 def walked(stage, flows):
-    forwards, backwards, peaks = 0, 0, []
-    for is_forward, _ in schedule_1f1b(flows, stage.number, stage.shape.stages):
-        known = forwards + is_forward - (stage.shape.stages - stage.number) - 1
-        sent = (backwards - max(0, min(backwards, known))) * stage.returned_bytes
-        under_way = forwards - backwards
-        if is_forward:
-            peaks.append(sent + under_way * stage.waiting_bytes + max(stage.forward_peaks()))
-            forwards += 1
-        else:
-            rest = sent + (under_way - 1) * stage.waiting_bytes
-            comes = stage.returned_bytes if forwards < flows else 0
-            weights = max(stage.weights_peaks()) + comes
-            peaks.append(rest + max(*stage.backward_peaks(), weights))
-            backwards += 1
+    """The most of a step whose sends stay until their receipts come."""
+    place = (stage.number, stage.shape.stages)
+    receipts = receipts_of((0,), flows, *place, Order.IN_ORDER)
+    under_way, sent, peaks = [], [], []
+
+    def held(but=None):
+        """What micro-batches under way keep, and gradients that were sent; less those of one."""
+        outputs = {a.micro_batch for a in sent if a.op is Op.SEND_F}
+        here = [
+            stage.waiting_bytes - stage.again[-1] * stage.output_bytes * (each not in outputs)
+            for each in under_way
+            if each != but
+        ]
+        gradients = [a for a in sent if a.op is Op.SEND_B and a.micro_batch != but]
+        return sum(here) + len(gradients) * stage.returned_bytes
+
+    comes = 0
+    for action in compile_compute((0,), flows, *place):
+        mine = action.micro_batch
+        if action.op is Op.FORWARD:
+            peaks.append(held() + max(stage.forward_peaks()))
+            under_way.append(mine)
+        elif action.op is Op.RECV_B:
+            peaks.append(held() + stage.output_bytes)
+        elif action.op is Op.BACKWARD_INPUT:
+            peaks.append(held(mine) + max(stage.backward_peaks()))
+        elif action.op is Op.BACKWARD_WEIGHT:
+            peaks.append(held(mine) + max(stage.weights_peaks()) + comes)
+            under_way.remove(mine)
+        elif action.op in ANSWER:
+            sent.append(action)
+            comes = stage.input_bytes * (action.op is Op.SEND_B and action.posts is not None)
+        told = receipts.get(Receive(action.op, 0, mine, action.visit, action.peer), ())
+        sent = [each for each in sent if each not in told]
     return stage.constant_bytes + max(peaks)
 
 

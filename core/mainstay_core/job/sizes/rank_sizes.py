@@ -305,11 +305,12 @@ class StageSizes:
         """Return the most bytes at any time of a step's forward and backward.
 
         1F1B has at most ``stages - stage`` micro-batches under way. What was sent stays until the
-        peer is known to have it (:mod:`mainstay_core.planning.receipts`): an output until its own
-        gradient comes, and a gradient until two forwards later. So at most one gradient that was
-        sent before stays beside the next forward and backward. While weights get their gradients,
-        the input of the next forward may come already. After the last forward each backward lets
-        go of more than it sends.
+        peer is known to have it (:mod:`mainstay_core.planning.receipts`): an output until the first
+        gradient comes that the peer sent later, and a gradient until two forwards later. So at most
+        one gradient that was sent before stays beside the next forward and backward. Nothing has
+        come before the first gradient: only then all outputs are there, and that gradient. While
+        weights get their gradients, the input of the next forward may come already. After the last
+        forward each backward lets go of more than it sends.
 
         Args:
             num_flows: micro-batches of the step.
@@ -318,11 +319,14 @@ class StageSizes:
             return self._activations_swapped(num_flows)
         under_way = min(num_flows, self.shape.stages - self.number)
         waiting = (under_way - 1) * self.waiting_bytes
+        # A gradient tells that the next stage has taken these outputs, which no tape keeps.
+        taken = max(0, min(under_way - 1, self.shape.stages - self.number - 2))
+        left = waiting - taken * self.again[-1] * self.output_bytes
         later = num_flows - under_way
-        passing = max(*self.forward_peaks(), *self.backward_peaks())
-        passing += min(later, 1) * self.returned_bytes
+        forward = max(*self.forward_peaks(), self.waiting_bytes + self.output_bytes)
+        passing = max(forward, *self.backward_peaks()) + min(later, 1) * self.returned_bytes
         weights = max(self.weights_peaks()) + min(later, 2) * self.returned_bytes
-        return self.constant_bytes + waiting + max(passing, weights)
+        return self.constant_bytes + max(waiting + forward, left + max(passing, weights))
 
     def _activations_swapped(self, num_flows: int) -> int:
         """Return a bound on the bytes of a step whose micro-batches take several routes.
