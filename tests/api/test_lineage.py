@@ -235,7 +235,7 @@ def test_a_restriction_that_is_not_understood_is_never_left_out(waiting: Job) ->
     path = f"{waiting.path}/approximate"
     for body in (AHEAD, AHEAD | {"ahead": True}, {"until": 9}):
         reply = waiting.api.post(path, body, status=422)
-        assert (reply["error"], list(body)[0] in reply["detail"]) == ("malformed", True)
+        assert (reply["error"], next(iter(body)) in reply["detail"]) == ("malformed", True)
     assert waiting.api.post(f"{path}/ahead", AHEAD | {"until": 9}, status=422)
     assert waiting.api.get(f"{waiting.path}/lineage")["permitted_by"] == ""
 

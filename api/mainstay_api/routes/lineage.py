@@ -159,8 +159,8 @@ def _refusal(verdict: Verdict) -> ProblemError:
         "not-approximate",
         verdict.reason,
         "GET /v1/jobs/{job}/lineage says what each stage could be made anew from; a permission is "
-        "for a job that waits with a stage lost; POST /v1/jobs/{job}/approximate/ahead gives one for "
-        "a loss that is still to come",
+        "for a job that waits with a stage lost; POST /v1/jobs/{job}/approximate/ahead gives one "
+        "for a loss that is still to come",
         why_not=list(verdict.why_not),
         stages=list(verdict.stages),
     )
