@@ -8,7 +8,9 @@ import pytest
 from tests.api.conftest import MANIFEST, Job
 from tests.worlds import played
 
+from mainstay_api.routes.lineage import _name
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_NAME
 from mainstay_core.wire.reinitialisation import BlockOutline
 
 STAGES = 3
@@ -249,3 +251,11 @@ def test_the_policy_may_change_in_a_running_job(api: Any) -> None:
     job.kill(1)
     plan = job.plan()
     assert (plan["method"], plan["fork"]["how"]["after_lost_steps"]) == ("approximate", 0)
+
+
+def test_names_have_no_control_characters() -> None:
+    """They come with requests, and are printed in terminals."""
+    assert _name("alice") == "alice"
+    hostile = _name("a\x1b]0;x\x07\n2026-11-26 a line" + "b" * 9000)
+    assert hostile.isprintable()
+    assert len(hostile) <= MAX_NAME

@@ -22,6 +22,7 @@ from mainstay_core.coordinator.events import ApproximationAllowed, Approximation
 from mainstay_core.coordinator.lineage import list_keys, show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, Verdict, judge_permission
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
 router = APIRouter(
@@ -115,7 +116,7 @@ async def _allow(
             raise _refusal(verdict)
         return JSONResponse(_show(verdict))
     event = ApproximationAllowed(
-        who=cut(who, MAX_NAME), stages=body.stages, after_lost_steps=after_lost_steps
+        who=_name(who), stages=body.stages, after_lost_steps=after_lost_steps
     )
     return await _apply(uid, transactions, event, "allowed")
 
@@ -125,7 +126,7 @@ async def withdraw_approximation(
     uid: UidDep, transactions: TransactionsDep, caller: PersonDep
 ) -> JSONResponse:
     """Take back what was allowed, as far as no plan has used it yet; 409 where nothing is left."""
-    event = ApproximationWithdrawn(who=cut(caller.username, MAX_NAME))
+    event = ApproximationWithdrawn(who=_name(caller.username))
     return await _apply(uid, transactions, event, "withdrawn")
 
 
@@ -142,6 +143,11 @@ async def _apply(
         raise _refusal(error.verdict) from error
     shown = show_job(outcome.state, transactions.now_s())
     return JSONResponse({**shown, name: outcome.reason})
+
+
+def _name(username: str) -> str:
+    """Return a caller's name as messages may have it: terminals show them."""
+    return cut(shown(username), MAX_NAME)
 
 
 def _show(verdict: Verdict) -> dict[str, Any]:

@@ -127,6 +127,11 @@ def _judge_ahead(
     prospects = {p.stage: p for p in prospects_of(state)}
     why_not = tuple(dict.fromkeys(p.reason for p in prospects.values() if not p.possible))
     why = _why_not_ahead(state)
+    if not why and after_lost_steps >= state.shape.steps:
+        why = (
+            f"after_lost_steps: is {after_lost_steps}, and the job has {state.shape.steps} steps: "
+            "it could never lose more; must be less than that"
+        )
     if not why and unknown:
         why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
     if not why and not named:
@@ -270,7 +275,10 @@ def note_withdrawal(
     if not taken:
         why = _why_never_now(state) if state.terminal else ""
         if used is not None and state.plan is not None:
-            why = f"{state.plan.quorum} is carried out already, as {used.who} has allowed it"
+            how = "is carried out already"
+            if state.phase is JobPhase.WAITING:
+                how = "is ordered, and goes on once a trainer comes"
+            why = f"{state.plan.quorum} {how}, as {shown(used.who)} has allowed it"
         why = why or "nobody has given a permission that is not used yet"
         raise NotApplicableError(Verdict(applies=False, reason=why, stages=lost_stages(state)))
     whose = " and ".join(f"what {p.who} has allowed {p.describe()}" for p in taken)

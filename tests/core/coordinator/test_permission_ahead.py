@@ -396,3 +396,21 @@ def test_what_is_allowed_already_is_not_allowed_again(start: Start) -> None:
 
     assert (world.plan.method, record(world).allowed_by) == (Method.APPROXIMATE, "bob")
     assert world.state.ahead is None
+
+
+def test_a_limit_that_no_loss_can_pass_is_refused_by_its_field(whole: Any) -> None:
+    steps = whole.state.shape.steps
+    for limit in (steps, 2**53):
+        with pytest.raises(NotApplicableError, match=f"^after_lost_steps: is {limit}, and the job"):
+            allow(whole, limit=limit)
+    allow(whole, limit=steps - 1)
+
+
+def test_an_ordered_recovery_that_waits_for_a_trainer_is_not_taken_back(start: Start) -> None:
+    world = running(start, spares=1)
+    allow(world)
+    lose(world, 1)
+    lose(world, 3)
+    assert world.state.phase is JobPhase.WAITING
+    with pytest.raises(NotApplicableError, match="is ordered, and goes on once a trainer comes"):
+        withdraw(world)
