@@ -478,19 +478,6 @@ APPROXIMATE: Responses = {
         },
     )
 }
-APPROXIMATE_AHEAD: Responses = {
-    200: _example(
-        "What the permission would come to, with dry_run; else the job, and what was allowed",
-        {
-            "would": "a permission ahead of the loss, for one recovery of stages 0 to 2 that would "
-            "lose more than 50 steps otherwise: the job is approximate from there on. Now it would "
-            "go back to the checkpoint of step 100, and lose 20 steps",
-            "stages": [0, 1, 2],
-            "lost_steps": 20,
-            "why_not": ["stage 0 is an end of the pipeline, and the order is InOrder"],
-        },
-    )
-}
 WITHDRAWN: Responses = {
     200: _example(
         "The job, and what was taken back",

@@ -34,6 +34,23 @@ router = APIRouter(
 )
 
 
+_WOULD_AHEAD = {
+    "would": "a permission ahead of the loss, for one recovery of stages 0 to 2 that would lose "
+    "more than 50 steps otherwise: the job is approximate from there on. Now it would go back to "
+    "the checkpoint of step 100, and lose 20 steps",
+    "stages": [0, 1, 2],
+    "lost_steps": 20,
+    "why_not": [],
+}
+_AHEAD: examples.Responses = {
+    200: {
+        "description": "What the permission would come to, with dry_run; else the job, and what "
+        "was allowed",
+        "content": {"application/json": {"example": _WOULD_AHEAD}},
+    }
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPermission:
     """A permission for the approximate recovery that the job waits for."""
@@ -89,7 +106,7 @@ async def allow_approximation(
 
 # It is no field of the other body: an api of a version before would not know that, and grant a
 # permission without a limit.
-@router.post("/{job}/approximate/ahead", responses=examples.APPROXIMATE_AHEAD)
+@router.post("/{job}/approximate/ahead", responses=_AHEAD)
 async def allow_approximation_ahead(
     uid: UidDep, transactions: TransactionsDep, caller: PersonDep, body: NewPermissionAhead
 ) -> JSONResponse:

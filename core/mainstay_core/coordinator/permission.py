@@ -216,6 +216,17 @@ def forks_by(state: CoordinatorState, now_s: float) -> Permission | None:
     return given if answer.row is ladder.Row.APPROXIMATE else None
 
 
+def with_permission(
+    state: CoordinatorState, answer: ladder.Decision, now_s: float
+) -> ladder.Decision:
+    """Return why a job waits, and by whose permission ahead it goes on: nobody need give one."""
+    given = forks_by(state, now_s)
+    if given is None:
+        return answer
+    allowed = f"lost stages are made anew then, as {shown(given.who)} has allowed it"
+    return replace(answer, reason=f"{answer.reason}; {allowed}")
+
+
 def _why_allowed(state: CoordinatorState, now_s: float) -> str:
     """Return who has allowed already what one for the recovery at hand would; empty if nobody."""
     given = forks_by(state, now_s)

@@ -17,7 +17,7 @@ from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.names import place_name, slot_name
-from mainstay_core.coordinator.permission import forks_by, use_permission
+from mainstay_core.coordinator.permission import use_permission, with_permission
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
@@ -51,7 +51,6 @@ from mainstay_core.coordinator.state import (
 )
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.plan import Member, Method, Plan
 
 _AGAIN = repeats.Escalation(rung=Rung.AGAIN)
@@ -192,24 +191,13 @@ def _recover(
     else:
         plan = None
     if plan is None:
-        return _wait(state, _with_permission(state, answer, now_s), now_s)
+        return _wait(state, with_permission(state, answer, now_s), now_s)
     state, allowed_by = use_permission(state, plan)
     opened = open_loss if lost or state.suspicion is None else open_suspicion
     recovered = note_silent(state, opened(state, lost, plan, answer.reason, allowed_by), plan)
     if plan.method is Method.RESTART:
         recovered = replace(recovered, restarted_id=plan.quorum.id)
     return publish(recovered, plan, JobPhase.RECOVERING)
-
-
-def _with_permission(
-    state: CoordinatorState, answer: ladder.Decision, now_s: float
-) -> ladder.Decision:
-    """Return why a job waits, and by whose permission ahead it goes on: nobody need give one."""
-    given = forks_by(state, now_s)
-    if given is None:
-        return answer
-    allowed = f"lost stages are made anew then, as {shown(given.who)} has allowed it"
-    return replace(answer, reason=f"{answer.reason}; {allowed}")
 
 
 def _wait(
