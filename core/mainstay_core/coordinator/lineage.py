@@ -103,6 +103,20 @@ def splice(known: History, told: ToldHistory) -> History:
     return (*(known[:before] if fits else ()), *told.newest)
 
 
+def is_known(state: CoordinatorState) -> bool:
+    """Return whether the history that is told names no fork that the state does not know.
+
+    Nothing was made anew since then. What was never told, nobody knows.
+    """
+    told = state.told_history
+    if not state.is_history_told or told is None:
+        return state.is_history_told
+    known = {_name(fork) for fork in state.history}
+    # Of two forks at one version the second one has the same name.
+    is_longer = told.num_forks > state.num_forks
+    return not (told.made or is_longer) and all(_name(fork) in known for fork in told.newest)
+
+
 def _name(fork: Fork) -> tuple[int, str]:
     return fork.version, fork.chain
 

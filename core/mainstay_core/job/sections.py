@@ -401,10 +401,11 @@ class ApproximateRecovery(Section):
     the only way for two lost stages side by side, and in order for the first and the last stage. An
     end that guards keep is made of them and its twin all the same. It takes checkpoint.everySteps,
     and approximateAfterLostSteps, without which all go back to a checkpoint. Left out: 100 where
-    both are set, since a copy of that age was measured to cost next to nothing and neighbours much
-    more (docs/benchmarks.md), else 0. 0: no stage goes back alone. An inner stage is then made of
-    its neighbours, an end of a swapped pipeline of its twin and its guards, and for all else the
-    whole job goes back to its newest checkpoint, or to the seed."""
+    both are set, and for what a person allows where checkpoint.everySteps is, since a copy of that
+    age was measured to cost next to nothing and neighbours much more (docs/benchmarks.md), else 0.
+    0: no stage goes back alone. An inner stage is then made of its neighbours, an end of a swapped
+    pipeline of its twin and its guards, and for all else the whole job goes back to its newest
+    checkpoint, or to the seed."""
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job

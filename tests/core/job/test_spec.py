@@ -217,6 +217,13 @@ def test_every_setting_reaches_the_config() -> None:
             "decay": 49152,
             "log_reason": "spec.snapshots.replay says Gradients",
         },
+        "permitted": {
+            "after_lost_steps": None,
+            "weights": "GradientNorm",
+            "lr_boost": 1.1,
+            "boost_steps": None,
+            "stale_steps": 100,
+        },
         "faults": [codec.encode(fault)],
     }
     assert codec.decode(JobConfig, codec.encode(config)) == config
@@ -504,14 +511,15 @@ def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -
 def test_a_stage_loads_its_own_young_checkpoint_unless_the_job_says_otherwise(
     every_steps: int, limit: int | None, said: int | None, stale_steps: int, allowed: bool
 ) -> None:
-    """The rules hold the number that counts, and stay while the permission is switched off."""
+    """The rules hold the number that counts. What a person allows has its own limit."""
     data = approximate_job(checkpoint={"everySteps": every_steps})
     recovery = data["spec"]["recovery"]
     recovery |= {"allowApproximate": allowed, "approximateAfterLostSteps": limit}
     recovery["approximate"] = {"staleSteps": said}
     config = spec.parse_training_job(data).to_job_config(JobUid("u"))
 
-    assert config.approximate_rules.stale_steps == stale_steps
+    permitted = 100 if every_steps and said is None else said or 0
+    assert config.approximate_rules.stale_steps == (stale_steps if allowed else permitted)
     assert (config.approximate is not None) == allowed
     assert codec.loads(JobConfig, codec.dumps(config)) == config
 
