@@ -28,9 +28,9 @@ from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 
 STALL_S = 30.0
-"""How long a holder may answer nothing once it was sent a segment whole, or take nothing of one that
-is being sent. Then it counts as gone, so that who waits for it hears so. A holder whose process has
-ended is gone at once."""
+"""How long a holder may answer nothing once it was sent a segment whole, or take nothing of one
+that is being sent. Then it counts as gone, so that who waits for it hears so. A holder whose
+process has ended is gone at once."""
 LINGER_S = 20.0
 """How long a connection stays that has nothing to send: longer than most steps, and shorter than a
 holder waits (``callers.IDLE_S``)."""

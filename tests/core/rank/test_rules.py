@@ -195,7 +195,7 @@ def witnesses(rng: random.Random) -> Iterator[Any]:
 
 
 def records(rng: random.Random) -> Iterator[Any]:
-    """What stores tell of commits: now and then something else, or damaged, or of another quorum."""
+    """What stores tell of commits: now and then another one, or damaged, or of another quorum."""
     reports = []
     for name in rng.sample(NAMES, rng.randint(1, 6)):
         told = tuple(draw_record(rng, step) for step in range(3) if rng.random() < 0.9)

@@ -19,7 +19,8 @@ from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, is_sealed
 
 MAX_NAMED = 3
-"""Damaged records, those that differ from that of most pods, and steps with records that contradict each other, that one sentence names."""
+"""Damaged records, those that differ from that of most pods, and steps with records that
+contradict each other, that one sentence names."""
 
 _Told = list[tuple[PodUid, CommitRecord]]
 
@@ -35,7 +36,8 @@ class ToldRecords:
     damaged: tuple[tuple[PodUid, int], ...]
     """Pods with damaged records, and the step that each of these names."""
     outvoted: tuple[tuple[PodUid, int], ...]
-    """Pods whose record of a step, as it was written, is another one than most tell, and the step."""
+    """Pods whose record of a step is another one than most tell, though it is as it was written, and
+    the step."""
     disputed: tuple[tuple[int, tuple[PodUid, ...]], ...]
     """Steps of which one quorum has left different records, all as they were written and none told
     by most, and the pods that have these. None of them counts."""
@@ -64,10 +66,9 @@ def choose_records(reports: Sequence[StoreReport], lineage: int) -> ToldRecords:
     """Return which records count.
 
     Of one step those of the newest quorum count: where the job went back, another one had committed
-    it before. Of these the one counts that more than half of the pods tell which tell one; if there
-    is none, no record does. A rank that rolled forward has not seen what the votes said: that counts
-    which more than half tell of those that have it. If none has it, that of an older quorum does
-    that agrees.
+    it before. Of these the one counts that more than half of their pods tell; if there is none, no
+    record does. A rank that rolled forward has not seen what the votes said: that counts which more
+    than half tell of those that have it. If none has it, that of an older quorum does that agrees.
 
     Args:
         reports: of stores of that lineage, in any order.
