@@ -36,8 +36,8 @@ class ToldRecords:
     damaged: tuple[tuple[PodUid, int], ...]
     """Pods with damaged records, and the step that each of these names."""
     outvoted: tuple[tuple[PodUid, int], ...]
-    """Pods whose record of a step is another one than most tell, though it is as it was written, and
-    the step."""
+    """Pods whose record of a step is another one than most tell, though it is as it was written,
+    and the step."""
     disputed: tuple[tuple[int, tuple[PodUid, ...]], ...]
     """Steps of which one quorum has left different records, all as they were written and none told
     by most, and the pods that have these. None of them counts."""
