@@ -203,7 +203,7 @@ REFUSED = [
             ),
             (
                 {"parallelism": {"stages": 2}, "checkpoint": SAVED},
-                "or pipeline.order Swapped, or approximateAfterLostSteps below approximate.staleSteps",
+                "or approximateAfterLostSteps below approximate.staleSteps, so that a stage",
             ),
             (
                 {
@@ -215,7 +215,7 @@ REFUSED = [
                         "approximate": {"staleSteps": 0},
                     },
                 },
-                "or pipeline.order Swapped, or approximateAfterLostSteps below approximate.staleSteps",
+                "or approximateAfterLostSteps below approximate.staleSteps, so that a stage",
             ),
             (
                 {

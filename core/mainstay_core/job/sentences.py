@@ -44,7 +44,8 @@ TWO_ENDS_OF_SEVERAL_RANKS = (
     "with several ranks to a stage nobody guards what each of the 2 stages alone has (embedding, "
     "head), so neither could be made anew; use false, or more stages, or checkpoints "
     "(checkpoint.everySteps) and approximateAfterLostSteps below approximate.staleSteps, or "
-    "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that the other lacks"
+    "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that the "
+    "other lacks"
 )
 
 
