@@ -217,7 +217,7 @@ def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
     is_in_order = state.shape.order is Order.IN_ORDER
-    if state.shape.stages == 2 and is_in_order and not rules.stale_steps:
+    if state.shape.stages == 2 and is_in_order and not rules.loads_alone:
         return "with two stages none has two neighbours to make it anew from"
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"

@@ -58,6 +58,19 @@ def resolve_stale_steps(recovery: RecoveryPolicy, every_steps: int) -> int:
     return STALE_STEPS if every_steps and recovery.approximate_after_lost_steps is not None else 0
 
 
+def loads_alone(recovery: RecoveryPolicy, every_steps: int) -> bool:
+    """Return whether a lost stage of the job ever loads a checkpoint of its own alone.
+
+    Args:
+        recovery: of the job.
+        every_steps: between checkpoints; 0: there are none.
+    """
+    return ApproximateConfig(
+        after_lost_steps=recovery.approximate_after_lost_steps,
+        stale_steps=resolve_stale_steps(recovery, every_steps),
+    ).loads_alone
+
+
 def _rules_of(recovery: RecoveryPolicy, checkpoint: Checkpoint) -> ApproximateConfig:
     how = recovery.approximate
     return ApproximateConfig(
@@ -99,6 +112,7 @@ def check_approximate(
         )
     if not recovery.allow_approximate:
         return
-    if stages == 1 or (stages == 2 and in_order and not stale_steps):
+    alone = loads_alone(recovery, checkpoint.every_steps)
+    if stages == 1 or (stages == 2 and in_order and not alone):
         why = no_neighbours(stages, keeps_checkpoints=checkpoint.every_steps > 0)
         raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

@@ -426,11 +426,11 @@ class RecoveryPolicy(Section):
     allow_approximate: bool = False
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
-    three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
-    Swapped and guards, or a checkpoint of their own (approximate.staleSteps). With snapshots in
-    memory, these are tried first: what they bring back is exact. It holds from the next loss on;
-    where it is off, a person may allow one recovery (kubectl mainstay approximate), by the rules of
-    approximate."""
+    three stages and more, and of two with pipeline.order Swapped or a checkpoint of their own. The
+    first and the last stage need Swapped and guards, or a checkpoint of their own
+    (approximateAfterLostSteps below approximate.staleSteps). With snapshots in memory, these are
+    tried first: what they bring back is exact. It holds from the next loss on; where it is off, a
+    person may allow one recovery (kubectl mainstay approximate), by the rules of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

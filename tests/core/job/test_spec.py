@@ -530,9 +530,11 @@ def test_two_stages_in_order_may_go_on_approximately_from_their_own_checkpoints(
         data["spec"]["recovery"] |= recovery
         return data
 
-    assert spec.parse_training_job(two(approximateAfterLostSteps=0))
+    for limit in (0, 99):
+        assert spec.parse_training_job(two(approximateAfterLostSteps=limit))
+    late = two(approximateAfterLostSteps=100)
     off = two(approximateAfterLostSteps=0, approximate={"staleSteps": 0})
-    for refused in (two(), off):
+    for refused in (two(), late, off):
         assert "with 2 stages no stage has two neighbours" in str(problem(refused))
 
 
@@ -546,7 +548,14 @@ def test_permission_that_could_never_be_used_is_refused() -> None:
         assert "approximate.staleSteps, so that a stage loads a checkpoint of its own" in str(found)
     data = approximate_job(**both_ends, checkpoint={"everySteps": 5})
     data["spec"]["recovery"]["approximate"] = {"staleSteps": 9}
-    spec.parse_training_job(data)
+    for limit, is_used in ((None, False), (9, False), (8, True), (0, True)):
+        data["spec"]["recovery"]["approximateAfterLostSteps"] = limit
+        if is_used:
+            assert spec.parse_training_job(data)
+        else:
+            found = problem(data)
+            assert found.field == "spec.recovery.allowApproximate"
+            assert "approximateAfterLostSteps below approximate.staleSteps" in str(found)
     spec.parse_training_job(approximate_job(snapshots={"enabled": True}))
 
 
@@ -841,9 +850,18 @@ def test_two_stages_that_nobody_may_guard_are_not_made_anew() -> None:
     found = problem(two())
     assert found.field == "spec.recovery.allowApproximate"
     assert "with several ranks to a stage" in str(found)
-    assert "(checkpoint.everySteps) and approximate.staleSteps" in str(found)
+    assert (
+        "(checkpoint.everySteps) and approximateAfterLostSteps below approximate.staleSteps"
+        in str(found)
+    )
     assert problem(two({"everySteps": 5})).field == "spec.recovery.allowApproximate"
-    assert spec.parse_training_job(two({"everySteps": 5}, staleSteps=9))
+    for limit, is_used in ((None, False), (9, False), (8, True)):
+        alone = two({"everySteps": 5}, staleSteps=9)
+        alone["spec"]["recovery"]["approximateAfterLostSteps"] = limit
+        if is_used:
+            assert spec.parse_training_job(alone)
+        else:
+            assert problem(alone).field == "spec.recovery.allowApproximate"
     assert spec.parse_training_job(two(guards=0)), (
         "each stage has a like block for all of the other"
     )
@@ -866,6 +884,8 @@ def test_two_swapped_stages_with_snapshots_are_made_anew_only_with_guards_that_a
     assert "with snapshots there are no guards unless they are asked for" in found.message
     assert "set approximate.guards (2, or 0 if no stage has a kind of block" in found.message
     stale = two({"staleSteps": 9}, checkpoint={"everySteps": 5})
+    assert problem(stale).field == "spec.recovery.allowApproximate", "all go back"
+    stale["spec"]["recovery"]["approximateAfterLostSteps"] = 8
     by_default = two({}, checkpoint={"everySteps": 5})
     by_default["spec"]["recovery"]["approximateAfterLostSteps"] = 0
     for right in (two({"guards": 2}), two({"guards": 0}), stale, by_default):
