@@ -8,7 +8,9 @@ import pytest
 from tests.api.conftest import MANIFEST, Job
 from tests.worlds import played
 
+from mainstay_api.routes.lineage import _name
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import MAX_NAME
 from mainstay_core.wire.reinitialisation import BlockOutline
 
 STAGES = 3
@@ -176,13 +178,13 @@ def test_a_permission_without_effect_is_refused_with_the_ladders_sentences(
         assert api.post(path, body, status=422)["error"] == "malformed"
 
 
-AHEAD = {"ahead": True, "after_lost_steps": 1}
+AHEAD = {"after_lost_steps": 1}
 
 
 def test_a_permission_is_given_ahead_shown_and_used_once(api: Any) -> None:
     job = start(api)
     path = f"{job.path}/approximate"
-    tried = api.post(path, AHEAD | {"dry_run": True})
+    tried = api.post(f"{path}/ahead", AHEAD | {"dry_run": True})
     assert tried["would"].startswith(
         "a permission ahead of the loss, for one recovery of stages 0 to 2 that would lose more "
         "than 1 step otherwise"
@@ -190,7 +192,8 @@ def test_a_permission_is_given_ahead_shown_and_used_once(api: Any) -> None:
     assert tried["stages"] == [0, 1, 2]
     assert tried["why_not"][0].startswith("stage 0 is an end of the pipeline")
     assert api.get(job.path)["ahead"] is None
-    assert api.post(path, AHEAD)["allowed"].startswith("token gives a permission ahead of the loss")
+    given = api.post(f"{path}/ahead", AHEAD)["allowed"]
+    assert given.startswith("token gives a permission ahead of the loss")
     commit(job, 2)
     for shown in (api.get(job.path), api.get(f"{job.path}/lineage")):
         assert (shown["ahead"]["who"], shown["ahead"]["after_lost_steps"]) == ("token", 1)
@@ -210,7 +213,7 @@ def test_a_permission_given_ahead_is_taken_back(api: Any) -> None:
     job = start(api)
     path = f"{job.path}/approximate"
     assert "nobody has given" in api.post(f"{path}/withdraw", {}, status=409)["detail"]
-    api.post(path, AHEAD)
+    api.post(f"{path}/ahead", AHEAD)
     told = api.post(f"{path}/withdraw", {})
     assert told["withdrawn"].startswith("token takes back what token has allowed for one recovery")
     assert told["ahead"] is None
@@ -221,13 +224,22 @@ def test_a_permission_given_ahead_is_taken_back(api: Any) -> None:
 
 def test_a_permission_ahead_without_its_limit_is_refused_by_name(api: Any) -> None:
     job = start(api)
-    path = f"{job.path}/approximate"
-    for body in ({"ahead": True}, {"after_lost_steps": 3}):
+    path = f"{job.path}/approximate/ahead"
+    for body in ({}, {"after_lost_steps": -1}, {"after_lost_steps": None}):
         reply = api.post(path, body, status=422)
         assert (reply["error"], "after_lost_steps" in reply["detail"]) == ("malformed", True)
-    assert api.post(path, AHEAD | {"after_lost_steps": -1}, status=422)["error"] == "malformed"
     refused = api.post(path, AHEAD | {"stages": [9]}, status=409)
     assert refused["detail"] == "the job has stages 0 to 2, and no stage 9"
+
+
+def test_a_restriction_that_is_not_understood_is_never_left_out(waiting: Job) -> None:
+    """A permission without its limit would allow more than its giver does."""
+    path = f"{waiting.path}/approximate"
+    for body in (AHEAD, AHEAD | {"ahead": True}, {"until": 9}):
+        reply = waiting.api.post(path, body, status=422)
+        assert (reply["error"], next(iter(body)) in reply["detail"]) == ("malformed", True)
+    assert waiting.api.post(f"{path}/ahead", AHEAD | {"until": 9}, status=422)
+    assert waiting.api.get(f"{waiting.path}/lineage")["permitted_by"] == ""
 
 
 def test_the_policy_may_change_in_a_running_job(api: Any) -> None:
@@ -239,3 +251,11 @@ def test_the_policy_may_change_in_a_running_job(api: Any) -> None:
     job.kill(1)
     plan = job.plan()
     assert (plan["method"], plan["fork"]["how"]["after_lost_steps"]) == ("approximate", 0)
+
+
+def test_names_have_no_control_characters() -> None:
+    """They come with requests, and are printed in terminals."""
+    assert _name("alice") == "alice"
+    hostile = _name("a\x1b]0;x\x07\n2026-11-26 a line" + "b" * 9000)
+    assert hostile.isprintable()
+    assert len(hostile) <= MAX_NAME

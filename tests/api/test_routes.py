@@ -89,3 +89,20 @@ def test_the_provider_tells_that_a_pod_is_gone(job: Any) -> None:
     assert "pod-3" not in [
         p["uid"] for p in done(Calls(job.api.client).fetch(job.uid, "pods"))["pods"]
     ]
+
+
+def test_a_permission_with_a_limit_is_asked_for_at_a_route_of_its_own() -> None:
+    """An api of a version before has none there, and does not grant it without the limit."""
+    sent: list[Request] = []
+
+    class Heard(JobApi):
+        async def send(self, request: Request) -> Any:
+            sent.append(request)
+            return {}
+
+    done(Heard().allow_approximation("demo", None, dry_run=False, after_lost_steps=5))
+    done(Heard().allow_approximation("demo", [1], dry_run=True))
+    assert [(r.path, r.body) for r in sent] == [
+        ("/v1/jobs/demo/approximate/ahead", {"dry_run": False, "after_lost_steps": 5}),
+        ("/v1/jobs/demo/approximate", {"dry_run": True, "stages": [1]}),
+    ]

@@ -203,7 +203,7 @@ REFUSED = [
             ),
             (
                 {"parallelism": {"stages": 2}, "checkpoint": SAVED},
-                "or pipeline.order Swapped, or approximate.staleSteps, so that a stage loads",
+                "or approximateAfterLostSteps below approximate.staleSteps, so that a stage",
             ),
             (
                 {
@@ -215,7 +215,7 @@ REFUSED = [
                         "approximate": {"staleSteps": 0},
                     },
                 },
-                "or pipeline.order Swapped, or approximate.staleSteps, so that a stage loads",
+                "or approximateAfterLostSteps below approximate.staleSteps, so that a stage",
             ),
             (
                 {
@@ -588,10 +588,10 @@ PIPELINES = [
     for keeps in (False, True)
     for allows in (False, True)
     for guards in (None, 0, 2)
-    for limit, stale in ((None, None), (None, 9), (3, None))
+    for limit, stale in ((None, None), (None, 9), (3, None), (100, None), (3, 9), (9, 9))
 ]
 """Pipelines, each with and without permission, guards, checkpoints, snapshots and staleSteps, or a
-limit on lost steps, which sets staleSteps."""
+limit on lost steps, which sets staleSteps, or both, of which either may be more."""
 
 
 def at(path: str, value: Any) -> dict[str, Any]:

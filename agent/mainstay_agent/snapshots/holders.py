@@ -28,8 +28,9 @@ from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.votes import CommitRecord
 
 STALL_S = 30.0
-"""How long a holder may take nothing of what is sent and answer nothing. Then it counts as gone, so
-that who waits for it hears so. A holder whose process has ended is gone at once."""
+"""How long a holder may answer nothing once it was sent a segment whole, or take nothing of one
+that is being sent. Then it counts as gone, so that who waits for it hears so. A holder whose
+process has ended is gone at once."""
 LINGER_S = 20.0
 """How long a connection stays that has nothing to send: longer than most steps, and shorter than a
 holder waits (``callers.IDLE_S``)."""
@@ -78,6 +79,9 @@ class HolderLine(Channel):
         self._waiting: deque[Parcel] = deque()
         self._sent: deque[tuple[Parcel, Segment]] = deque()
         """Those whose answers are still to come; the last one may not be all sent."""
+        self._owed_since_s: float | None = None
+        """When the oldest of them was all sent, or the last answer came, which is later; None: it
+        may not be all sent. What is sent since then, and nobody has to answer, moves nothing."""
         self._records: deque[CommitRecord] = deque()
         """Commits that go before the next segment."""
         self.has_passed_on = False
@@ -114,6 +118,8 @@ class HolderLine(Channel):
 
     def refill(self) -> bool:
         """Queue the next commit, or segment that is still kept; return whether there was one."""
+        if self._sent and self._owed_since_s is None:
+            self._owed_since_s = self.moved_at_s
         if self._is_proved and self._records:
             self.queue(frames.encode(frames.PassRecord(record=self._records.popleft())))
             return True
@@ -144,6 +150,7 @@ class HolderLine(Channel):
             why_not = answer.why
         if number > len(self._sent):
             raise RemoteProtocolError("an answer to nothing")
+        self._owed_since_s = None
         for _ in range(number):
             parcel, segment = self._sent.popleft()
             self._index.release(segment)
@@ -164,7 +171,10 @@ class HolderLine(Channel):
         self._records.clear()
 
     def due_s(self) -> float:
-        return self.moved_at_s + (STALL_S if self._waiting or self._sent else LINGER_S)
+        if not (self._waiting or self._sent):
+            return self.moved_at_s + LINGER_S
+        since_s = self.moved_at_s if self._owed_since_s is None else self._owed_since_s
+        return since_s + STALL_S
 
     def _open(self) -> None:
         code = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

@@ -53,6 +53,8 @@ EXCHANGE = "exchange"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
+MAX_CHEAP = 4096
+"""Answers that are kept by the sizes of what a kernel makes: sizes may differ in every step."""
 WHENEVER = Later(window=None, expected_s=0.0)
 """Until when a check waits of which no plan was made beforehand."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
@@ -186,6 +188,8 @@ class Checks:
                 # What both cost on a device was not measured: there only what many small tensors
                 # save.
                 price = COMPILED_IMPRINT if call.is_far else imprints.price()
+                if len(self._cheap) >= MAX_CHEAP:
+                    self._cheap.clear()  # of a step's sizes all are soon there again
                 found = self._cheap[sizes] = is_pointwise_cheaper(sizes[1:], price)
             return found
         cheap = self._planned.cheap

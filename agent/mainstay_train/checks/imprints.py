@@ -1,11 +1,11 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), where compiled code goes
-over that once. Elsewhere it is a chain of products of small integers, which runs three times as
-fast as the ledger's digest does there, and is no weaker: bytes in rows of 1,024 are multiplied by
-16 columns of keys. Every key is
-odd, so a change of one byte changes all 16 sums of its row. For a change of several bytes a key of
+of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), if there is compiled code,
+in one pass. On a GPU it is the ledger's digest. On a CPU without compiled code it is a chain of
+products of small integers, which runs three times as fast as the ledger's digest does there, and is
+no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is odd, so a
+change of one byte changes all 16 sums of its row. For a change of several bytes a key of
 theirs must have one value of 128, in each column, for the sums to stay (multilinear hashing: Lemire
 and Kaser, "Strongly universal string hashing is fast", 2014, section 3): 2^-112, where the ledger's
 digest has 2^-64. No sum overflows, so the products are exact on every processor.
@@ -27,21 +27,22 @@ from mainstay_train.exact import compiled, digests, run_sums
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
-"""So many bytes are digested as they are, before the chain's products."""
+"""So many bytes are hashed as they are, with no product of the chain."""
 FEW_BYTES_COMPILED = 512
-"""The same, before compiled code begins: to start that takes as long."""
+"""So many bytes are kept as they are, with compiled code or without: to copy them takes less than
+to begin sums."""
 MAX_LEVELS = 8
 """Each product leaves a sixteenth of the bytes: enough for any memory."""
 
 Imprint = tuple[torch.dtype, torch.Size, bytes]
-"""Type, shape, and digest of the bits."""
+"""Type, shape, and digest of the bits; of few bytes those bytes."""
 
 
 def imprint(tensor: torch.Tensor) -> Imprint:
     """Return the imprint of a tensor; waits for its device.
 
-    With compiled code the order counts in which its dimensions lie in memory, as they are not put
-    into another one.
+    With compiled code on a CPU the order counts in which its dimensions lie in memory, as they are
+    not put into another one: a kernel that lays its output out otherwise the second time differs.
     """
     dtype, shape = tensor.dtype, tensor.shape
     if not tensor.is_cpu:

@@ -434,7 +434,7 @@ def whole_masters(
         )
         for block in blocks
     )
-    return [(block, digests.FlatDigest(held, block.device)) for block, held in by_block if held]
+    return [(block, digests.drawn_twice(held, block.device)) for block, held in by_block if held]
 
 
 def _state_structure(

@@ -72,12 +72,12 @@ class Portion:
 def _sums_of(name: str, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Return what makes ``digests.tensor_sums`` of a tensor as it is then; its memory stays.
 
-    Keys are drawn here, once, where compiled code reads any row where it lies. So this is not for
-    where what is computed may come out wrong: it would stay so.
+    Keys are drawn here, and kept, where compiled code reads any row where it lies. That is in a
+    step, where what is computed may come out wrong, so they are drawn twice and compared.
     """
     flat = tensor.view(-1)
     is_plain = flat.element_size() == 4 and not flat.is_complex()
     if is_plain and flat.device.type == "cpu" and compiled.load() is not None:
-        known = digests.FlatDigest([Piece(name, 0, flat.numel())], flat.device)
+        known = digests.drawn_twice([Piece(name, 0, flat.numel())], flat.device)
         return partial(known.sums, flat)
     return partial(digests.tensor_sums, name, tensor)

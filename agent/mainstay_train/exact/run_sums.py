@@ -7,8 +7,9 @@ of 2^32 for a sum to stay (multilinear hashing: Lemire and Kaser, "Strongly univ
 is fast", 2014, section 3): 2^-64 for both, as of the ledger's digest. That has keys of 64 bits,
 whose products take a processor several instructions.
 
-Sums of more than a few runs are summed up likewise, with other keys. As of the ledger's, whose
-sums of chunks are summed up, the probabilities of both levels add up.
+Sums of more than a few runs are summed up likewise, with other keys, level by level until few are
+left: of up to 32 KiB there is one level, up to 16 MiB there are two, up to 8 GiB three. The
+probabilities of all levels add up, as those of the ledger's two do.
 """
 
 from __future__ import annotations
@@ -45,44 +46,56 @@ def memory_sums(address: int, size: int) -> bytes | None:
     loops = compiled.load()
     if loops is None:
         return None
-    levels, kind, last = _levels_of(size // _WORD_BYTES)
-    sums = kind()
-    into, source = ctypes.addressof(sums), address
-    for count, keys, offset in levels:
-        loops.run_sums(source, count, keys, into + offset)
-        source = into + offset
+    count = size // _WORD_BYTES
+    known = _levels_of(-(-count // RUN))
+    sums = known.kind()
+    into = ctypes.addressof(sums)
+    loops.run_sums(address, count, known.first, into)
+    for source, words, keys, offset in known.further:
+        loops.run_sums(into + source, words, keys, into + offset)
     rest = size % _WORD_BYTES
-    found = bytes(sums)[last:]
+    found = bytes(sums)[known.last :]
     return found + ctypes.string_at(address + size - rest, rest) if rest else found
 
 
 class _Levels(NamedTuple):
     """The steps in which the sums of some words are made."""
 
-    levels: tuple[tuple[int, int, int], ...]
-    """Of each its words, the address of its keys, and where its sums are written."""
+    first: int
+    """The address of the first level's keys; its sums begin the memory."""
+    further: tuple[tuple[int, int, int, int], ...]
+    """Of each further level where its words begin, how many they are, the address of its keys, and
+    where its sums are written."""
+    keys: tuple[NDArray[np.uint32], ...]
+    """Of all levels: as long as they are here, what lies at those addresses is theirs."""
     kind: type[ctypes.Array[Any]]
     """Makes memory for all sums."""
     last: int
     """Where those of the last level begin."""
 
 
-@lru_cache(maxsize=256)
-def _levels_of(count: int) -> _Levels:
-    """Return the levels for so many words."""
-    levels, offset = list[tuple[int, int, int]](), 0
-    while True:
-        levels.append((count, keys_of(len(levels)).ctypes.data, offset))
-        runs = -(-count // RUN)
-        end = offset + _SUMS_BYTES * runs
-        if runs <= MAX_RUNS:
-            return _Levels(tuple(levels), ctypes.c_char * end, offset)
-        offset, count = end, _SUMS_BYTES * runs // _WORD_BYTES
+@lru_cache(maxsize=1024)
+def _levels_of(runs: int) -> _Levels:
+    """Return the levels for the words of so many runs: only the first one's number differs."""
+    keys, further = [keys_of(0)], list[tuple[int, int, int, int]]()
+    last, end = 0, _SUMS_BYTES * runs
+    while runs > MAX_RUNS:
+        words = _SUMS_BYTES * runs // _WORD_BYTES
+        keys.append(keys_of(len(keys)))
+        further.append((last, words, keys[-1].ctypes.data, end))
+        runs = -(-words // RUN)
+        last, end = end, end + _SUMS_BYTES * runs
+    kind = ctypes.c_char * end
+    return _Levels(keys[0].ctypes.data, tuple(further), tuple(keys), kind, last)
 
 
 @lru_cache(maxsize=32)
 def keys_of(level: int) -> NDArray[np.uint32]:
-    """Return the keys of a level, [mixers, words of a run]: upper halves of the ledger's."""
+    """Return the keys of a level, [mixers, words of a run]: upper halves of the ledger's.
+
+    Two threads that ask at the same time may each get memory of its own: whoever keeps an address
+    keeps the array.
+    """
     drawn = digests.element_keys()[:, level * RUN : (level + 1) * RUN].numpy().view(np.uint64)
     upper = (drawn >> np.uint64(32)).astype(np.uint32)
     return np.ascontiguousarray(np.maximum(upper, 1))

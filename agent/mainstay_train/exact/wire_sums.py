@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from mainstay_train.exact.digests import FlatDigest
+from mainstay_train.exact.digests import FlatDigest, drawn_twice
 from mainstay_train.exact.rows import Piece
 
 _WORDS = 4
@@ -106,5 +106,5 @@ class WireSums:
                 Piece(f"{bucket}/{cell if receiver is None else receiver}", stop - size, size)
                 for cell, (stop, size) in enumerate(zip(accumulate(sizes), sizes, strict=True))
             ]
-            self._digests[key] = FlatDigest(pieces, self._device)
+            self._digests[key] = drawn_twice(pieces, self._device)
         sums[:, turn] += self._digests[key].sums_of_pieces(flat).t()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse, Response
+from pydantic import ConfigDict
 
 from mainstay_api import examples
 from mainstay_api.deps import GuardedRoute, PersonDep, TransactionsDep, UidDep, require_person
@@ -21,6 +22,7 @@ from mainstay_core.coordinator.events import ApproximationAllowed, Approximation
 from mainstay_core.coordinator.lineage import list_keys, show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, Verdict, judge_permission
 from mainstay_core.coordinator.state import CoordinatorState
+from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 
 router = APIRouter(
@@ -32,22 +34,48 @@ router = APIRouter(
 )
 
 
+_WOULD_AHEAD = {
+    "would": "a permission ahead of the loss, for one recovery of stages 0 to 2 that would lose "
+    "more than 50 steps otherwise: the job is approximate from there on. Now it would go back to "
+    "the checkpoint of step 100, and lose 20 steps",
+    "stages": [0, 1, 2],
+    "lost_steps": 20,
+    "why_not": [],
+}
+_AHEAD: examples.Responses = {
+    200: {
+        "description": "What the permission would come to, with dry_run; else the job, and what "
+        "was allowed",
+        "content": {"application/json": {"example": _WOULD_AHEAD}},
+    }
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewPermission:
-    """A permission for one approximate recovery.
+    """A permission for the approximate recovery that the job waits for."""
 
-    It is the one that the job waits for, or, ahead of any loss, the next that would lose too many
-    steps.
-    """
+    # A restriction that is not understood must not be left out: what is allowed would be more.
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     dry_run: bool = False
     """Whether only to say what it would come to."""
     stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] | None = None
     """The stages that may be made anew: all that are lost. Left out: whichever are lost."""
-    ahead: bool = False
-    """Whether it is for a loss that is still to come, in a job that is whole."""
-    after_lost_steps: Count | None = None
-    """With ahead: the most steps that the job gives up rather than use it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPermissionAhead:
+    """A permission for one approximate recovery that is still to come, within a limit."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    after_lost_steps: Count
+    """The most steps that the job gives up rather than use it."""
+    dry_run: bool = False
+    """Whether only to say what it would come to."""
+    stages: Annotated[tuple[Index, ...], Longest(MAX_MEMBERS)] | None = None
+    """The stages that may be made anew; a loss of any other does not use it. Left out: all."""
 
 
 @router.get("/{job}/lineage", responses=examples.LINEAGE)
@@ -71,28 +99,41 @@ async def allow_approximation(
 ) -> JSONResponse:
     """Allow that lost stages are made anew from others, for the recovery that the job waits for.
 
-    Or, with ahead, for the next one that would lose more than after_lost_steps otherwise. The job's
-    policy stays as it is. 409 with the ladder's sentences where it would have no effect.
+    The job's policy stays as it is. 409 with the ladder's sentences where it would have no effect.
     """
-    if body.ahead != (body.after_lost_steps is not None):
-        raise ProblemError(
-            422,
-            "malformed",
-            "after_lost_steps: is the most steps that the job gives up rather than use what is "
-            "allowed ahead of a loss",
-            "give both ahead: true and after_lost_steps, or neither",
-        )
+    return await _allow(uid, transactions, caller.username, body, None)
+
+
+# It is no field of the other body: an api of a version before would not know that, and grant a
+# permission without a limit.
+@router.post("/{job}/approximate/ahead", responses=_AHEAD)
+async def allow_approximation_ahead(
+    uid: UidDep, transactions: TransactionsDep, caller: PersonDep, body: NewPermissionAhead
+) -> JSONResponse:
+    """Allow that stages that are lost later are made anew from others, in one recovery.
+
+    It is the next one that would lose more than after_lost_steps otherwise. The job's policy stays
+    as it is. 409 where it would have no effect.
+    """
+    return await _allow(uid, transactions, caller.username, body, body.after_lost_steps)
+
+
+async def _allow(
+    uid: JobUid,
+    transactions: Transactions,
+    who: str,
+    body: NewPermission | NewPermissionAhead,
+    after_lost_steps: int | None,
+) -> JSONResponse:
+    """Return the job with a permission; after a dry run, what it would come to."""
     if body.dry_run:
         state = await transactions.load(uid)
-        now_s = transactions.now_s()
-        verdict = judge_permission(state, body.stages, now_s, body.after_lost_steps)
+        verdict = judge_permission(state, body.stages, transactions.now_s(), after_lost_steps)
         if not verdict.applies:
             raise _refusal(verdict)
         return JSONResponse(_show(verdict))
     event = ApproximationAllowed(
-        who=cut(caller.username, MAX_NAME),
-        stages=body.stages,
-        after_lost_steps=body.after_lost_steps,
+        who=_name(who), stages=body.stages, after_lost_steps=after_lost_steps
     )
     return await _apply(uid, transactions, event, "allowed")
 
@@ -102,7 +143,7 @@ async def withdraw_approximation(
     uid: UidDep, transactions: TransactionsDep, caller: PersonDep
 ) -> JSONResponse:
     """Take back what was allowed, as far as no plan has used it yet; 409 where nothing is left."""
-    event = ApproximationWithdrawn(who=cut(caller.username, MAX_NAME))
+    event = ApproximationWithdrawn(who=_name(caller.username))
     return await _apply(uid, transactions, event, "withdrawn")
 
 
@@ -121,6 +162,11 @@ async def _apply(
     return JSONResponse({**shown, name: outcome.reason})
 
 
+def _name(username: str) -> str:
+    """Return a caller's name as messages may have it: terminals show them."""
+    return cut(shown(username), MAX_NAME)
+
+
 def _show(verdict: Verdict) -> dict[str, Any]:
     return {
         "would": verdict.reason,
@@ -136,8 +182,8 @@ def _refusal(verdict: Verdict) -> ProblemError:
         "not-approximate",
         verdict.reason,
         "GET /v1/jobs/{job}/lineage says what each stage could be made anew from; a permission is "
-        "for a job that waits with a stage lost, or, with ahead: true and after_lost_steps, for a "
-        "loss that is still to come",
+        "for a job that waits with a stage lost; POST /v1/jobs/{job}/approximate/ahead gives one "
+        "for a loss that is still to come",
         why_not=list(verdict.why_not),
         stages=list(verdict.stages),
     )

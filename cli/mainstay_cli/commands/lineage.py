@@ -33,7 +33,8 @@ held, and where a stage cannot be made anew.
 
 A job that has a trainer to spare does not wait, but goes back at once. With --ahead it is allowed \
 before anything is lost: for the first recovery that would lose more than --after-lost-steps \
-otherwise, and for no other. --withdraw takes back what is not used yet.
+otherwise, and for no other. It is for losses of the stages that --stage names, or of any, and has \
+no effect while recovery.allowApproximate is on. --withdraw takes back what is not used yet.
 
 Examples:
 
@@ -41,7 +42,7 @@ Examples:
 
   kubectl mainstay approximate llama-tiny --stage 1 --yes
 
-  mainstay approximate demo --ahead --after-lost-steps 100
+  mainstay approximate demo --ahead --after-lost-steps 50
 
   mainstay approximate demo --withdraw"""
 
@@ -78,7 +79,8 @@ def approximate(
     stage: Annotated[
         list[int] | None,
         typer.Option(
-            help="A stage that may be made anew; if left out all that are lost, with --ahead all.",
+            help="A stage that may be made anew; if left out all that are lost, with --ahead all. "
+            "May be repeated.",
             min=0,
         ),
     ] = None,
@@ -88,7 +90,9 @@ def approximate(
     after_lost_steps: Annotated[
         int | None,
         typer.Option(
-            help="With --ahead: the most steps that the job gives up rather than use it.", min=0
+            help="With --ahead: the most steps that the job gives up rather than use it; less than "
+            "it has.",
+            min=0,
         ),
     ] = None,
     withdraw: Annotated[

@@ -9,6 +9,7 @@ from typing import Any
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
+from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.reinitialisation import (
     Fork,
     LineagePage,
@@ -102,12 +103,18 @@ def describe_report(report: Mapping[str, Any]) -> list[str]:
     return [] if since is None else [describe_course(since), *describe_history(*read_forks(report))]
 
 
-def describe_ahead(ahead: Permission | None) -> list[str]:
-    """Return the line of a permission that is given ahead of a loss and not used yet."""
+def describe_ahead(ahead: Permission | None, *, policy: bool) -> list[str]:
+    """Return the line of a permission that is given ahead of a loss and not used yet.
+
+    Args:
+        ahead: the permission; None: there is none.
+        policy: whether the job's policy allows all recoveries. It counts then.
+    """
     if ahead is None:
         return []
     at = datetime.fromtimestamp(ahead.at_s, tz=UTC).isoformat(sep=" ", timespec="seconds")
-    return [f"  permission: given by {ahead.who} at {at}, {ahead.describe()}"]
+    off = "; has no effect while recovery.allowApproximate is on" if policy else ""
+    return [f"  permission: given by {shown(ahead.who)} at {at}, {ahead.describe()}{off}"]
 
 
 def describe_prospects(page: LineagePage) -> list[str]:
@@ -117,11 +124,11 @@ def describe_prospects(page: LineagePage) -> list[str]:
     policy = "true" if page.allowed else "false"
     if page.allowed and page.after_lost_steps is not None:
         policy += f", approximateAfterLostSteps {page.after_lost_steps}"
-    by = f"; {page.permitted_by} allows the next recovery" if page.permitted_by else ""
+    by = f"; {shown(page.permitted_by)} allows the next recovery" if page.permitted_by else ""
     head = f"  if every copy of a stage is lost (recovery.allowApproximate is {policy}{by}):"
     width = len(str(len(page.stages) - 1))
     return [
-        *describe_ahead(page.ahead),
+        *describe_ahead(page.ahead, policy=page.allowed),
         head,
         *(
             f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {p.reason}"

@@ -103,6 +103,20 @@ def splice(known: History, told: ToldHistory) -> History:
     return (*(known[:before] if fits else ()), *told.newest)
 
 
+def is_known(state: CoordinatorState) -> bool:
+    """Return whether the history that is told names no fork that the state does not know.
+
+    Nothing was made anew since then. What was never told, nobody knows.
+    """
+    told = state.told_history
+    if not state.is_history_told or told is None:
+        return state.is_history_told
+    known = {_name(fork) for fork in state.history}
+    # Of two forks at one version the second one has the same name.
+    is_longer = told.num_forks > state.num_forks
+    return not (told.made or is_longer) and all(_name(fork) in known for fork in told.newest)
+
+
 def _name(fork: Fork) -> tuple[int, str]:
     return fork.version, fork.chain
 
@@ -203,7 +217,7 @@ def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
             return "an own training loop is one stage, and there is no other to make it anew from"
         return "a pipeline of one stage has no other to make it anew from"
     is_in_order = state.shape.order is Order.IN_ORDER
-    if state.shape.stages == 2 and is_in_order and not rules.stale_steps:
+    if state.shape.stages == 2 and is_in_order and not rules.loads_alone:
         return "with two stages none has two neighbours to make it anew from"
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.words import count
@@ -22,15 +23,18 @@ from mainstay_core.coordinator.events import (
     ApproximationWithdrawn,
     Transition,
 )
-from mainstay_core.coordinator.lineage import prospects_of, why_never
+from mainstay_core.coordinator.lineage import is_known, prospects_of, why_never
 from mainstay_core.coordinator.situation import (
     find_situation,
     lost_stages,
     permission_of,
     permitted_rules,
+    rules_of,
+    waits_until,
 )
 from mainstay_core.coordinator.state import CoordinatorState, all_settled, lost_members
 from mainstay_core.job.phase import JobPhase
+from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.plan import Method, Plan
 from mainstay_core.wire.reinitialisation import Permission, describe_stages
 
@@ -82,6 +86,7 @@ def judge_permission(
     lost = lost_stages(state)
     rules = permitted_rules(state.config)
     why = _why_now(state, lost) or why_never(state, rules) or _why_these(lost, stages)
+    why = why or _why_allowed(state, now_s)
     if why:
         return Verdict(applies=False, reason=why, stages=lost)
     situation = find_situation(state, len(lost_members(state)), now_s, rules)
@@ -122,6 +127,11 @@ def _judge_ahead(
     prospects = {p.stage: p for p in prospects_of(state)}
     why_not = tuple(dict.fromkeys(p.reason for p in prospects.values() if not p.possible))
     why = _why_not_ahead(state)
+    if not why and after_lost_steps >= state.shape.steps:
+        why = (
+            f"after_lost_steps: is {after_lost_steps}, and the job has {state.shape.steps} steps: "
+            "it could never lose more; must be less than that"
+        )
     if not why and unknown:
         why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
     if not why and not named:
@@ -196,6 +206,36 @@ def _why_now(state: CoordinatorState, lost: Sequence[int]) -> str:
     return "" if state.phase is JobPhase.WAITING else _recovers_already(state)
 
 
+def forks_by(state: CoordinatorState, now_s: float) -> Permission | None:
+    """Return the permission ahead by which a job makes lost stages anew once trainers come."""
+    given, rules = permission_of(state), rules_of(state)
+    if given is None or not given.is_ahead or rules is None or now_s < waits_until(state, rules):
+        return None
+    situation = find_situation(state, len(lost_members(state)), now_s, rules)
+    answer = ladder.decide(replace(situation, free_slots=len(situation.stages)))
+    return given if answer.row is ladder.Row.APPROXIMATE else None
+
+
+def with_permission(
+    state: CoordinatorState, answer: ladder.Decision, now_s: float
+) -> ladder.Decision:
+    """Return why a job waits, and by whose permission ahead it goes on: nobody need give one."""
+    given = forks_by(state, now_s)
+    if given is None:
+        return answer
+    allowed = f"lost stages are made anew then, as {shown(given.who)} has allowed it"
+    return replace(answer, reason=f"{answer.reason}; {allowed}")
+
+
+def _why_allowed(state: CoordinatorState, now_s: float) -> str:
+    """Return who has allowed already what one for the recovery at hand would; empty if nobody."""
+    given = forks_by(state, now_s)
+    if given is None:
+        return ""
+    at = datetime.fromtimestamp(given.at_s, tz=UTC).isoformat(sep=" ", timespec="seconds")
+    return f"{shown(given.who)} has allowed it already, at {at}: no step is lost as it is"
+
+
 def _why_these(lost: Sequence[int], stages: Sequence[int] | None) -> str:
     """Return why a permission for certain stages does not fit those that are lost."""
     if stages is None or sorted(set(stages)) == list(lost):
@@ -246,13 +286,20 @@ def note_withdrawal(
     if not taken:
         why = _why_never_now(state) if state.terminal else ""
         if used is not None and state.plan is not None:
-            why = f"{state.plan.quorum} is carried out already, as {used.who} has allowed it"
+            how = "is carried out already"
+            if state.phase is JobPhase.WAITING:
+                how = "is ordered, and goes on once a trainer comes"
+            why = f"{state.plan.quorum} {how}, as {shown(used.who)} has allowed it"
         why = why or "nobody has given a permission that is not used yet"
         raise NotApplicableError(Verdict(applies=False, reason=why, stages=lost_stages(state)))
     whose = " and ".join(f"what {p.who} has allowed {p.describe()}" for p in taken)
     message = f"{event.who} takes back {whose}"
+    state = replace(state, permission=used, ahead=None)
+    if state.waiting is not None:
+        # Its reason may name the permission: it is said anew.
+        state = replace(state, waiting=replace(state.waiting, lack=None))
     return Transition(
-        state=replace(state, permission=used, ahead=None),
+        state=state,
         actions=(Announce(code="ApproximationWithdrawn", message=message),),
         reason=message,
     )
@@ -265,11 +312,31 @@ def _used_now(state: CoordinatorState) -> Permission | None:
     return state.permission if is_open else None
 
 
+def take_used(state: CoordinatorState) -> Transition:
+    """Return the state without a recovery's permission, as all are about to go on from it.
+
+    One that was given ahead counts again if nothing was made anew by it: the members have found an
+    exact source after all, or more was lost than can be made anew. Where the history of their
+    states is not told yet, nobody knows that, and it is used up.
+    """
+    used, state = state.permission, replace(state, permission=None)
+    if used is None or not used.is_ahead or state.ahead is not None or not is_known(state):
+        return Transition(state=state)
+    message = f"nothing was made anew: what {shown(used.who)} has allowed counts again, "
+    message += used.describe()
+    return Transition(
+        state=replace(state, ahead=used),
+        actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),
+        reason=message,
+    )
+
+
 def use_permission(state: CoordinatorState, plan: Plan) -> tuple[CoordinatorState, str]:
     """Return the state after a recovery's plan is made, and who has allowed it for this once.
 
     One that was given ahead is for this recovery alone from now on, as if the job had waited for
-    it: it lasts while the recovery is interrupted, and no longer.
+    it: it lasts while the recovery is interrupted, and longer only if it makes nothing anew
+    (:func:`take_used`).
 
     Returns:
         (state, name); the name is empty if nobody had to allow it.

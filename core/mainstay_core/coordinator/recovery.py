@@ -17,7 +17,7 @@ from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
 from mainstay_core.coordinator.names import place_name, slot_name
-from mainstay_core.coordinator.permission import use_permission
+from mainstay_core.coordinator.permission import use_permission, with_permission
 from mainstay_core.coordinator.planned import decide_between_faults
 from mainstay_core.coordinator.publishing import end_job, publish
 from mainstay_core.coordinator.records import drop_hand_overs, open_loss, open_suspicion
@@ -191,7 +191,7 @@ def _recover(
     else:
         plan = None
     if plan is None:
-        return _wait(state, answer, now_s)
+        return _wait(state, with_permission(state, answer, now_s), now_s)
     state, allowed_by = use_permission(state, plan)
     opened = open_loss if lost or state.suspicion is None else open_suspicion
     recovered = note_silent(state, opened(state, lost, plan, answer.reason, allowed_by), plan)

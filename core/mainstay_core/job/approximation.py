@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.job.config import STALE_STEPS, ApproximateConfig
 from mainstay_core.job.sections import Checkpoint, RecoveryPolicy
@@ -25,6 +27,9 @@ def permitted_config(recovery: RecoveryPolicy, checkpoint: Checkpoint) -> Approx
     None: they are the defaults, or the policy allows all recoveries.
     """
     rules = _rules_of(recovery, checkpoint)
+    if recovery.approximate.stale_steps is None and checkpoint.every_steps:
+        # The permission brings its own limit on lost steps, whatever the policy's is.
+        rules = replace(rules, stale_steps=STALE_STEPS)
     return None if recovery.allow_approximate or rules == ApproximateConfig() else rules
 
 
@@ -40,7 +45,7 @@ def made_anew(recovery: RecoveryPolicy) -> Made | None:
 def resolve_stale_steps(recovery: RecoveryPolicy, every_steps: int) -> int:
     """Return how old a checkpoint may be that a lost stage loads alone; 0: no stage does.
 
-    It does not depend on the permission: the rules stay while that is switched off and on.
+    It is the policy's. What a person allows has a limit of its own (:func:`permitted_config`).
 
     Args:
         recovery: of the job.
@@ -51,6 +56,19 @@ def resolve_stale_steps(recovery: RecoveryPolicy, every_steps: int) -> int:
         return stale_steps
     # Without a limit on lost steps all go back to the checkpoint: no stage would load it alone.
     return STALE_STEPS if every_steps and recovery.approximate_after_lost_steps is not None else 0
+
+
+def loads_alone(recovery: RecoveryPolicy, every_steps: int) -> bool:
+    """Return whether a lost stage of the job ever loads a checkpoint of its own alone.
+
+    Args:
+        recovery: of the job.
+        every_steps: between checkpoints; 0: there are none.
+    """
+    return ApproximateConfig(
+        after_lost_steps=recovery.approximate_after_lost_steps,
+        stale_steps=resolve_stale_steps(recovery, every_steps),
+    ).loads_alone
 
 
 def _rules_of(recovery: RecoveryPolicy, checkpoint: Checkpoint) -> ApproximateConfig:
@@ -94,6 +112,7 @@ def check_approximate(
         )
     if not recovery.allow_approximate:
         return
-    if stages == 1 or (stages == 2 and in_order and not stale_steps):
+    alone = loads_alone(recovery, checkpoint.every_steps)
+    if stages == 1 or (stages == 2 and in_order and not alone):
         why = no_neighbours(stages, keeps_checkpoints=checkpoint.every_steps > 0)
         raise InvalidSpecError("spec.recovery.allowApproximate", f"is true, but {why}")

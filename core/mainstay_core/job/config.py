@@ -161,6 +161,16 @@ class ApproximateConfig:
     """How long a holder that was only cut off is waited for before a stage is made anew."""
     optimizer_state: Name = field(default=OPTIMIZER_STATES[0], metadata=OMITTED)
 
+    @property
+    def loads_alone(self) -> bool:
+        """Whether a lost stage ever loads a checkpoint of its own alone.
+
+        It is to be no older than ``stale_steps``, and one that costs no more steps than the limit
+        has all stages go back.
+        """
+        limit = self.after_lost_steps
+        return limit is not None and limit < self.stale_steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobConfig:

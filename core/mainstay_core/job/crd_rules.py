@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mainstay_core.base.bounds import MAX_MEMBERS, MAX_TYPES
 from mainstay_core.dmr.settings import WAY
 from mainstay_core.dmr.witness import MIN_CHAINS
-from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW
+from mainstay_core.job.config import MAX_SNAPSHOT_WINDOW, STALE_STEPS
 from mainstay_core.job.sentences import (
     COMPILE_OFF,
     EVEN_MICRO_BATCHES,
@@ -91,14 +91,20 @@ _HAS_STALE = (
     f"(has(self{_STALE}) ? self{_STALE} > 0 : "
     "has(self.recovery.approximateAfterLostSteps) && self.checkpoint.everySteps > 0)"
 )
-"""True where a lost stage may load a checkpoint of its own: what
+"""True where the rules give a lost stage a checkpoint of its own: what
 :func:`mainstay_core.job.approximation.resolve_stale_steps` says."""
+_LIMIT = ".recovery.approximateAfterLostSteps"
+_LOADS_ALONE = (
+    f"has(self{_LIMIT}) && (has(self{_STALE}) ? self{_LIMIT} < self{_STALE} : "
+    f"self.checkpoint.everySteps > 0 && self{_LIMIT} < {STALE_STEPS})"
+)
+"""True where one ever does: what :func:`mainstay_core.job.approximation.loads_alone` says."""
 _HAS_GUARDS = f"has(self{_GUARDS})"
 _NO_GUARDS = f"!{_HAS_GUARDS} || self{_GUARDS} == 0"
 _PLAN = "self.detection.dmr.plan"
 _EVEN = "self.pipeline.microBatches == 1 || self.pipeline.microBatches % 2 == 0"
 _TWO_ENDS = (
-    f"!self{_PERMISSION} || {_HAS_GUARDS} || {_HAS_STALE} || {_IN_ORDER} || "
+    f"!self{_PERMISSION} || {_HAS_GUARDS} || {_LOADS_ALONE} || {_IN_ORDER} || "
     "self.parallelism.stages != 2"
 )
 """True where neither of two swapped stages lacks what guards or a checkpoint of its own give."""
@@ -121,7 +127,7 @@ PIPELINE: tuple[Rule, ...] = (
             section=SPEC,
             field=_PERMISSION,
             rule=f"!self{_PERMISSION} || self.parallelism.stages != 2 || !({_IN_ORDER}) || "
-            f"{_HAS_STALE} || self.checkpoint.everySteps {other}",
+            f"{_LOADS_ALONE} || self.checkpoint.everySteps {other}",
             message=f"is true, but {no_neighbours(2, keeps_checkpoints=keeps)}",
         )
         for keeps, other in ((False, "> 0"), (True, "== 0"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.shape import JobShape, Order
-from mainstay_core.job.approximation import resolve_stale_steps
+from mainstay_core.job.approximation import loads_alone
 from mainstay_core.job.config import SWAPPED_GUARDS
 from mainstay_core.job.sections import RecoveryPolicy
 from mainstay_core.job.sentences import (
@@ -62,7 +62,7 @@ def check_two_ends(recovery: RecoveryPolicy, shape: JobShape, *, snapshots: bool
     """
     if not recovery.allow_approximate or recovery.approximate.guards is not None:
         return
-    if resolve_stale_steps(recovery, shape.checkpoint_every_steps):
+    if loads_alone(recovery, shape.checkpoint_every_steps):
         return
     if shape.stages != 2 or shape.order is Order.IN_ORDER:
         return

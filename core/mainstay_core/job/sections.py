@@ -401,10 +401,11 @@ class ApproximateRecovery(Section):
     the only way for two lost stages side by side, and in order for the first and the last stage. An
     end that guards keep is made of them and its twin all the same. It takes checkpoint.everySteps,
     and approximateAfterLostSteps, without which all go back to a checkpoint. Left out: 100 where
-    both are set, since a copy of that age was measured to cost next to nothing and neighbours much
-    more (docs/benchmarks.md), else 0. 0: no stage goes back alone. An inner stage is then made of
-    its neighbours, an end of a swapped pipeline of its twin and its guards, and for all else the
-    whole job goes back to its newest checkpoint, or to the seed."""
+    both are set, and for what a person allows where checkpoint.everySteps is, since a copy of that
+    age was measured to cost next to nothing and neighbours much more (docs/benchmarks.md), else 0.
+    0: no stage goes back alone. An inner stage is then made of its neighbours, an end of a swapped
+    pipeline of its twin and its guards, and for all else the whole job goes back to its newest
+    checkpoint, or to the seed."""
     wait_seconds: SecondsOrNone = 0
     """How long the job waits, before it makes a stage anew, for a pod with the stage's exact state
     that has only fallen silent: it may be cut off, or stopped. If it is heard meanwhile, the job
@@ -425,11 +426,11 @@ class RecoveryPolicy(Section):
     allow_approximate: bool = False
     """Whether a stage whose every copy is gone may be made anew from its neighbours: the job loses
     no step, but goes on in another way than it would have (approximately). It is for pipelines of
-    three stages and more, and of two with pipeline.order Swapped. The first and the last stage need
-    Swapped and guards, or a checkpoint of their own (approximate.staleSteps). With snapshots in
-    memory, these are tried first: what they bring back is exact. It holds from the next loss on;
-    where it is off, a person may allow one recovery (kubectl mainstay approximate), by the rules of
-    approximate."""
+    three stages and more, and of two with pipeline.order Swapped or a checkpoint of their own. The
+    first and the last stage need Swapped and guards, or a checkpoint of their own
+    (approximateAfterLostSteps below approximate.staleSteps). With snapshots in memory, these are
+    tried first: what they bring back is exact. It holds from the next loss on; where it is off, a
+    person may allow one recovery (kubectl mainstay approximate), by the rules of approximate."""
     approximate_after_lost_steps: NotNegative | None = None
     """With allowApproximate: a stage is made anew rather than have the job lose more steps than
     this. Left out: rather than begin from the seed after step 100, but never in place of a

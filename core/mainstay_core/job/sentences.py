@@ -43,8 +43,9 @@ TWO_ENDS_BESIDE_SNAPSHOTS = (
 TWO_ENDS_OF_SEVERAL_RANKS = (
     "with several ranks to a stage nobody guards what each of the 2 stages alone has (embedding, "
     "head), so neither could be made anew; use false, or more stages, or checkpoints "
-    "(checkpoint.everySteps) and approximate.staleSteps, or parallelism.ranksPerStage 1, or "
-    "approximate.guards 0 if no stage has a kind of block that the other lacks"
+    "(checkpoint.everySteps) and approximateAfterLostSteps below approximate.staleSteps, or "
+    "parallelism.ranksPerStage 1, or approximate.guards 0 if no stage has a kind of block that the "
+    "other lacks"
 )
 
 
@@ -60,7 +61,10 @@ def no_neighbours(num_stages: int, *, keeps_checkpoints: bool) -> str:
         num_stages: of the pipeline.
         keeps_checkpoints: whether the job writes some: one of two stages may load its own.
     """
-    own = "approximate.staleSteps, so that a stage loads a checkpoint of its own"
+    own = (
+        "approximateAfterLostSteps below approximate.staleSteps, so that a stage loads a "
+        "checkpoint of its own"
+    )
     if not keeps_checkpoints:
         own = f"checkpoints (checkpoint.everySteps) and {own}"
     others = f", or pipeline.order Swapped, or {own}" if num_stages > 1 else ""

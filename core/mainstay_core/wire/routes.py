@@ -179,9 +179,11 @@ class JobApi(ABC):
         body: dict[str, Any] = {"dry_run": dry_run}
         if stages:
             body["stages"] = list(stages)
-        if after_lost_steps is not None:
-            body |= {"ahead": True, "after_lost_steps": after_lost_steps}
-        return dict(await self._post(f"/{job}/approximate", body))
+        if after_lost_steps is None:
+            return dict(await self._post(f"/{job}/approximate", body))
+        # A route of its own: an api that does not know the limit must not grant without it.
+        body["after_lost_steps"] = after_lost_steps
+        return dict(await self._post(f"/{job}/approximate/ahead", body))
 
     async def withdraw_approximation(self, job: str) -> dict[str, Any]:
         """Take back what was allowed and is not used yet; return what was answered."""

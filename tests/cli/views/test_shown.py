@@ -198,8 +198,17 @@ def test_a_lineage_has_each_fork_and_what_each_stage_could_be_made_anew_from() -
     ahead = lineage.render("demo", codec.decode(LineagePage, LINEAGE | {"ahead": given}))
     assert (
         "  permission: given by bob at 2026-01-01 00:00:00+00:00, for one recovery of stage 1 that "
-        "would lose more than 100 steps otherwise"
+        "would lose more than 100 steps otherwise; has no effect while recovery.allowApproximate "
+        "is on"
     ) in ahead.splitlines()
+    off = LINEAGE | {"ahead": given | {"who": "bob\x1b[2J"}, "allowed": False}
+    (line,) = (
+        each
+        for each in lineage.render("demo", codec.decode(LineagePage, off)).splitlines()
+        if "permission" in each
+    )
+    assert line.isprintable()
+    assert line.endswith("would lose more than 100 steps otherwise")
     job = {"name": "demo", "state": "running", "step": 7, "approximate_since": 5}
     told = status.render({"job": job, "members": [], "lineage": LINEAGE})
     assert "    stage 1: from stages 0 and 2" in told

@@ -919,6 +919,18 @@ def test_what_never_has_row_5_says_why(start: Start) -> None:
         assert len(page.stages) == world.state.shape.stages
 
 
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [(None, "with two stages none"), (9, "with two stages none"), (8, "no trainer has told")],
+)
+def test_two_stages_in_order_load_no_checkpoint_alone_that_all_would_go_back_to(
+    start: Start, limit: int | None, words: str
+) -> None:
+    rules = ApproximateConfig(stale_steps=9, after_lost_steps=limit)
+    page = show_lineage(start(replicas=1, lanes=1, stages=2, approximate=rules).state)
+    assert all(words in stage.reason for stage in page.stages)
+
+
 def test_the_lineage_says_what_each_stage_could_be_made_anew_from(world: Any) -> None:
     lose(world, 1)
     world.settle(step=5, history=FORKED)

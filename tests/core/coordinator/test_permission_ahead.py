@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.coordinator.test_approximate import FORKED, OUTLINE, commit, lose, record
+from tests.core.coordinator.test_approximate import (
+    FORKED,
+    OUTLINE,
+    commit,
+    fork_at,
+    lose,
+    record,
+    told,
+)
 
 from mainstay_core.coordinator.events import (
     ApproximationAllowed,
@@ -314,3 +322,95 @@ def test_whatever_is_lost_a_permission_is_used_as_a_brute_force_says(
         assert (world.state.permission is not None) is expected, what
         used += expected
     assert 5 < used < 35
+
+
+def test_a_permission_counts_again_if_its_recovery_has_made_nothing_anew(whole: Any) -> None:
+    """The members have found a checkpoint that had become durable just before the loss."""
+    allow(whole)
+    given = whole.state.ahead
+    lose(whole, 1)
+    assert (whole.plan.method, whole.state.ahead) == (Method.APPROXIMATE, None)
+    whole.settle(step=4)
+
+    assert (whole.state.permission, whole.state.ahead) == (None, given)
+    assert (
+        "nothing was made anew: what alice has allowed counts again, for one recovery of stages 0 "
+        "to 4 that would lose more than 2 steps otherwise"
+    ) in whole.messages()
+    for step in range(4, 12):
+        whole.commit(step=step)
+    lose(whole, 2)
+    assert (whole.plan.method, record(whole).allowed_by) == (Method.APPROXIMATE, "alice")
+    whole.settle(step=12, history=told(fork_at(12, 2)))
+    assert (whole.state.permission, whole.state.ahead) == (None, None)
+
+
+def test_a_permission_counts_again_if_another_stage_is_lost_and_all_go_back(whole: Any) -> None:
+    allow(whole, 1)
+    lose(whole, 1)
+    lose(whole, 3)
+    assert whole.plan.method is Method.RESTART
+    withdrawn = replace(whole.state)
+    whole.settle(step=0)
+
+    assert whole.state.ahead is not None
+    whole.state = withdrawn
+    withdraw(whole)
+    whole.settle(step=0)
+    assert whole.state.ahead is None
+
+
+@pytest.mark.parametrize("settled", ["as made before", "not told"])
+def test_a_permission_is_used_up_where_something_may_have_been_made_anew(
+    whole: Any, settled: str
+) -> None:
+    """A fork that was made before an interruption is known by the states' history alone."""
+    allow(whole)
+    lose(whole, 1)
+    lose(whole, 3)
+    if settled == "not told":
+        assert whole.state.permission is not None
+        for step in range(5, 9):
+            whole.commit(step=step)
+    else:
+        whole.settle(step=5, history=replace(FORKED, made=False))
+
+    assert (whole.state.permission, whole.state.ahead) == (None, None)
+
+
+def test_what_is_allowed_already_is_not_allowed_again(start: Start) -> None:
+    """The one that is at hand has no limit, and would be used in place of the one ahead."""
+    world = running(start, spares=0)
+    allow(world)
+    lose(world, 1)
+    assert world.state.waiting.reason.endswith(
+        "; lost stages are made anew then, as alice has allowed it"
+    )
+    with pytest.raises(NotApplicableError, match="alice has allowed it already, at 1970-01-01"):
+        allow(world, who="bob", limit=None)
+    withdraw(world)
+    assert "alice" not in world.state.waiting.reason
+    allow(world, who="bob", limit=None)
+    world.register("spare")
+    world.up("spare")
+
+    assert (world.plan.method, record(world).allowed_by) == (Method.APPROXIMATE, "bob")
+    assert world.state.ahead is None
+
+
+def test_a_limit_that_no_loss_can_pass_is_refused_by_its_field(whole: Any) -> None:
+    steps = whole.state.shape.steps
+    for limit in (steps, 2**53):
+        with pytest.raises(NotApplicableError, match=f"^after_lost_steps: is {limit}, and the job"):
+            allow(whole, limit=limit)
+    allow(whole, limit=steps - 1)
+
+
+def test_an_ordered_recovery_that_waits_for_a_trainer_is_not_taken_back(start: Start) -> None:
+    world = running(start, spares=1)
+    allow(world)
+    lose(world, 1)
+    lose(world, 3)
+    assert world.state.phase is JobPhase.WAITING
+    with pytest.raises(NotApplicableError, match="is ordered, and goes on once a trainer comes"):
+        withdraw(world)

@@ -217,6 +217,13 @@ def test_every_setting_reaches_the_config() -> None:
             "decay": 49152,
             "log_reason": "spec.snapshots.replay says Gradients",
         },
+        "permitted": {
+            "after_lost_steps": None,
+            "weights": "GradientNorm",
+            "lr_boost": 1.1,
+            "boost_steps": None,
+            "stale_steps": 100,
+        },
         "faults": [codec.encode(fault)],
     }
     assert codec.decode(JobConfig, codec.encode(config)) == config
@@ -504,14 +511,15 @@ def test_a_limit_on_lost_steps_may_stay_where_the_permission_is_switched_off() -
 def test_a_stage_loads_its_own_young_checkpoint_unless_the_job_says_otherwise(
     every_steps: int, limit: int | None, said: int | None, stale_steps: int, allowed: bool
 ) -> None:
-    """The rules hold the number that counts, and stay while the permission is switched off."""
+    """The rules hold the number that counts. What a person allows has its own limit."""
     data = approximate_job(checkpoint={"everySteps": every_steps})
     recovery = data["spec"]["recovery"]
     recovery |= {"allowApproximate": allowed, "approximateAfterLostSteps": limit}
     recovery["approximate"] = {"staleSteps": said}
     config = spec.parse_training_job(data).to_job_config(JobUid("u"))
 
-    assert config.approximate_rules.stale_steps == stale_steps
+    permitted = 100 if every_steps and said is None else said or 0
+    assert config.approximate_rules.stale_steps == (stale_steps if allowed else permitted)
     assert (config.approximate is not None) == allowed
     assert codec.loads(JobConfig, codec.dumps(config)) == config
 
@@ -522,9 +530,11 @@ def test_two_stages_in_order_may_go_on_approximately_from_their_own_checkpoints(
         data["spec"]["recovery"] |= recovery
         return data
 
-    assert spec.parse_training_job(two(approximateAfterLostSteps=0))
+    for limit in (0, 99):
+        assert spec.parse_training_job(two(approximateAfterLostSteps=limit))
+    late = two(approximateAfterLostSteps=100)
     off = two(approximateAfterLostSteps=0, approximate={"staleSteps": 0})
-    for refused in (two(), off):
+    for refused in (two(), late, off):
         assert "with 2 stages no stage has two neighbours" in str(problem(refused))
 
 
@@ -538,7 +548,14 @@ def test_permission_that_could_never_be_used_is_refused() -> None:
         assert "approximate.staleSteps, so that a stage loads a checkpoint of its own" in str(found)
     data = approximate_job(**both_ends, checkpoint={"everySteps": 5})
     data["spec"]["recovery"]["approximate"] = {"staleSteps": 9}
-    spec.parse_training_job(data)
+    for limit, is_used in ((None, False), (9, False), (8, True), (0, True)):
+        data["spec"]["recovery"]["approximateAfterLostSteps"] = limit
+        if is_used:
+            assert spec.parse_training_job(data)
+        else:
+            found = problem(data)
+            assert found.field == "spec.recovery.allowApproximate"
+            assert "approximateAfterLostSteps below approximate.staleSteps" in str(found)
     spec.parse_training_job(approximate_job(snapshots={"enabled": True}))
 
 
@@ -833,9 +850,18 @@ def test_two_stages_that_nobody_may_guard_are_not_made_anew() -> None:
     found = problem(two())
     assert found.field == "spec.recovery.allowApproximate"
     assert "with several ranks to a stage" in str(found)
-    assert "(checkpoint.everySteps) and approximate.staleSteps" in str(found)
+    assert (
+        "(checkpoint.everySteps) and approximateAfterLostSteps below approximate.staleSteps"
+        in str(found)
+    )
     assert problem(two({"everySteps": 5})).field == "spec.recovery.allowApproximate"
-    assert spec.parse_training_job(two({"everySteps": 5}, staleSteps=9))
+    for limit, is_used in ((None, False), (9, False), (8, True)):
+        alone = two({"everySteps": 5}, staleSteps=9)
+        alone["spec"]["recovery"]["approximateAfterLostSteps"] = limit
+        if is_used:
+            assert spec.parse_training_job(alone)
+        else:
+            assert problem(alone).field == "spec.recovery.allowApproximate"
     assert spec.parse_training_job(two(guards=0)), (
         "each stage has a like block for all of the other"
     )
@@ -858,6 +884,8 @@ def test_two_swapped_stages_with_snapshots_are_made_anew_only_with_guards_that_a
     assert "with snapshots there are no guards unless they are asked for" in found.message
     assert "set approximate.guards (2, or 0 if no stage has a kind of block" in found.message
     stale = two({"staleSteps": 9}, checkpoint={"everySteps": 5})
+    assert problem(stale).field == "spec.recovery.allowApproximate", "all go back"
+    stale["spec"]["recovery"]["approximateAfterLostSteps"] = 8
     by_default = two({}, checkpoint={"everySteps": 5})
     by_default["spec"]["recovery"]["approximateAfterLostSteps"] = 0
     for right in (two({"guards": 2}), two({"guards": 0}), stale, by_default):

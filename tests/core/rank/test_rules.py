@@ -16,10 +16,12 @@ from typing import Any
 from tests.core.plans import make_plan, slot_of
 from tests.core.rank.test_machine import report, vote
 
+from mainstay_core.base.codec import dumps
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.witness import Account, Exchanged, Told, rule
+from mainstay_core.rank.replays.told_records import choose_records
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.steps.doubts import Doubt, compared_of
 from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step
@@ -27,10 +29,12 @@ from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.rank.votes import judge
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
+from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.votes import Commit, CommitRecord, seal_record
 
-DECISIONS = {5: "fe82ec4e07ca97933db8bdd9873cec36"}
-"""Digest of the decisions below, by the number of the rules. From 1 to 2 and from 3 to 5 it is the
-same: what forks come to, and which record of a commit counts, is not drawn here."""
+DECISIONS = {6: "6bf6ff619e6590049c54f2e29197abb5"}
+"""Digest of the decisions below, by the number of the rules. What forks come to is not drawn
+here."""
 SHARDS = 2
 NAMES = "abcdefgh"
 
@@ -190,11 +194,50 @@ def witnesses(rng: random.Random) -> Iterator[Any]:
     ]
 
 
+def records(rng: random.Random) -> Iterator[Any]:
+    """What stores tell of commits: now and then another one, or damaged, or of another quorum."""
+    reports = []
+    for name in rng.sample(NAMES, rng.randint(1, 6)):
+        told = tuple(draw_record(rng, step) for step in range(3) if rng.random() < 0.9)
+        reports.append(StoreReport(pod=PodUid(name), address=f"{name}:1", lineage=1, records=told))
+    chosen = choose_records(reports, 1)
+    yield [
+        [(step, dumps(record)) for step, record in sorted(chosen.chosen.items())],
+        [(step, sorted(quorums)) for step, quorums in sorted(chosen.certified.items())],
+        chosen.damaged,
+        chosen.outvoted,
+        chosen.disputed,
+    ]
+
+
+def draw_record(rng: random.Random, step: int) -> CommitRecord:
+    said = rng.random() < 0.7
+    commit = Commit(
+        step=step,
+        norm=1.0,
+        scale=rng.choice((1.0,) * 9 + (2.0,)),
+        tokens=8,
+        loss=2.0,
+        data="d",
+        norms_sq=rng.choice(((), (0.5,))) if rng.random() < 0.2 else (),
+    )
+    record = CommitRecord(
+        lineage=rng.choice((1,) * 9 + (0,)),
+        commit=commit,
+        certified_in=rng.choice(("q2-b", "q2-b", "q2-b", "q1-a", "")),
+        chain=rng.choice("cccccccce"),
+        gradients=("g",) if said else (),
+        states=(rng.choice("ssssst"),) if said else (),
+        forks=rng.choice(("f",) * 9 + ("",)),
+    )
+    return seal_record(record) if rng.random() < 0.9 else record
+
+
 def test_whoever_changes_a_decision_raises_the_number_of_the_rules() -> None:
     rng = random.Random(20_261_126)
     digest = hashlib.sha256()
     for _ in range(400):
-        for kind in (settles, steps, votes, witnesses):
+        for kind in (settles, steps, votes, witnesses, records):
             for decision in kind(rng):
                 digest.update(json.dumps(decision, default=_shown).encode())
     assert DECISIONS.get(rules.NUMBER) == digest.hexdigest()[:32], (

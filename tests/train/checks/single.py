@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution, Flip
+from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.places import Phase
+from mainstay_train.checks.flips import FlipOrders
+from mainstay_train.checks.places import Phase, Place
 
 
 def run(
@@ -84,14 +85,20 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 def count_kernels(work: Callable[[torch.Tensor], Any]) -> list[str]:
     """Names of the kernels that some work calls."""
-    checks = Checks(Mode.FULL)
     seen: list[str] = []
 
-    def take(_: object, __: int, kernel: str) -> list[Flip]:
-        seen.append(kernel)
-        return []
+    class Spy(FlipOrders):
+        is_empty = False  # so that it is asked about each kernel
 
-    checks._orders.take = take  # type: ignore[method-assign]
+        def take(
+            self, place: Place, ordinal: int | None, kernel: str, where: Where = Where.COMPUTE
+        ) -> list[Flip]:
+            del place, ordinal, where
+            seen.append(kernel)
+            return []
+
+    checks = Checks(Mode.FULL)
+    checks.take_orders(Spy())
     given = halves()
     with checks.over(Phase.REDUCE):
         work(given)

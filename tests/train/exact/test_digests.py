@@ -179,6 +179,43 @@ def test_nothing_has_the_digest_of_nothing():
     assert digests.added([]) == Digest.zero()
 
 
+@pytest.mark.parametrize("wrong", [(1,), (2,), (1, 2), (1, 3)])
+def test_keys_that_are_kept_are_drawn_until_they_come_out_the_same_twice(wrong, monkeypatch):
+    calls = itertools.count(1)
+    drawn, pieces = digests._drawn, [rows.Piece("w", 0, 3 * CHUNK), rows.Piece("v", 3 * CHUNK, 70)]
+
+    def drawn_wrongly(bases, chunks):
+        keys, number = drawn(bases, chunks), next(calls)
+        if number in wrong:
+            keys[1, -1] ^= 1 << number
+        return keys
+
+    monkeypatch.setattr(digests, "_drawn", drawn_wrongly)
+    known = digests.drawn_twice(pieces)
+    monkeypatch.setattr(digests, "_drawn", drawn)
+
+    flat = _bits(torch.float32, 3 * CHUNK + 96, 1)
+    assert known.digest(flat) == digests.FlatDigest(pieces).digest(flat)
+    assert next(calls) == max(wrong) + 3
+
+
+def test_keys_that_never_come_out_the_same_are_drawn_so_often(monkeypatch):
+    calls, drawn = itertools.count(1), digests._drawn
+    monkeypatch.setattr(digests, "_drawn", lambda *to: drawn(*to) + 2 * next(calls))
+    digests.drawn_twice([rows.Piece("w", 0, 64)])
+    assert next(calls) == digests.MAX_REDRAWS + 2
+
+
+@pytest.mark.parametrize("what", ["_keys", "_of_zeros", "_starts", "_lengths", "_positions"])
+def test_one_bit_of_what_is_kept_is_seen(what):
+    pieces = [rows.Piece("w", 0, 100)]
+    first, second = digests.FlatDigest(pieces), digests.FlatDigest(pieces)
+    assert first.is_like(second)
+    getattr(second, what).view(-1)[0] ^= 1
+    assert not first.is_like(second)
+    assert not second.is_like(first)
+
+
 def _operations(numel, names, batch, *, every=1, gap=0):
     """Operations of a digest of ``names`` pieces, of which only each ``every``th counts."""
     each = numel * every // names

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from mainstay_train.exact import run_sums
+from mainstay_train.exact import digests, run_sums
 from mainstay_train.exact.run_sums import MAX_RUNS, RUN, keys_of, memory_sums
 
 pytest.importorskip("llvmlite")
@@ -82,3 +84,48 @@ def test_keys_are_not_zero_and_other_ones_at_each_level_and_for_each_sum() -> No
     assert all(keys.all() for keys in levels)
     assert len({mixer.tobytes() for keys in levels for mixer in keys}) == 8
     assert run_sums.keys_of(0).dtype == np.uint32
+
+
+@pytest.fixture
+def _as_at_first():
+    """Nothing is kept of keys and levels, before the test and after it."""
+    for known in (run_sums.keys_of, run_sums._levels_of):
+        known.cache_clear()
+    yield
+    for known in (run_sums.keys_of, run_sums._levels_of):
+        known.cache_clear()
+
+
+@pytest.mark.usefixtures("_as_at_first")
+def test_threads_that_make_their_first_sums_together_keep_the_keys_that_they_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both, drawn, calls = threading.Barrier(2), digests.element_keys, []
+
+    def held() -> object:
+        calls.append(None)
+        both.wait(timeout=60)
+        return drawn()
+
+    monkeypatch.setattr(digests, "element_keys", held)
+    raws = [np.arange(count, dtype=np.uint32) for count in (RUN - 5, RUN + 5)]
+    with ThreadPoolExecutor(2) as threads:
+        before = list(threads.map(found, raws))
+    monkeypatch.setattr(digests, "element_keys", drawn)
+    assert len(calls) == 2, "each thread has made the keys"
+
+    for runs in (1, 2):
+        known = run_sums._levels_of(runs)
+        assert known.first == known.keys[0].ctypes.data
+        assert np.array_equal(known.keys[0], keys_of(0))
+    written = [np.full(2 * RUN, 7, dtype=np.uint32) for _ in range(100)]  # as a step does
+    assert [found(raw) for raw in raws] == before == [sums_of(raw.tobytes()) for raw in raws]
+    assert len(written) == 100
+
+
+@pytest.mark.usefixtures("_as_at_first")
+def test_sizes_of_as_many_runs_share_their_levels() -> None:
+    raw = np.zeros(2 * RUN * 4, dtype=np.uint8)
+    for size in range(RUN * 4 + 4, len(raw) + 1, 4):
+        run_sums.memory_sums(raw.ctypes.data, size)
+    assert run_sums._levels_of.cache_info().misses == 1

@@ -266,6 +266,34 @@ def test_what_votes_compare_of_a_copy_is_the_digest_of_its_tensors(
             )
 
 
+def test_a_wrong_bit_in_keys_that_a_guard_keeps_makes_no_digest_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are drawn in a step: one of them would make its part's digests wrong after any copy."""
+    pytest.importorskip("llvmlite")  # without it they are drawn for each digest
+    training = training_of()
+    state, _ = training.build_guarded(0)
+    names = [block.name for block in state.blocks]
+    right = [Portion(state, names).digests(step) for step in range(REST_PARTS)]
+    drawn, calls = digests._drawn, [0]
+
+    def drawn_wrongly(bases: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
+        keys = drawn(bases, chunks)
+        calls[0] += 1
+        if calls[0] == wrong:
+            keys[0, 0] ^= 1 << 40
+        return keys
+
+    for wrong in (1, 2, 3, 4):
+        monkeypatch.setattr(digests, "_drawn", drawn_wrongly)
+        calls[0] = 0
+        portion = Portion(state, names)
+        found = [portion.digests(step) for step in range(REST_PARTS)]
+        assert calls[0] > wrong
+        monkeypatch.setattr(digests, "_drawn", drawn)
+        assert [portion.digests(step) for step in range(REST_PARTS)] == right == found
+
+
 def test_what_is_served_goes_by_the_copies_that_are_there_and_the_blocks_asked_for() -> None:
     """A thread that serves may come between a copy's end and the word that it counts no more."""
     numerics.setup("cpu")

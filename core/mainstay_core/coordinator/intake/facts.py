@@ -32,6 +32,7 @@ from mainstay_core.coordinator.intake.silence import dated
 from mainstay_core.coordinator.leaving import has_adopted, note_leaving, note_named, outgoing
 from mainstay_core.coordinator.lineage import apply_told
 from mainstay_core.coordinator.names import named_by_pod, slot_name
+from mainstay_core.coordinator.permission import take_used
 from mainstay_core.coordinator.records import close_known, how_replayed, plan_settled
 from mainstay_core.coordinator.state import (
     CoordinatorState,
@@ -395,8 +396,9 @@ def settle_all(state: CoordinatorState, at_s: float) -> Transition:
 def _all_settled(state: CoordinatorState) -> Transition:
     plan = state.plan
     assert plan is not None
-    course = apply_told(plan_settled(state))
-    state = replace(course.state, permission=None)
+    used = take_used(plan_settled(state))
+    course = used.then(apply_told(used.state))
+    state = course.state
     if state.commits == 0 and state.settled_step is not None:
         # A restart goes back; so does a step that only the dead had applied: it is done again.
         # A job that goes on from an earlier run's checkpoint begins with the steps of that.

@@ -8,7 +8,7 @@ the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mainstay_core.base.bounds import cut
@@ -19,7 +19,8 @@ from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import Commit, CommitRecord, is_sealed
 
 MAX_NAMED = 3
-"""Damaged records, and steps with records that contradict each other, that one sentence names."""
+"""Damaged records, those that differ from that of most pods, and steps with records that
+contradict each other, that one sentence names."""
 
 _Told = list[tuple[PodUid, CommitRecord]]
 
@@ -34,9 +35,12 @@ class ToldRecords:
     """By step the quorums (as text) that are known to have committed it."""
     damaged: tuple[tuple[PodUid, int], ...]
     """Pods with damaged records, and the step that each of these names."""
+    outvoted: tuple[tuple[PodUid, int], ...]
+    """Pods whose record of a step is another one than most tell, though it is as it was written,
+    and the step."""
     disputed: tuple[tuple[int, tuple[PodUid, ...]], ...]
-    """Steps of which one quorum has left different records, all as they were written, and the
-    pods that have these. None of them counts."""
+    """Steps of which one quorum has left different records, all as they were written and none told
+    by most, and the pods that have these. None of them counts."""
 
     @property
     def faults(self) -> str:
@@ -44,6 +48,10 @@ class ToldRecords:
         whys = [
             f"the record of step {step} on {pod} is damaged and does not count"
             for pod, step in self.damaged
+        ]
+        whys += [
+            f"the record of step {step} on {pod} differs from that of most pods and does not count"
+            for pod, step in self.outvoted
         ]
         whys += [
             f"the records of step {step} on {', '.join(pods)} differ, so that none of them counts"
@@ -58,8 +66,9 @@ def choose_records(reports: Sequence[StoreReport], lineage: int) -> ToldRecords:
     """Return which records count.
 
     Of one step those of the newest quorum count: where the job went back, another one had committed
-    it before. Of these the first one counts, by pod, that has what the votes said; a rank that
-    rolled forward has not seen that. If none has it, that of an older quorum does that agrees.
+    it before. Of these the one counts that more than half of their pods tell; if there is none, no
+    record does. A rank that rolled forward has not seen what the votes said: that counts which more
+    than half tell of those that have it. If none has it, that of an older quorum does that agrees.
 
     Args:
         reports: of stores of that lineage, in any order.
@@ -75,19 +84,24 @@ def choose_records(reports: Sequence[StoreReport], lineage: int) -> ToldRecords:
         elif record.lineage == lineage:
             of_step.append((pod, record))
     chosen: dict[int, CommitRecord] = {}
+    certified: dict[int, set[str]] = {}
+    outvoted: list[tuple[PodUid, int]] = []
     disputed: list[tuple[int, tuple[PodUid, ...]]] = []
     for step, of_step in sorted(told.items()):
         if not of_step:
             continue
-        counted = _choose(of_step)
+        counted, others = _choose(of_step)
         if counted is not None:
             chosen[step] = counted
+            certified[step] = {r.certified_in for pod, r in of_step if pod not in others}
+            outvoted += [(pod, step) for pod in others]
         else:
             disputed.append((step, tuple(pod for pod, _ in _of_newest_quorum(of_step))))
     return ToldRecords(
         chosen=chosen,
-        certified={step: {r.certified_in for _, r in told[step]} for step in chosen},
+        certified=certified,
         damaged=tuple(damaged),
+        outvoted=tuple(outvoted),
         disputed=tuple(disputed),
     )
 
@@ -103,17 +117,34 @@ def _of_newest_quorum(told: _Told) -> _Told:
     return [(pod, record) for pod, record in told if quorum_of(record) == newest]
 
 
-def _choose(told: _Told) -> CommitRecord | None:
-    """Return the record of a step that counts; None if those of the newest quorum differ."""
-    newest = [record for _, record in _of_newest_quorum(told)]
-    first = newest[0]
-    if any((r.commit, *_led_to(r)) != (first.commit, *_led_to(first)) for r in newest):
-        return None
-    judged = [r for r in newest if r.states]
-    if judged:
-        return judged[0] if all(_said(r) == _said(judged[0]) for r in judged) else None
+def _choose(told: _Told) -> tuple[CommitRecord | None, tuple[PodUid, ...]]:
+    """Return the record of a step that counts, and the pods of the newest quorum that tell another.
+
+    None: no record of that quorum is told by more than half of its pods.
+    """
+    newest = _of_newest_quorum(told)
+    most = _told_by_most(newest, lambda record: (record.commit, *_led_to(record)))
+    judged = [(pod, record) for pod, record in most if record.states]
+    counted = _told_by_most(judged, _said)
+    if not most or (judged and not counted):
+        return None, ()
+    right = {pod for pod, record in most if not record.states} | {pod for pod, _ in counted}
+    outvoted = tuple(pod for pod, _ in newest if pod not in right)
+    if counted:
+        return counted[0][1], outvoted
+    first = most[0][1]
     like = [r for _, r in told if r.states and _came_to(r) == _came_to(first)]
-    return like[0] if like and all(_said(r) == _said(like[0]) for r in like) else first
+    agrees = bool(like) and all(_said(r) == _said(like[0]) for r in like)
+    return (like[0] if agrees else first), outvoted
+
+
+def _told_by_most(told: _Told, key: Callable[[CommitRecord], object]) -> _Told:
+    """Return those that tell what strictly more than half of these pods tell; else none."""
+    for _, record in told:
+        same = [(pod, other) for pod, other in told if key(other) == key(record)]
+        if 2 * len(same) > len(told):
+            return same
+    return []
 
 
 def _led_to(record: CommitRecord) -> tuple[str, str]:

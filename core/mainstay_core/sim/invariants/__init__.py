@@ -6,6 +6,7 @@
 - ``kept_boundaries``: the boundary logs that were confirmed to be there
 - ``kept``: what was confirmed to be in memory
 - ``permissions``: what a person allows ahead is used once
+- ``sources``: whether what a plan orders to be made anew can be made
 - ``lineages``: what forks do to a job
 - ``named``: devices that were named leave, and their steps are told
 - ``voided``: nobody goes on from what counts no more

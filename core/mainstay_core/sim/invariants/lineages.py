@@ -40,6 +40,7 @@ from mainstay_core.sim.disk import Disk
 from mainstay_core.sim.invariants.holding import hold, quorum_number
 from mainstay_core.sim.invariants.life import Life
 from mainstay_core.sim.invariants.permissions import Permissions
+from mainstay_core.sim.invariants.sources import Remains, have_sources
 from mainstay_core.sim.terms import Course
 from mainstay_core.wire.ledger import FinalDigests, LedgerEntry
 from mainstay_core.wire.plan import Method, Plan
@@ -79,6 +80,7 @@ class _Held:
     lineage: int
     settled: int
     certified_in: str | None
+    history: History
 
 
 class Lineages:
@@ -190,6 +192,7 @@ class Lineages:
             lineage=before.plan.lineage if loaded else before.lineage,
             settled=state.settled,
             certified_in=state.certified_in,
+            history=state.history,
         )
 
     def applied(self, trainer: Life, commit: Commit) -> History:
@@ -383,40 +386,38 @@ class Lineages:
         outcome: Settlement,
         plans: Sequence[Plan],
     ) -> None:
-        """I3 with a fork: what is to be made anew need not be held by anybody."""
+        """I3 with a fork: what is to be made anew need not be held by anybody, if it has sources.
+
+        The coordinator may not know of the newest commits. So the stale copy that it orders may be
+        too old for the version that members hold: then all go back, as without the order.
+        """
         assert plan.fork is not None
+        assert self._rules is not None
         durable = max(r.durable for r in reports)
-        goes_back = StateAction.LOAD in outcome.actions
-        for report in reports:
-            held = self._holding(plan, report.index)
-            if held is None or held.certified_in is None:
+        holding = {r.index: held for r in reports if (held := self._holding(plan, r.index))}
+        newest = max((held.version for held in holding.values()), default=0)
+        courses = {held.history for held in holding.values() if held.version == newest}
+        guarded = {copy.stage for report in reports for copy in report.guarded}
+        for index, held in holding.items():
+            if held.certified_in is None:
                 continue
             first = quorum_number(held.certified_in)
-            kept = {
-                r.index
-                for r in reports
-                if self._holding(plan, r.index) and _stayed(plan, r.index, first, plans)
-            }
-            covered = {plan.position_of(index) for index in kept} | set(plan.fork.positions)
-            if report.index not in kept or len(covered) < len(plan.positions):
+            kept = {i for i in holding if _stayed(plan, i, first, plans)}
+            there = {plan.position_of(i) for i in kept}
+            if index not in kept or len(there | set(plan.fork.positions)) < len(plan.positions):
                 continue
             if self._is_young(plan, held.version, durable):
                 continue  # the ladder's row 4
-            if not self._is_guarded(plan, reports):
+            left = Remains(durable=durable, histories=courses, guarded=guarded)
+            if not have_sources(plan, self._rules, there, newest, left):
+                self._seen["fork without sources"] += 1
                 continue
             hold(
-                not goes_back and outcome.version >= held.version,
+                StateAction.LOAD not in outcome.actions and outcome.version >= held.version,
                 f"I3: {plan.quorum} goes to step {outcome.version} ({outcome.reason}), though "
-                f"{plan.members[report.index].rank} has {held.version} and every position that is "
-                f"not made anew kept a member since q{first}",
+                f"{plan.members[index].rank} has {held.version} and every position that is not "
+                f"made anew kept a member since q{first}",
             )
-
-    def _is_guarded(self, plan: Plan, reports: Sequence[SettleReport]) -> bool:
-        """Return whether some guard has what the ends alone have that are to be made anew."""
-        assert plan.fork is not None
-        copies = {copy.stage for report in reports for copy in report.guarded}
-        ends = {p // plan.ranks_per_stage for p in plan.fork.positions}
-        return all(end in copies for end in ends if self._guarded(end))
 
     def entered(self, entry: LedgerEntry) -> None:
         """The first step after a fork tells of that fork, and with what it began."""

@@ -8,6 +8,7 @@ from mainstay_core.coordinator.state import CoordinatorState, all_settled
 from mainstay_core.job.config import JobConfig
 from mainstay_core.sim.invariants.holding import hold
 from mainstay_core.wire.plan import Plan
+from mainstay_core.wire.reinitialisation import Fork
 
 
 class Permissions:
@@ -28,6 +29,8 @@ class Permissions:
         self._limits: set[int] = set()
         self._is_open = False
         """Whether a recovery forks, and it is not known yet that the job goes on from it."""
+        self._forks: set[Fork] = set()
+        """Those that the job knew when it forked last."""
         self._unsure = False
         self._state: CoordinatorState | None = None
 
@@ -56,8 +59,13 @@ class Permissions:
     def committed(self, state: CoordinatorState) -> None:
         """A decision is durable."""
         self._state = state
-        if state.commits or all_settled(state):
-            self._is_open = False
+        if not self._is_open or not (state.commits or all_settled(state)):
+            return
+        self._is_open = False
+        if not state.commits and state.is_history_told and set(state.history) <= self._forks:
+            # Nothing was made anew, so that the permission counts again.
+            self._num_used -= 1
+            self._seen["permission counts again"] += 1
 
     def published(self, plan: Plan) -> None:
         """A plan is durable."""
@@ -68,7 +76,9 @@ class Permissions:
         hold(limit in self._limits, f"I9: {plan.quorum} forks by the limit {limit}: nobody gave it")
         if self._is_open:
             return
+        assert state is not None
         self._is_open = True
+        self._forks = set(state.history)
         self._num_used += 1
         self._seen["permission used"] += 1
         hold(
@@ -76,7 +86,6 @@ class Permissions:
             f"I9: {plan.quorum} is recovery {self._num_used} that forks, and "
             f"{self._num_granted} were allowed",
         )
-        assert state is not None
         assert limit is not None
         lost_steps = state.step - state.durable
         hold(

@@ -145,17 +145,44 @@ CONTRADICTIONS = {name: DAMAGE[name] for name in ("scale", "gradients", "states"
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
-def test_records_of_one_quorum_that_were_written_differently_do_not_count(what: str) -> None:
+def test_records_of_one_quorum_that_as_many_pods_tell_do_not_count(what: str) -> None:
     """Nobody can tell which one is right; the first pod's is no better than the others'."""
     other = seal_record(CONTRADICTIONS[what](GOOD))
-    for records in permutations((GOOD, GOOD, other)):
+    for records in permutations((GOOD, GOOD, other, other)):
         told = choose(*records)
         assert not told.chosen
         assert not told.certified
-        assert told.disputed == ((STEP, ("a", "b", "c")),)
+        assert told.disputed == ((STEP, ("a", "b", "c", "d")),)
         assert told.faults == (
-            f"; the records of step {STEP} on a, b, c differ, so that none of them counts"
+            f"; the records of step {STEP} on a, b, c, d differ, so that none of them counts"
         )
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_the_record_that_most_pods_of_a_quorum_tell_counts_and_the_others_are_named(
+    what: str,
+) -> None:
+    """One pod's wrong record, though it is sealed, takes no step from the replays."""
+    other = seal_record(CONTRADICTIONS[what](GOOD))
+    older = seal_record(replace(other, certified_in="q0-n"))
+    for records in set(permutations((GOOD, GOOD, GOOD, other, older, older))):
+        told = choose(*records)
+        wrong = "abcdef"[records.index(other)]
+        assert told.chosen == {STEP: GOOD}
+        assert told.outvoted == ((wrong, STEP),)
+        assert told.certified == {STEP: {"q0-n", GOOD.certified_in}}
+        assert told.faults == (
+            f"; the record of step {STEP} on {wrong} differs from that of most pods and does not "
+            "count"
+        )
+
+
+def test_half_of_the_pods_that_know_what_votes_said_are_not_most() -> None:
+    bare = seal_record(replace(GOOD, states=(), gradients=()))
+    other = seal_record(DAMAGE["states"](GOOD))
+    assert not choose(bare, bare, bare, GOOD, other).chosen
+    assert choose(bare, GOOD, other, GOOD).chosen == {STEP: GOOD}
+    assert choose(bare, GOOD, other, GOOD).outvoted == (("c", STEP),)
 
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
