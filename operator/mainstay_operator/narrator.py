@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job.approximation import made_anew
 from mainstay_core.job.guards import resolve_guards
 from mainstay_core.job.pod_templates import SUPERVISOR
 from mainstay_core.job.sizes.size_summary import summarize_sizes
-from mainstay_core.job.sizes.snapshot_sizes import describe_shortage
+from mainstay_core.job.sizes.snapshot_sizes import describe_shortage, known_models
+from mainstay_core.job.sizes.snapshot_traffic import describe_traffic, pod_traffic
 from mainstay_core.job.spec import TrainingJob
 from mainstay_core.pool.conditions import (
     INVALID_SPEC,
@@ -102,8 +103,25 @@ def of_sizes(job: TrainingJob, *, has_begun: bool = False) -> tuple[list[Note], 
         guards=resolve_guards(job.spec.recovery, job.shape, snapshots=job.spec.snapshots.enabled),
         made=made_anew(job.spec.recovery),
     )
-    note = Note(reason="Sizes", message=found.message, warning=found.is_wrong)
+    message = found.message + (_beside_ranks(job) if found.ranks else "")
+    note = Note(reason="Sizes", message=message, warning=found.is_wrong)
     return [note, *short], found.ranks
+
+
+def _beside_ranks(job: TrainingJob) -> str:
+    """Return what snapshots send, and what checks that wait keep, of a job whose model is known."""
+    told = ""
+    kept = job.plan_snapshots()
+    models = known_models(job.spec.workload, job.shape)
+    if kept is not None and models is not None:
+        traffic = pod_traffic(
+            models, job.shape, window=kept.num_instalments, peers=kept.peers, log=kept.log
+        )
+        told += f"; of snapshots {describe_traffic(traffic)}"
+    waiting_bytes = job.spec.detection.dmr.waiting_bytes
+    if waiting_bytes:
+        told += f"; checks that wait keep up to {show_bytes(waiting_bytes)} more in each rank"
+    return told
 
 
 def of_memory(job: TrainingJob) -> list[Note]:

@@ -333,6 +333,21 @@ def test_the_sizes_of_a_job_s_ranks_are_told() -> None:
     assert note.message.startswith("of the 3 ranks of a replica the one that holds the most: ")
     assert len(note.message) < MAX_MESSAGE
 
+    assert "snapshots" not in note.message
+    assert "checks" not in note.message
+
+    beside = {
+        **spec,
+        "spares": {"replicas": 1},
+        "snapshots": {"enabled": True},
+        "runtime": {"recompute": True},
+        "detection": {"dmr": {"mode": "Full", "plan": "Dynamic", "memory": "64Mi"}},
+    }
+    (note,), _ = narrator.of_sizes(parse_training_job({**job, "spec": beside}))
+    assert "; of snapshots all pods together send each other " in note.message
+    assert note.message.endswith("; checks that wait keep up to 64.0 MiB more in each rank")
+    assert len(note.message) < MAX_MESSAGE
+
     spec["parallelism"] = {"stages": 11}
     (note,), ranks = narrator.of_sizes(parse_training_job(job))
     assert (note.warning, ranks) == (True, ())

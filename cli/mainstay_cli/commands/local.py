@@ -23,9 +23,10 @@ from mainstay_cli.views.faults import describe_missed
 from mainstay_cli.views.lineage import describe_report
 from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, describe_crash, describe_recovery
-from mainstay_cli.views.sizes import describe_sizes, describe_traffic
+from mainstay_cli.views.sizes import describe_sizes
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.faults.points import FaultPoint
+from mainstay_core.job.sizes.snapshot_traffic import describe_traffic
 
 app = typer.Typer(help="Run jobs on this machine, no cluster needed.", no_args_is_help=True)
 

@@ -7,7 +7,6 @@ from itertools import groupby
 
 from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job.sizes.rank_sizes import RankSizes, largest
-from mainstay_core.job.sizes.snapshot_traffic import PodTraffic
 
 MAX_ROWS = 40
 """Ranks that differ and are shown one by one; with more, the largest of each position is shown."""
@@ -67,19 +66,6 @@ def describe_sizes(ranks: Sequence[RankSizes]) -> list[str]:
             "all"
         )
     return lines
-
-
-def describe_traffic(traffic: PodTraffic) -> str:
-    """Return in a sentence what pods send each other of snapshots and logs."""
-    steps, size = count(traffic.window, "step"), show_bytes(traffic.window_bytes)
-    copies = f"{size} of copies in each window of {steps}"
-    if traffic.is_chosen:
-        fewer = "fewer where copies fit beside a step"
-        copies = f"up to {size} of copies in each window, which has {steps} at most and {fewer}"
-    if traffic.step_bytes:
-        logs = f"{show_bytes(traffic.step_bytes)} of logs in each step"
-        return f"all pods together send each other {logs}, and {copies}"
-    return f"all pods together send each other {copies}; logs stay in their pods"
 
 
 def _value(rank: RankSizes, line: str) -> int:

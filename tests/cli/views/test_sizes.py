@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes, describe_traffic
+from mainstay_cli.views.sizes import MAX_ROWS, describe_sizes
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.sizes import llama_sizes
 from mainstay_core.job.sizes.rank_sizes import even_shares, rank_sizes
-from mainstay_core.job.sizes.snapshot_traffic import PodTraffic
+from mainstay_core.job.sizes.snapshot_traffic import PodTraffic, describe_traffic
 
 CONFIG = {"dim": 64, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 176, "sequence": 64}
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mainstay_core.base.shape import JobShape
+from mainstay_core.base.words import count, show_bytes
 from mainstay_core.job.config import MAX_AUTO_WINDOW, LogKind
 from mainstay_core.job.sizes.block_sizes import BlockSizes, ModelSizes
 from mainstay_core.job.sizes.llama_sizes import padded
@@ -66,6 +67,19 @@ def pod_traffic(
         window=length,
         is_chosen=window == 0,
     )
+
+
+def describe_traffic(traffic: PodTraffic) -> str:
+    """Return in a sentence what pods send each other of snapshots and logs."""
+    steps, size = count(traffic.window, "step"), show_bytes(traffic.window_bytes)
+    copies = f"{size} of copies in each window of {steps}"
+    if traffic.is_chosen:
+        fewer = "fewer where copies fit beside a step"
+        copies = f"up to {size} of copies in each window, which has {steps} at most and {fewer}"
+    if traffic.step_bytes:
+        logs = f"{show_bytes(traffic.step_bytes)} of logs in each step"
+        return f"all pods together send each other {logs}, and {copies}"
+    return f"all pods together send each other {copies}; logs stay in their pods"
 
 
 def _state_bytes(block: BlockSizes) -> int:
