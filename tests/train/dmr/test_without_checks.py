@@ -150,9 +150,10 @@ def test_masters_that_the_only_cell_applies_wrongly_are_never_found() -> None:
 
 
 def test_no_vote_compares_moments(three: Unchecked) -> None:
-    # A low bit: a high one moves the masters, which the next vote compares.
+    # A low bit, as a high one moves the masters, which the next vote compares; but not one of the
+    # lowest, which go as the gradient is added.
     flip = Flip(
-        in_pass=Pass.STEP, where=Where.STATE, part=StatePart.MOMENTS, block=1, element=1, bit=3
+        in_pass=Pass.STEP, where=Where.STATE, part=StatePart.MOMENTS, block=1, element=5, bit=5
     )
 
     ends = three.run(flip, step=1)
