@@ -20,7 +20,8 @@ def drawn(seed):
     rng, pieces, end = random.Random(seed), [], 0
     for number, numel in enumerate([*SIZES, *rng.choices(SIZES[:-1], k=8)]):
         start = end + 32 * rng.randrange(3)
-        pieces.append(Piece(f"w{number}", start, numel, rng.randrange(3)))
+        position = rng.choice([0, 64, CHUNK - 32])
+        pieces.append(Piece(f"w{number}", start, numel, rng.randrange(3), position))
         end = start + -(-numel // 32) * 32
     words = torch.arange(end, dtype=torch.int64) * 2654435761 % 2**32
     return (words - 2**31).to(torch.int32).view(torch.float32), pieces

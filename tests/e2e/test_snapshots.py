@@ -7,6 +7,7 @@ is lost, when, and in which layout (:mod:`tests.e2e.stage_losses`).
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from tests.e2e.harness import Layout, LocalJob, local_job, make_job
 from tests.e2e.stage_losses import Loss
 
 from mainstay_core.segments.frames import SOCKET_NAME
-from mainstay_core.wire.segments import SegmentKey, SegmentKind, UnitHeld
+from mainstay_core.wire.segments import SegmentKey, SegmentKind, UnitHeld, seal
+from mainstay_train.exact.optimizer import StageState
+from mainstay_train.model import workload as workloads
+from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient
 
 pytestmark = pytest.mark.slow
@@ -241,8 +245,15 @@ def wait_for_states(job: LocalJob, pods: list[str], version: int) -> None:
         )
 
 
-def damage(job: LocalJob, pod: str) -> str:
-    """Flip a bit in each state of the first unit of the lost stage; return the unit's name."""
+def damage(job: LocalJob, pod: str, units: UnitBytes | None = None) -> str:
+    """Flip a bit in each state of the first unit of the lost stage; return the unit's name.
+
+    Args:
+        job: that stands.
+        pod: whose copies are damaged.
+        units: of the stage; then the copies get the digest of what they hold, as if they had been
+            written wrong.
+    """
     with store_of(job, pod) as client:
         unit = next(u for u in states_of(client) if HELD_AT in u.states)
         for version in unit.states:
@@ -256,10 +267,30 @@ def damage(job: LocalJob, pod: str) -> str:
             with client._reading(key) as found:
                 assert found is not None
                 client._store.arena[found.offset] ^= FLIPPED
+                header = found.header
+                wrong = bytes(client._store.arena[found.offset :][: header.size_bytes])
+            if units is not None:
+                digest = seal(key, units.digest(unit.unit, SegmentKind.STATE, memoryview(wrong)))
+                assert digest != header.digest
+                room = client.room(len(wrong))
+                room.memory[:] = wrong
+                client.written(room, replace(header, digest=digest), (), 0)
+                assert client.wait_held([key]) == ""
         return unit.unit_name
 
 
-def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dict[str, Any], str]:
+def units_of(job: dict[str, Any]) -> UnitBytes:
+    """The segments of the lost stage."""
+    model = workloads.load(
+        "mainstay_train.models.llama:workload", job["spec"]["workload"]["config"]
+    )
+    state = StageState(model.build(model.stages(2)[STAGE_LOST]), model.optimizer)
+    return UnitBytes(state, state.layout.allocate())
+
+
+def run_damaged(
+    directory: Path, corpus: Path, *, everywhere: bool, is_sealed: bool = False
+) -> tuple[dict[str, Any], str]:
     """Lose a stage after some of its copies were damaged; return the report and the unit's name."""
     loss = Loss(lost="trainer", at="vote", place="first", window=1)
     (directory / "gates").mkdir()
@@ -275,8 +306,10 @@ def run_damaged(directory: Path, corpus: Path, *, everywhere: bool) -> tuple[dic
             wait_for_states(running, pods, step)
             if step < HELD_AT:
                 (directory / "gates" / str(step)).touch()
-        names = [damage(running, pod) for pod in (pods if everywhere else pods[STAGE_LOST:])]
-        if not everywhere:
+        units = units_of(job) if is_sealed else None
+        damaged = pods if everywhere else pods[STAGE_LOST:]
+        names = [damage(running, pod, units) for pod in damaged]
+        if not everywhere and not is_sealed:
             check_stores(running, pods, names[0])
         (directory / "gates" / str(HELD_AT)).touch()
         return running.report(), names[0]
@@ -369,6 +402,26 @@ def test_a_damaged_copy_is_found_and_a_good_one_is_used(
     assert "found damaged" in recovery["reason"]
     told = [event["message"] for event in report["events"]]
     assert any(message.endswith(recovery["reason"].rpartition("; s1")[2]) for message in told)
+
+
+@pytest.mark.chaos
+def test_a_copy_that_was_written_wrong_is_found_by_what_votes_told_of_its_unit(
+    tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
+) -> None:
+    """It has the digest of its bytes, and pods keep what the votes' digests are made of."""
+    report, unit = run_damaged(tmp_path, corpus, everywhere=False, is_sealed=True)
+    expected = undisturbed["llama", "float32", 1]["digests"]["steps"]
+    assert report["digests"]["steps"] == expected[:9]
+    assert [r["method"] for r in report["recoveries"]] == ["replay"], (
+        "the next copy is used at once"
+    )
+    assert report["steps"]["lost"] == 0
+    assert f"is wrong as it was written: the masters of unit {unit} have digest" in logs_of(
+        tmp_path
+    )
+    (recovery,) = report["recoveries"]
+    (replay,) = recovery["replays"]
+    assert replay["num_damaged"] == 1
 
 
 def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit(

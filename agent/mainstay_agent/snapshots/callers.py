@@ -17,7 +17,13 @@ from mainstay_agent.snapshots.arena import Arena
 from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.segments import frames
-from mainstay_core.segments.deliveries import is_here, note_needless, note_passed
+from mainstay_core.segments.deliveries import (
+    answer_digests,
+    is_here,
+    note_digests,
+    note_needless,
+    note_passed,
+)
 from mainstay_core.segments.evictions import needed_in
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
@@ -116,6 +122,10 @@ class Caller(Channel):
             case frames.Doubt():
                 self._index.doubt(message.key, message.nonce, message.digest)
                 self.send(frames.encode(frames.Noted()))
+            case frames.AskDigests():
+                self.send(frames.encode(answer_digests(self._index, message)))
+            case frames.PassDigests():
+                note_digests(self._index, message.digests)
             case frames.PassRecord() as message:
                 why = note_passed(self._index, message.record)
                 if why:

@@ -25,6 +25,7 @@ from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Pu
 from mainstay_core.segments import frames
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.wire.segments import Holder, SegmentKey
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 STALL_S = 30.0
@@ -82,10 +83,12 @@ class HolderLine(Channel):
         self._owed_since_s: float | None = None
         """When the oldest of them was all sent, or the last answer came, which is later; None: it
         may not be all sent. What is sent since then, and nobody has to answer, moves nothing."""
-        self._records: deque[CommitRecord] = deque()
-        """Commits that go before the next segment."""
+        self._notes: deque[frames.PassRecord | frames.PassDigests] = deque()
+        """Commits, and digests of units, that go before the next segment."""
         self.has_passed_on = False
-        """Whether any were to be sent."""
+        """Whether any commits were to be sent."""
+        self.digested: set[int] = set()
+        """Positions of which digests of units were to be sent."""
 
     @property
     def interest(self) -> int:
@@ -95,7 +98,7 @@ class HolderLine(Channel):
     @property
     def has_more(self) -> bool:
         """Whether there is something to send."""
-        return super().has_more or (self._is_proved and bool(self._waiting or self._records))
+        return super().has_more or (self._is_proved and bool(self._waiting or self._notes))
 
     def put(self, parcel: Parcel) -> None:
         """Send a segment after those before it."""
@@ -106,7 +109,13 @@ class HolderLine(Channel):
     def pass_on(self, records: Iterable[CommitRecord]) -> None:
         """Send commits; nobody answers."""
         self.has_passed_on = True
-        self._records.extend(records)
+        self._notes.extend(frames.PassRecord(record=record) for record in records)
+
+    def pass_digests(self, told: Iterable[UnitDigests]) -> None:
+        """Send digests of units; nobody answers."""
+        for digests in told:
+            self.digested.add(digests.position)
+            self._notes.append(frames.PassDigests(digests=digests))
 
     def turn(self, events: int) -> None:
         if not self._is_open:
@@ -117,11 +126,11 @@ class HolderLine(Channel):
             super().turn(events)
 
     def refill(self) -> bool:
-        """Queue the next commit, or segment that is still kept; return whether there was one."""
+        """Queue the next note, or segment that is still kept; return whether there was one."""
         if self._sent and self._owed_since_s is None:
             self._owed_since_s = self.moved_at_s
-        if self._is_proved and self._records:
-            self.queue(frames.encode(frames.PassRecord(record=self._records.popleft())))
+        if self._is_proved and self._notes:
+            self.queue(frames.encode(self._notes.popleft()))
             return True
         while self._is_proved and self._waiting:
             parcel = self._waiting.popleft()
@@ -168,7 +177,7 @@ class HolderLine(Channel):
             parcel.done(f"{self._address}: {why}")
         self._sent.clear()
         self._waiting.clear()
-        self._records.clear()
+        self._notes.clear()
 
     def due_s(self) -> float:
         if not (self._waiting or self._sent):

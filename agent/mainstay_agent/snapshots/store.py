@@ -31,7 +31,7 @@ from mainstay_core.base.bounds import MAX_SLOTS_PER_POD
 from mainstay_core.base.errors import ProtocolError, brief
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
-from mainstay_core.segments.deliveries import Delivery
+from mainstay_core.segments.deliveries import Delivery, note_digests
 from mainstay_core.segments.frames import MAX_PEER_HEAD_BYTES
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.report_sizes import record_bytes
@@ -41,6 +41,7 @@ from mainstay_core.snapshots.stores import plan_record_line
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.segments import MAX_HOLDERS, Holder, SegmentKey, StoreReport
 from mainstay_core.wire.stores import Doubts, StoreCheck, StoreStatus
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_net.acceptor import listen
 from mainstay_net.entrance import Entrance
@@ -299,6 +300,7 @@ class SegmentStore:
             self._deliver,
             self._report,
             self._record,
+            self._keep_digests,
             Holder(pod=self._pod, address=self.address),
         )
         self._add(line)
@@ -335,17 +337,33 @@ class SegmentStore:
 
     def _pass_on(self, holder: Holder, records: Sequence[CommitRecord]) -> None:
         """Pass commits on: all that are kept if it is the first time over this connection."""
-        line = self._lines.get((holder.address, True))
-        try:
-            line = line or self._call(holder.address, is_again=True)
-        except (OSError, ValueError, OverflowError) as error:
-            logger.info("no commits are passed on to %s: %s", holder.pod, brief(error))
+        line = self._line_again(holder)
+        if line is None:
             return
         due = records if line.has_passed_on else self._index.records
         short = [record for record in due if record_bytes(record) <= MAX_PEER_HEAD_BYTES]
         if len(short) < len(due):
             logger.warning("commits of more than %d bytes are not passed on", MAX_PEER_HEAD_BYTES)
         line.pass_on(short)
+
+    def _keep_digests(self, told: UnitDigests, holders: Sequence[Holder]) -> None:
+        """Keep the digests of a step's units, and pass them on to the pods that keep copies."""
+        here = note_digests(self._index, told)
+        others = [holder for holder in holders if holder.pod != self._pod]
+        for holder in (others or self._passed_to) if here else ():
+            line = self._line_again(holder)
+            if line is not None:
+                # A holder that has just been chosen has heard of no step before.
+                line.pass_digests((told,) if told.position in line.digested else here)
+
+    def _line_again(self, holder: Holder) -> HolderLine | None:
+        """Return a connection for what no step waits for; None if it cannot be opened."""
+        try:
+            line = self._lines.get((holder.address, True))
+            return line or self._call(holder.address, is_again=True)
+        except (OSError, ValueError, OverflowError) as error:
+            logger.info("nothing is passed on to %s: %s", holder.pod, brief(error))
+            return None
 
     def _deliver(
         self,

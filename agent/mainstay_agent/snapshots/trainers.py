@@ -16,9 +16,11 @@ from mainstay_agent.snapshots.channel import Channel
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
 from mainstay_core.segments import frames
+from mainstay_core.segments.deliveries import answer_digests
 from mainstay_core.segments.index import Segment, SegmentIndex
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentKey, StoreReport
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 Deliver = Callable[[SegmentKey, Sequence[Holder], int, Callable[[str], None]], None]
@@ -37,6 +39,7 @@ class TrainerLine(Channel):
         deliver: sends segments to holders.
         report: returns what is kept of a lineage.
         record: keeps a commit.
+        keep_digests: keeps the digests of a step's units, and passes them on to holders.
         own: the pod of this store, and where it listens.
     """
 
@@ -51,12 +54,14 @@ class TrainerLine(Channel):
         deliver: Deliver,
         report: Callable[[int], StoreReport],
         record: Callable[[CommitRecord], None],
+        keep_digests: Callable[[UnitDigests, Sequence[Holder]], None],
         own: Holder,
     ) -> None:
         super().__init__(connection, arena.fd, FIRST_HEAD_BYTES)
         self._arena, self._index, self._awaited = arena, index, awaited
         self._own = own
         self._deliver, self._report, self._record = deliver, report, record
+        self._keep_digests = keep_digests
         self._name = ""
         self._rooms: dict[int, Span] = {}
         self._reads: dict[int, Segment] = {}
@@ -128,6 +133,8 @@ class TrainerLine(Channel):
                 self._keep(message)
             case frames.KeepRecord():
                 self._record(message.record)
+            case frames.KeepDigests():
+                self._keep_digests(message.digests, message.holders)
             case frames.KeepFrom():
                 index.keep_from(
                     message.lineage,
@@ -141,6 +148,8 @@ class TrainerLine(Channel):
             case frames.AskReport():
                 report = self._report(message.lineage)
                 self.send(frames.encode(frames.Reported(request=message.request, report=report)))
+            case frames.AskDigests():
+                self.send(frames.encode(answer_digests(index, message)))
             case frames.Read():
                 self._show(message)
             case frames.ReadDone():

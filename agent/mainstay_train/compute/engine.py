@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from mainstay_core.base.digest import Digest, total
+from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError, ProtocolError
 from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Order
@@ -41,10 +41,11 @@ from mainstay_train.compute.statistics import TypeResult, read_results
 from mainstay_train.compute.watched import WatchedType
 from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
-from mainstay_train.exact.gradients import GradientSums
+from mainstay_train.exact.gradients import GradientSums, Read
 from mainstay_train.exact.optimizer import Boosts, Shared, StageState
 from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
+from mainstay_train.exact.unit_sums import units_of
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, WorkloadError, user_code
 
@@ -81,14 +82,12 @@ class Engine:
     _chain: ChainGroups | None = None  # over which was computed last
     _begun: BegunReduction | None = None
     """That of the types that were computed last, until :meth:`reduce` or what comes instead."""
-    _worker: Background = field(default_factory=lambda: Background("early reduction"))
-    """Runs it."""
+    _worker: Background = field(default_factory=lambda: Background("early reduction"))  # runs it
     _sums: tuple[tuple[Partial, list[torch.Tensor]], ...] = ()
     """Digests of the same, where they were computed."""
     _members: Sequence[int] = ()  # of the last reduction, in their order
     _masters: Shared | None = None  # as they were last applied
-    _block_gradients: tuple[Digest, ...] = ()
-    """Digest of each block's reduced gradient; with the ballot."""
+    read: Read | None = None  # of the reduced gradient; with the ballot
     _gradient: GradientSums = field(init=False)
     """Digest and norms of a flat gradient, reduced or a partial."""
 
@@ -100,6 +99,7 @@ class Engine:
             place=f"@{self.inner.index}" if self.inner.size > 1 else "",
             counts_copies=self.inner.counts_copies,
             device=self.reducer.reduced.device,
+            units=units_of(self.state.blocks),
         )
 
     @classmethod
@@ -218,8 +218,8 @@ class Engine:
 
     def program_again(self) -> tuple[Action, ...]:
         """Return the program of a step that is computed again, of all its types."""
-        types = range(self.num_types)
-        return compile_replay(types, self.micro_batches, self.stage, self.num_stages)
+        place = self.micro_batches, self.stage, self.num_stages
+        return compile_replay(range(self.num_types), *place)
 
     def make_activation(self) -> torch.Tensor:
         """Return memory of the host for what crosses a stage's boundary in a micro-batch."""
@@ -395,8 +395,7 @@ class Engine:
         Raises:
             GroupEnded: a group ended before the device was done; partials are as before.
         """
-        supplied = {t: self.type_results[t] for t in types_of(table, index)}
-        readout = Readout()
+        supplied, readout = {t: self.type_results[t] for t in types_of(table, index)}, Readout()
         gradient = self._gradient.read(readout)
         with self.checks.over(Phase.VOTE):
             copies = readout.add_all(comparisons.copied(self.reducer, self.state, self.inner))
@@ -409,14 +408,14 @@ class Engine:
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
-        self._block_gradients = gradient.block_digests()
+        self.read = gradient
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
             for partial, sums in sent
         )
         return Ballot(
             norms_sq=gradient.norms_sq(),
-            gradient=total(self._block_gradients).hex(),
+            gradient=gradient.digest().hex(),
             copies=self._copies_digest(digests.fetched(copies), masters),
             rest=digests.fetched(rest).hex() if rest else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
@@ -427,9 +426,9 @@ class Engine:
 
     def gradient_digests_of_units(self) -> dict[str, str]:
         """Digests of the gradient that the last ballot told, of the units that are whole blocks."""
-        if self.inner.size > 1:  # there a block's identity names the inner rank, a unit's does not
+        if self.inner.size > 1 or self.read is None:  # a block's identity names the inner rank
             return {}
-        told = zip(self.state.blocks, self._block_gradients, strict=False)
+        told = zip(self.state.blocks, self.read.block_digests(), strict=True)
         return {next(iter(b.units)): digest.hex() for b, digest in told if len(b.units) == 1}
 
     def gradient_digest(self) -> str:
@@ -466,13 +465,14 @@ class Engine:
 
     def counted_masters(self, masters: str) -> str:
         """What a digest of all this rank's masters, as they are now, adds to that of the model."""
-        return self._shared(masters).counted(self.inner).hex()
+        return self.shared(masters).counted(self.inner).hex()
 
     def _copies_digest(self, gradients: Digest, masters: str) -> str:
         """Digest of the gradient and masters that all inner ranks hold; empty with one rank."""
-        return "" if self.inner.size == 1 else (gradients + self._shared(masters).copies).hex()
+        return "" if self.inner.size == 1 else (gradients + self.shared(masters).copies).hex()
 
-    def _shared(self, masters: str) -> Shared:
+    def shared(self, masters: str) -> Shared:
+        """Return the digest of this rank's masters, as they are now, whose hex this should be."""
         if self._masters is None or self._masters.whole.hex() != masters:
             self._masters = self.state.masters_digest()  # they were healed or loaded
         return self._masters

@@ -15,8 +15,10 @@
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
 - ``row_sums``: their sums in one pass on a GPU
+- ``unit_sums``: where the units of a stage lie in flat buffers, and their digests
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket
 - ``eager_optimizers``: optimizers of torch that do not import its compiler
+- ``masters``: digests of a stage's masters, of each unit by itself
 - ``optimizer``: the update of a stage, and its state
 - ``portions``: some blocks of a state
 - ``blending``: a stage made of others, as a weighted sum

@@ -26,10 +26,12 @@ from mainstay_core.base.digest import CHUNK, Digest
 from mainstay_core.base.errors import brief
 from mainstay_train.base import device as devices
 from mainstay_train.exact import compiled
-from mainstay_train.exact.rows import Piece, Rows, batch_for, read, scratch
+from mainstay_train.exact.rows import Piece, Rows, batch_for, read, scratch, stretches
 
-RowSums = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""From words, starts and lengths of rows, and keys: see ``row_sums.row_sums``."""
+RowSums = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+"""From words, starts, positions and lengths of rows, and keys: see ``row_sums.row_sums``."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +87,7 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
         positions[0] = start % CHUNK
         return first, _row_sums(words, borders[:-1], positions, borders.diff())
     sums = torch.empty(_NUM_MIXERS, num_chunks, dtype=torch.int64, device=words.device)
-    for row, count, low, high in _stretches(words.numel(), start, batch_for(words.device)):
+    for row, count, low, high in stretches(words.numel(), start, batch_for(words.device)):
         begin = (first + row) * CHUNK + low - start
         piece = words[begin : begin + count * (high - low)].view(count, high - low)
         into = sums[:, row : row + count]
@@ -246,14 +248,16 @@ class FlatDigest:
         )
         _, key_sums = _tables(self._device)
         # Made once: what a step makes may come out wrong, and compiled code finds memory by it.
-        self._positions = torch.zeros(self._num_rows, dtype=torch.int64, device="cpu")
-        self._fused = _fused(self._device, self._positions)
+        self._positions = positions = self._tensor([row.position for row in rows])
+        self._fused = _fused(self._device)
         self._starts = self._tensor([row.start for row in rows])
         self._lengths = lengths = self._tensor([row.length for row in rows])
         self._num_pieces = len(pieces)
         self._piece_of = self._tensor([row.piece for row in rows])
         # sum K (bits + 1) = sum K bits + sum K, and the second is the layout's.
-        self._of_zeros = self._keys * key_sums[:, lengths]
+        zeros = key_sums[:, positions + lengths] - key_sums[:, positions]
+        self._of_zeros = self._keys * zeros
+        self._has_parts = any(row.position for row in rows)
 
     def _tensor(self, values: Iterable[object]) -> torch.Tensor:
         return devices.sent(torch.tensor([*values], dtype=torch.int64), self._device)
@@ -279,7 +283,7 @@ class FlatDigest:
         words = flat.detach().view(torch.int32)
         assert words.numel() >= self._end, "compiled code looks at no size"
         if self._fused is not None:
-            sums = self._fused(words, self._starts, self._lengths, keys)
+            sums = self._fused(words, self._starts, self._positions, self._lengths, keys)
         else:
             sums = self._by_batch(words, keys)
         return torch.addcmul(self._of_zeros, sums, self._keys)
@@ -289,7 +293,11 @@ class FlatDigest:
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch in self._rows.batches:
             wide = _widened(read(words, batch).view(torch.uint32))
-            _multiply(wide, keys[:, : batch.width], sums[:, batch.first : batch.stop])
+            into = sums[:, batch.first : batch.stop]
+            if self._has_parts:
+                _multiply_at(wide, keys, self._positions[batch.first : batch.stop], into)
+            else:
+                _multiply(wide, keys[:, : batch.width], into)
         return sums
 
     def is_like(self, other: FlatDigest) -> bool:
@@ -329,27 +337,13 @@ def drawn_twice(pieces: Sequence[Piece], device: torch.device | str = "cpu") -> 
     return known
 
 
-def _fused(device: torch.device, positions: torch.Tensor) -> RowSums | None:
-    """The form that makes one pass over a buffer; None where there is none.
-
-    Args:
-        device: where the buffer is.
-        positions: of each row the first in its chunk, in the host's memory.
-    """
+def _fused(device: torch.device) -> RowSums | None:
+    """The form that makes one pass over a buffer there; None where there is none."""
     if device.type == "cpu":
-        return _compiled(positions) if compiled.load() is not None else None
+        return compiled.row_sums if compiled.load() is not None else None
     if device.type != "cuda" or find_spec("triton") is None:
         return None
     return _of_triton(device)
-
-
-def _compiled(positions: torch.Tensor) -> RowSums:
-    def sums(
-        words: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
-    ) -> torch.Tensor:
-        return compiled.row_sums(words, starts, positions, lengths, keys)
-
-    return sums
 
 
 @lru_cache(maxsize=16)
@@ -360,13 +354,13 @@ def _of_triton(device: torch.device) -> RowSums | None:
     """
     keys, _ = _tables(device)
     words = torch.arange(-1000, 1000, dtype=torch.int32, device=device) * 999_983
-    starts, lengths = (torch.tensor([n], device=device) for n in (32, 1500))
+    starts, positions, lengths = (torch.tensor([n], device=device) for n in (32, 7, 1500))
     expected = torch.empty(_NUM_MIXERS, 1, dtype=torch.int64, device=device)
-    _multiply(_widened(words[32:1532].view(torch.uint32).view(1, -1)), keys[:, :1500], expected)
+    _multiply(_widened(words[32:1532].view(torch.uint32).view(1, -1)), keys[:, 7:1507], expected)
     try:
         from mainstay_train.exact.row_sums import row_sums
 
-        found = row_sums(words, starts, lengths, keys)
+        found = row_sums(words, starts, positions, lengths, keys)
     except (
         Exception
     ) as error:  # of its compiler, its cache or its driver, each by a kind of its own
@@ -411,25 +405,6 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return flat.view(torch.uint32), size // 4
 
 
-def _stretches(count: int, start: int, batch: int) -> list[tuple[int, int, int, int]]:
-    """Cut words into runs of chunks: (first chunk, chunks, first and one past the last position).
-
-    Only the first and the last chunk may be there in part; chunks count from the first one.
-    """
-    stop, last = start % CHUNK + count, (start % CHUNK + count - 1) // CHUNK
-    head = start % CHUNK != 0 or stop < CHUNK
-    tail = stop % CHUNK != 0 and not (head and last == 0)
-    stretches = [(0, 1, start % CHUNK, min(stop, CHUNK))] if head else []
-    whole = range(int(head), last if tail else last + 1)
-    step = batch // CHUNK
-    stretches += [
-        (row, min(step, whole.stop - row), 0, CHUNK) for row in range(whole.start, whole.stop, step)
-    ]
-    if tail:
-        stretches.append((last, 1, 0, stop - last * CHUNK))
-    return stretches
-
-
 def _widened(words: torch.Tensor) -> torch.Tensor:
     """Unsigned words as int64, in memory that the thread's next call writes to again."""
     wide = scratch("wide", words.device, torch.int64, words.numel()).view(words.shape)
@@ -452,6 +427,23 @@ def _multiply(wide: torch.Tensor, keys: torch.Tensor, into: torch.Tensor) -> Non
         return
     # There is no product of integer matrices.
     torch.sum(wide * keys.unsqueeze(1), 2, out=into)
+
+
+def _multiply_at(
+    wide: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, into: torch.Tensor
+) -> None:
+    """The same of rows that begin anywhere in a chunk; words beyond a row's end are zero.
+
+    Args:
+        wide: [rows, width].
+        keys: [mixers, chunk].
+        positions: [rows], of the first word of each in its chunk.
+        into: [mixers, rows].
+    """
+    at = positions.unsqueeze(1) + torch.arange(wide.shape[1], device=wide.device)
+    at.clamp_(max=CHUNK - 1)
+    for mixer in range(_NUM_MIXERS):
+        torch.sum(wide * keys[mixer][at], 1, out=into[mixer])
 
 
 def _keyed(name: str, first: int, sums: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 import torch
 
-from mainstay_core.base.digest import Digest, total
+from mainstay_core.base.digest import MIXER_SEEDS, Digest
 from mainstay_train.exact import digests
 from mainstay_train.exact.digests import FlatDigest
-from mainstay_train.exact.layout import StageLayout
+from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
 from mainstay_train.exact.norms import FlatNorms, fold
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.rows import Piece, batch_for, restricted
+from mainstay_train.exact.unit_sums import Run, StageUnits, gather_units, whole_blocks, whole_of
 
 Bounds = tuple[int, int]
 """First element of a bucket in the stage's flat buffer, and one past its last."""
@@ -30,8 +31,8 @@ class Part(NamedTuple):
     num_buckets: int
     digest: FlatDigest
     norms: FlatNorms
-    digested: tuple[int, ...]
-    """Which block each piece of the digest is of."""
+    digested: torch.Tensor
+    """Which unit each piece of the digest is of, int64 [pieces], in host memory."""
     blocks: tuple[int, ...]
     """Which block each piece of the norms is of."""
 
@@ -45,6 +46,7 @@ class GradientSums:
         place: the inner rank in names, where there are several.
         counts_copies: whether this rank's norms count what inner ranks hold in copies.
         device: where gradients are.
+        units: of the stage; None: each block is one.
     """
 
     def __init__(
@@ -55,12 +57,17 @@ class GradientSums:
         place: str = "",
         counts_copies: bool = True,
         device: torch.device | str = "cpu",
+        units: StageUnits | None = None,
     ) -> None:
         device = torch.device(device)
-        self._num_blocks = len(layout.blocks)
         places = [*zip(layout.blocks, layout.offsets, strict=True)]
-        whole = [Piece(f"gradient:{b.name}{place}", offset, b.size) for b, offset in places]
-        numbers = {piece.name: number for number, piece in enumerate(whole)}
+        units = units or whole_blocks(layout)
+        self._num_blocks, self._blocks = len(places), units.blocks
+        whole = [
+            (Piece(identity(b, place), at + run.start, run.stop - run.start, *_in_chunks(run)), run)
+            for (b, at), runs in zip(places, units.runs, strict=True)
+            for run in runs
+        ]
         counted = [
             Piece(str(number), offset, block.size if counts_copies else block.own)
             for number, (block, offset) in enumerate(places)
@@ -72,15 +79,20 @@ class GradientSums:
             start, stop = within[0][0], within[-1][1]
             self._part_of |= {first: len(self.parts) for first, _ in within}
             batch = None if device.type == "cpu" else stop - start
-            of_digest = restricted(whole, start, stop)
+            of_digest = [
+                (part, run.unit)
+                for piece, run in whole
+                if piece.start < stop and start < piece.start + piece.numel
+                for part in restricted([piece], start, stop)
+            ]
             of_norms = restricted(counted, start, stop)
             self.parts.append(
                 Part(
                     slice(start, stop),
                     len(within),
-                    FlatDigest(_from(of_digest, start), device, batch),
+                    FlatDigest(_from([piece for piece, _ in of_digest], start), device, batch),
                     FlatNorms(_from(of_norms, start), device, batch),
-                    tuple(numbers[piece.name] for piece in of_digest),
+                    _numbers([unit for _, unit in of_digest]),
                     tuple(int(piece.name) for piece in of_norms),
                 )
             )
@@ -122,26 +134,41 @@ class GradientSums:
         for number, part in enumerate(self.parts):
             sums, squares = self._reduced[number]
             fetched.append((part, readout.add(sums), readout.add(squares)))
-        return Read(self._num_blocks, fetched)
+        return Read(self._num_blocks, self._blocks, fetched)
 
 
 class Read:
-    """Digest and norms of a reduced gradient, once a readout is fetched."""
+    """Digest and norms of a reduced gradient, once a readout is fetched.
 
-    def __init__(self, num_blocks: int, parts: Sequence[tuple[Part, Later, Later]]) -> None:
-        self._num_blocks, self._parts = num_blocks, parts
+    Args:
+        num_blocks: of the stage.
+        blocks: of each unit the number of its block.
+        parts: of the gradient, with what was computed of each.
+    """
+
+    def __init__(
+        self, num_blocks: int, blocks: Sequence[int], parts: Sequence[tuple[Part, Later, Later]]
+    ) -> None:
+        self._num_blocks, self._blocks, self._parts = num_blocks, blocks, parts
+        self._units: torch.Tensor | None = None
 
     def digest(self) -> Digest:
         """Its digest."""
-        return total(self.block_digests())
+        return whole_of(self.unit_sums())
+
+    def unit_sums(self) -> torch.Tensor:
+        """Return both sums of each unit's part, int64 [mixers, units]."""
+        if self._units is None:
+            size = len(MIXER_SEEDS), len(self._blocks)
+            self._units = torch.zeros(size, dtype=torch.int64, device="cpu")
+            for part, sums, _ in self._parts:
+                self._units.index_add_(1, part.digested, sums())
+        return self._units
 
     def block_digests(self) -> tuple[Digest, ...]:
         """The digest of each block's part."""
-        found = [Digest.zero()] * self._num_blocks
-        for part, sums, _ in self._parts:
-            for block, digest in zip(part.digested, digests.of_pieces(sums()), strict=True):
-                found[block] += digest
-        return tuple(found)
+        found = gather_units(self._num_blocks, _numbers(self._blocks), self.unit_sums())
+        return tuple(digests.of_pieces(found))
 
     def norms_sq(self) -> tuple[float, ...]:
         """Squared norm of each block's part that counts: its chunks from the first to the last."""
@@ -150,6 +177,25 @@ class Read:
             for piece, values in part.norms.by_piece(squares().tolist()):
                 chunks[part.blocks[piece]] += values
         return tuple(fold(values) for values in chunks)
+
+
+def identity(block: BlockLayout, place: str = "") -> str:
+    """Return the name of a block's gradient in digests.
+
+    Args:
+        block: whose flat buffer it is.
+        place: the inner rank in names, where there are several.
+    """
+    return f"gradient:{block.name}{place}"
+
+
+def _in_chunks(run: Run) -> tuple[int, int]:
+    """Return the chunk of its block in which a run begins, and its place there."""
+    return divmod(run.start, CHUNK)
+
+
+def _numbers(numbers: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _from(pieces: Sequence[Piece], start: int) -> list[Piece]:

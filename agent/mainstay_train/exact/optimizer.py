@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -19,9 +19,9 @@ from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
 from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
-from mainstay_train.exact.readout import Readout
-from mainstay_train.exact.rows import Piece
+from mainstay_train.exact.masters import StageMasters
 from mainstay_train.exact.slices import Slice
+from mainstay_train.exact.unit_sums import whole_of
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
 """(model-wide name, fp32 master) of one block -> its optimizer.
@@ -144,6 +144,8 @@ class Shared:
 
     own: Digest
     copies: Digest
+    by_unit: torch.Tensor | None = field(default=None, compare=False)
+    """Both sums of each unit of a stage's masters, int64 [mixers, units]."""
 
     @classmethod
     def of(cls, tensors: Iterable[StateTensor]) -> Shared:
@@ -237,11 +239,10 @@ class StageState:
         """Masters that a block's optimizer changes, by their names."""
         self._params: list[StateTensor] = []
         self._flats: list[StateTensor] = []
-        self._own = whole_masters(self.blocks, copies=False)
-        """Of the masters that this rank alone holds; parts of tensors have digests of their own."""
-        self._copies = whole_masters(self.blocks, copies=True)
         for block in self.blocks:
             self._add(block, factory)
+        masters = (tensor for tensor in self._params if tensor.kind == "master")
+        self._masters = StageMasters(self.blocks, masters)
 
     def initialize(self, seed: int) -> None:
         """First values: masters by address, optimizer state zero."""
@@ -269,16 +270,8 @@ class StageState:
 
     def masters_digest(self) -> Shared:
         """Of the masters, by model-wide parameter name; waits for the device once."""
-        readout = Readout()
-        own, copies = (
-            [readout.add(known.sums(block.masters)) for block, known in whole]
-            for whole in (self._own, self._copies)
-        )
-        for tensor in self._params:
-            if tensor.kind == "master" and tensor.part is not None:
-                (copies if tensor.copy else own).append(readout.add(tensor.sums()))
-        readout.fetch()
-        return Shared(*(digests.added([sums() for sums in of]) for of in (own, copies)))
+        own, copies = self._masters.sums()
+        return Shared(whole_of(own), whole_of(copies), own + copies)
 
     def rest_sums(self, part: int) -> list[torch.Tensor]:
         """Digests of one of :data:`REST_PARTS` parts of all that is not masters, [mixers] each.
@@ -417,24 +410,6 @@ def part_of(flat: torch.Tensor, part: int) -> torch.Tensor:
     """Return one of :data:`REST_PARTS` parts of a flat tensor."""
     start, stop = (number * flat.numel() // REST_PARTS for number in (part, part + 1))
     return flat[start:stop]
-
-
-def whole_masters(
-    blocks: Iterable[StatePart], *, copies: bool
-) -> list[tuple[StatePart, digests.FlatDigest]]:
-    """The digests of the blocks that hold whole tensors, copies of them or not."""
-    by_block = (
-        (
-            block,
-            [
-                Piece(f"master:{param.name}", param.offset, param.numel)
-                for param in block.layout.params
-                if param.part is None and param.copy == copies
-            ],
-        )
-        for block in blocks
-    )
-    return [(block, digests.drawn_twice(held, block.device)) for block, held in by_block if held]
 
 
 def _state_structure(

@@ -22,6 +22,7 @@ _NUM_MIXERS = len(MIXER_SEEDS)
 def _add(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows none of typing's
     words,
     starts,
+    positions,
     lengths,
     keys,
     sums,
@@ -31,26 +32,32 @@ def _add(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows
     num_mixers: tl.constexpr,
 ):
     row, part = tl.program_id(0), tl.program_id(1)
-    positions = part * block + tl.arange(0, block)
-    there = positions < tl.load(lengths + row)
-    at = words + tl.load(starts + row) + positions
+    numbers = part * block + tl.arange(0, block)
+    there = numbers < tl.load(lengths + row)
+    at = words + tl.load(starts + row) + numbers
+    first_key = keys + tl.load(positions + row)
     # The pattern as an unsigned number. int64 wraps modulo 2^64.
     word = tl.load(at, mask=there, other=0).to(tl.int64) & 0xFFFFFFFF
     for mixer in tl.static_range(num_mixers):
-        key = tl.load(keys + mixer * chunk + positions)
+        key = tl.load(first_key + mixer * chunk + numbers, mask=there, other=0)
         into = sums + (mixer * num_rows + row) * (chunk // block) + part
         tl.store(into, tl.sum(word * key, 0))
 
 
 def row_sums(
-    words: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, keys: torch.Tensor
+    words: torch.Tensor,
+    starts: torch.Tensor,
+    positions: torch.Tensor,
+    lengths: torch.Tensor,
+    keys: torch.Tensor,
 ) -> torch.Tensor:
     """The sum of key times word, by mixer and row, int64 [mixers, rows].
 
     Args:
         words: a buffer as int32, flat.
         starts: int64 [rows], where in the buffer a row begins.
-        lengths: int64 [rows], its words, at most a chunk.
+        positions: int64 [rows], of its first word in its chunk.
+        lengths: int64 [rows], its words, at most the rest of the chunk.
         keys: int64 [mixers, chunk], by position in the chunk.
     """
     num_rows = starts.numel()
@@ -58,5 +65,5 @@ def row_sums(
         _NUM_MIXERS, num_rows, CHUNK // BLOCK, dtype=torch.int64, device=words.device
     )
     grid = (num_rows, CHUNK // BLOCK)
-    _add[grid](words, starts, lengths, keys, sums, num_rows, CHUNK, BLOCK, _NUM_MIXERS)
+    _add[grid](words, starts, positions, lengths, keys, sums, num_rows, CHUNK, BLOCK, _NUM_MIXERS)
     return sums.sum(2)

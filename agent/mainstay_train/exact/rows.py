@@ -8,7 +8,7 @@ the batches, never with the chunks.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -41,6 +41,8 @@ class Piece(NamedTuple):
     numel: int
     first_chunk: int = 0
     """Of the tensor's chunks, the one that it begins with."""
+    position: int = 0
+    """Its first element's place in that chunk: 0 but for a part of a tensor."""
 
 
 class Row(NamedTuple):
@@ -52,6 +54,8 @@ class Row(NamedTuple):
     piece: int
     chunk: int
     """Which it is of the tensor's."""
+    position: int = 0
+    """Of its first element in the chunk."""
 
 
 class Batch(NamedTuple):
@@ -82,12 +86,7 @@ class Rows:
         self, pieces: Sequence[Piece], device: torch.device, batch: int | None = None
     ) -> None:
         self.rows = sorted(
-            (
-                Row(min(CHUNK, piece.numel - at), piece.start + at, number, first + at // CHUNK)
-                for number, piece in enumerate(pieces)
-                for first in (piece.first_chunk,)
-                for at in range(0, piece.numel, CHUNK)
-            ),
+            (row for number, piece in enumerate(pieces) for row in _rows_of(number, piece)),
             key=lambda row: (-row.length, row.start),
         )
         alone = _ALONE_ON_CPU if device.type == "cpu" else None
@@ -97,6 +96,15 @@ class Rows:
         """The rows' numbers in the pieces' order, chunks ascending."""
         numbers = range(len(self.rows))
         return sorted(numbers, key=lambda i: (self.rows[i].piece, self.rows[i].chunk))
+
+
+def _rows_of(number: int, piece: Piece) -> Iterator[Row]:
+    """Cut a piece at the borders of its tensor's chunks."""
+    begin, chunk, position = 0, piece.first_chunk, piece.position
+    while begin < piece.numel:
+        length = min(CHUNK - position, piece.numel - begin)
+        yield Row(length, piece.start + begin, number, chunk, position)
+        begin, chunk, position = begin + length, chunk + 1, 0
 
 
 def batch_for(device: torch.device) -> int:
@@ -127,6 +135,25 @@ def read(words: torch.Tensor, batch: Batch) -> torch.Tensor:
     if batch.lengths is not None:
         picked.masked_fill_(positions[: batch.width] >= batch.lengths, 0)
     return picked
+
+
+def stretches(count: int, start: int, batch: int) -> list[tuple[int, int, int, int]]:
+    """Cut words into runs of chunks: (first chunk, chunks, first and one past the last position).
+
+    Only the first and the last chunk may be there in part; chunks count from the first one.
+    """
+    stop, last = start % CHUNK + count, (start % CHUNK + count - 1) // CHUNK
+    head = start % CHUNK != 0 or stop < CHUNK
+    tail = stop % CHUNK != 0 and not (head and last == 0)
+    stretches = [(0, 1, start % CHUNK, min(stop, CHUNK))] if head else []
+    whole = range(int(head), last if tail else last + 1)
+    step = batch // CHUNK
+    stretches += [
+        (row, min(step, whole.stop - row), 0, CHUNK) for row in range(whole.start, whole.stop, step)
+    ]
+    if tail:
+        stretches.append((last, 1, 0, stop - last * CHUNK))
+    return stretches
 
 
 def _batches(
@@ -216,6 +243,7 @@ def restricted(pieces: Iterable[Piece], start: int, stop: int) -> list[Piece]:
     for piece in pieces:
         begin, end = max(piece.start, start), min(piece.start + piece.numel, stop)
         if begin < end:
-            chunk = piece.first_chunk + (begin - piece.start) // CHUNK
-            found.append(Piece(piece.name, begin, end - begin, chunk))
+            chunks, position = divmod(piece.position + begin - piece.start, CHUNK)
+            chunk = piece.first_chunk + chunks
+            found.append(Piece(piece.name, begin, end - begin, chunk, position))
     return found

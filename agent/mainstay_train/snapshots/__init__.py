@@ -6,6 +6,7 @@
 - ``sent_log``: logs what a stage gives its neighbours
 - ``good_copies``: reads segments for a replay, each from a holder whose copy is as it was written
 - ``vote_checks``: compares what a replay makes with what votes said of it
+- ``unit_checks``: compares the units that a replay has made with what votes told of each
 - ``replayer``: makes a position's state anew from copies and gradients
 - ``inputs``: reads ahead what neighbours sent, while a replay computes
 - ``boundary_replayer``: makes a position's state anew by computing its steps again

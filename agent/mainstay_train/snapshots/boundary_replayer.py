@@ -4,8 +4,9 @@ The lost stage loads the first instalment of a window and runs the step of that 
 what its neighbours sent then (MoEvement, arXiv 2412.15411, sections 3.3 and 3.4). Units whose full
 state is not there yet are frozen: they run forward and pass gradients on with the compute weights
 of that version, and skip their own. All shard types are computed here and added in canonical order;
-scale, rate and statistics come from the step's commit. As soon as no unit is frozen, what the votes
-of each step said of the gradient and of the masters must come out again.
+scale, rate and statistics come from the step's commit. What the votes of each step said of the
+gradient and of the masters must come out again: of each unit that is not frozen, and of the whole
+as soon as none is.
 
 The inner ranks of a cell replay in step, over the cell's own group. Whoever gives up ends that
 group, so that nobody waits for it there.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -36,6 +38,7 @@ from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.inputs import Inputs, Wanted
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import Differing, UnitChecks, name_some
 from mainstay_train.snapshots.vote_checks import VoteChecks
 from mainstay_train.snapshots.writer import Place
 
@@ -67,13 +70,16 @@ class BoundaryReplayer:
         self._engine, self._units, self._copies = engine, units, copies
         self._learning_rate, self._cell = learning_rate, cell
 
-    def run(self, replay: BoundaryReplay, logs: SentLogs, place: Place) -> StateLoaded | LoadFailed:
+    def run(
+        self, replay: BoundaryReplay, logs: SentLogs, place: Place, told: UnitChecks
+    ) -> StateLoaded | LoadFailed:
         """Carry out a replay.
 
         Args:
             replay: of this engine's position.
             logs: keep again what this position sent.
             place: this trainer's, as the plan says.
+            told: compares its units.
 
         Raises:
             GroupEnded: another rank of the cell is gone, or has given up.
@@ -96,14 +102,19 @@ class BoundaryReplayer:
             logs.on_problem = self._copies.interrupt
         inputs.start()
         try:
+            records = {record.commit.step: record for record in replay.known}
             for step in replay.steps:
-                self._load(step.loads)
+                self._load(step.loads, step.record, told)
                 if not step.frozen:
                     checks.compare_masters(step.record, checks.digest_masters(before))
-                self._compute(step, checks, inputs, logs, place)
+                self._compute(step, inputs, logs, place)
+                self._compare_gradients(step, told)
+                if not step.frozen:
+                    checks.compare_gradient(step.record)
                 self._apply(step, replay)
+                self._compare_made(step, records.get(step.record.commit.step + 1), told)
                 before = step.record
-            self._load(replay.loads)
+            self._load(replay.loads, replay.next, told)
             masters = checks.digest_masters(before)
             if replay.next is not None:
                 checks.compare_masters(replay.next, masters)
@@ -116,16 +127,19 @@ class BoundaryReplayer:
             inputs.close()
         return StateLoaded(masters, replayed=tuple(checks.steps))
 
-    def _load(self, loads: Sequence[UnitLoad]) -> None:
+    def _load(
+        self, loads: Sequence[UnitLoad], record: CommitRecord | None, told: UnitChecks
+    ) -> None:
         """Load what a step begins with. Compute weights come last: full states renew them all."""
         full = [load for load in loads if load.key.kind is SegmentKind.STATE]
         compute = [load for load in loads if load.key.kind is not SegmentKind.STATE]
+        why_wrong = partial(told.why_wrong, record)
         for load in full:
-            self._copies.read_unit(self._units, load.key, load.holders)
+            self._copies.read_unit(self._units, load.key, load.holders, why_wrong)
         if full:
             self._engine.state.refresh()
         for load in compute:
-            self._copies.read_unit(self._units, load.key, load.holders)
+            self._copies.read_unit(self._units, load.key, load.holders, why_wrong)
 
     def _wanted(self, replay: BoundaryReplay, place: Place) -> Iterator[Wanted]:
         """Yield what neighbours sent, in the order in which it is needed."""
@@ -155,27 +169,58 @@ class BoundaryReplayer:
 
                 yield Wanted(key, read)
 
-    def _compute(
-        self,
-        step: BoundaryStep,
-        checks: VoteChecks,
-        inputs: Inputs,
-        logs: SentLogs,
-        place: Place,
-    ) -> None:
+    def _compute(self, step: BoundaryStep, inputs: Inputs, logs: SentLogs, place: Place) -> None:
         """Compute a step again."""
         commit = step.record.commit
         again = _Again(self._engine, self._units, step, inputs, place)
         log = logs.of_step(place, commit.step, logged_again(place.plan, place.index))
         self._engine.compute_again(commit.step, again, log, self._cell)
-        if not step.frozen:
-            checks.compare_gradient(step.record)
+
+    def _active(self, step: BoundaryStep) -> list[int]:
+        """Return the units that have their full state."""
+        frozen = frozenset(step.frozen)
+        return [n for n in range(len(self._units.names)) if n not in frozen]
+
+    def _compare_gradients(self, step: BoundaryStep, told: UnitChecks) -> None:
+        """Compare the gradients of active units with what votes told of each.
+
+        Raises:
+            Unusable: one differs. The masters of these units are as votes told, so what is wrong is
+                what was computed with beside them.
+        """
+        differing = told.differing_gradients(step.record, self._active(step))
+        if differing:
+            at, states = step.record.commit.step, SegmentKind.STATE
+            blamed = self._copies.blame(lambda key: key.version == at and key.kind is not states)
+            raise Unusable(_tell(step, differing, blamed))
+
+    def _compare_made(
+        self, step: BoundaryStep, after: CommitRecord | None, told: UnitChecks
+    ) -> None:
+        """Compare the masters of the units to which a step was applied with what votes told.
+
+        Args:
+            step: that was applied.
+            after: record of the next one, whose votes told what the masters were then.
+            told: compares.
+
+        Raises:
+            Unusable: a unit differs. If its gradient is known to be as votes told, and its masters
+                were, what is wrong is the rest of the state that it started from.
+        """
+        differing = told.differing_masters(after, self._active(step))
+        if differing and told.is_known(step.record):
+            units, states = {unit for unit, _ in differing}, SegmentKind.STATE
+            blamed = self._copies.blame(
+                lambda key: key.unit in units and key.kind is states, is_certain=True
+            )
+            raise Unusable(_tell(step, differing, blamed))
+        if differing:
+            raise Unusable(_tell(step, differing, self._copies.blame()))
 
     def _apply(self, step: BoundaryStep, replay: BoundaryReplay) -> None:
         """Apply a step to the units that have their full state."""
-        commit = step.record.commit
-        frozen = frozenset(step.frozen)
-        active = [n for n in range(len(self._units.names)) if n not in frozen]
+        commit, active = step.record.commit, self._active(step)
         names = [name for number in active for name in self._units.parameters[number]]
         boosts = boosts_of(replay.history, commit.step, self._engine.inner.index)
         self._engine.apply_again(commit, self._learning_rate(commit.step), names, boosts)
@@ -235,6 +280,11 @@ class _Again:
             Unusable: there is no good copy of it.
         """
         self._inputs.take(_key_of(action, self._place, self._step, self._engine), into)
+
+
+def _tell(step: BoundaryStep, differing: Sequence[Differing], blamed: str) -> str:
+    made_of = f"made of {blamed}" if blamed else "what others have computed may be what is wrong"
+    return f"replayed step {step.record.commit.step}: {name_some(differing)}; {made_of}"
 
 
 def _key_of(action: Action, place: Place, step: int, engine: Engine) -> SegmentKey:

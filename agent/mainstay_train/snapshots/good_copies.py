@@ -10,12 +10,18 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.words import count
 from mainstay_core.wire.segments import BadSegment, Holder, SegmentHeader, SegmentKey, seal
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
 
 logger = logging.getLogger(__name__)
+
+NOT_AS_WRITTEN = "has not the digest that it was written with"
+"""What is wrong with a damaged copy."""
+MAX_NAMED = 3
+"""Copies that one sentence names."""
 
 
 class Unusable(Exception):  # noqa: N818 - it ends a replay, and its text is told
@@ -68,34 +74,71 @@ class GoodCopies:
         ended = self._ended
         self._ended = lambda: ended() or why()
 
-    def blame(self) -> None:
-        """Have all copies that were read and are not proven right count as damaged.
+    def blame(
+        self,
+        may_be_wrong: Callable[[SegmentKey], bool] = lambda _: True,
+        *,
+        is_certain: bool = False,
+    ) -> str:
+        """Have copies that were read and are not proven right count as damaged.
 
         What was made of them is wrong. Some copy is wrong as it was written, and nobody can tell
         which. Where others may have made the mistake, no copy is given up for it. Their stores are
         told: no settle goes by these copies while this rank is a member, so they cover nothing.
+
+        Args:
+            may_be_wrong: returns whether a segment may be what is wrong.
+            is_certain: whether nobody else can have made the mistake.
+
+        Returns:
+            The copies and their pods, for people; empty if none counts as damaged.
         """
         self.differs = True
-        if not self.is_alone:
-            return
+        if not (self.is_alone or is_certain):
+            return ""
         with self._lock:
-            blamed = [*self._read_well]
+            blamed = [read for read in self._read_well if may_be_wrong(read.key)]
         self.bad += [BadSegment(key=r.key, pod=r.holder.pod) for r in blamed]
         silent: set[Holder] = set()
         for read in blamed:
             if read.holder not in silent and not self._client.doubt(read.holder, read.header):
                 silent.add(read.holder)  # to ask for each copy would take as long each time
+        named = [f"the {read.key} on {read.holder.pod}" for read in blamed[:MAX_NAMED]]
+        if blamed[MAX_NAMED:]:
+            named.append(count(len(blamed) - MAX_NAMED, "more copy", "more copies"))
+        return ", ".join(named)
 
     def acquit(self, is_proven: Callable[[SegmentKey], bool]) -> None:
         """Never blame the copies of some segments: what was made of them is what votes told."""
         with self._lock:
             self._read_well = [r for r in self._read_well if not is_proven(r.key)]
 
-    def read_unit(self, units: UnitBytes, key: SegmentKey, holders: Sequence[Holder]) -> None:
-        """Read a unit's segment to where the unit lies; errors are those of :meth:`read`."""
+    def read_unit(
+        self,
+        units: UnitBytes,
+        key: SegmentKey,
+        holders: Sequence[Holder],
+        why_wrong: Callable[[SegmentKey], str] = lambda _: "",
+    ) -> None:
+        """Read a unit's segment to where the unit lies; errors are those of :meth:`read`.
+
+        Args:
+            units: of the state.
+            key: of the segment.
+            holders: pods whose copies count.
+            why_wrong: returns why a copy that lies in its place is wrong as it was written; empty
+                if it is not.
+        """
         memory = self.memory(units.size_bytes(key.unit, key.kind))
-        self.read(key, holders, memory, lambda: seal(key, units.digest(key.unit, key.kind, memory)))
-        units.read(key.unit, key.kind, memory)
+
+        def placed() -> str:
+            units.read(key.unit, key.kind, memory)
+            return why_wrong(key)
+
+        def digest() -> str:
+            return seal(key, units.digest(key.unit, key.kind, memory))
+
+        self.read(key, holders, memory, digest, placed)
 
     def read(
         self,
@@ -103,6 +146,7 @@ class GoodCopies:
         holders: Sequence[Holder],
         memory: memoryview,
         digest: Callable[[], str],
+        why_wrong: Callable[[], str] = lambda: "",
     ) -> None:
         """Read a segment from the first holder whose copy is good, from this pod first.
 
@@ -114,6 +158,7 @@ class GoodCopies:
             holders: pods whose copies count; this one may be among them.
             memory: receives it, of its size.
             digest: returns that of what is in the memory.
+            why_wrong: returns why what is there is wrong, though it has its digest; or nothing.
 
         Raises:
             Unusable: no copy is good, or the quorum has ended.
@@ -130,7 +175,8 @@ class GoodCopies:
                     self.bad += [BadSegment(key=key, pod=pod) for pod in pods]
                 raise Unusable("; ".join([*whys, str(error)])) from error
             pod = self._pod if read.holder is None else read.holder.pod
-            if digest() == read.header.digest:
+            why = why_wrong() if digest() == read.header.digest else NOT_AS_WRITTEN
+            if not why:
                 holder = next(h for h in holders if h.pod == pod)
                 with self._lock:
                     self._read_well.append(_Read(key, read.header, holder))
@@ -141,7 +187,7 @@ class GoodCopies:
             else:
                 left.remove(read.holder)
                 self._client.doubt(read.holder, read.header)
-            whys.append(self._note_damaged(key, pod))
+            whys.append(self._note_damaged(key, pod, why))
         raise Unusable(self._ended())
 
     def read_awaited(
@@ -172,11 +218,11 @@ class GoodCopies:
             self._client.doubt(holder, header)
             raise Unusable(self._note_damaged(key, holder.pod))
 
-    def _note_damaged(self, key: SegmentKey, pod: PodUid) -> str:
+    def _note_damaged(self, key: SegmentKey, pod: PodUid, why: str = NOT_AS_WRITTEN) -> str:
         self.bad.append(BadSegment(key=key, pod=pod))
-        why = f"the copy of {key} on {pod} has not the digest that it was written with"
-        logger.warning("%s", why)
-        return why
+        told = f"the copy of {key} on {pod} {why}"
+        logger.warning("%s", told)
+        return told
 
     def memory(self, size_bytes: int) -> memoryview:
         """Return memory for a segment, that of the one before if it is large enough."""

@@ -48,6 +48,12 @@ from mainstay_train.snapshots.measurements import Leg, Measurements
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.sent_log import SentLogs, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import (
+    StageChecks,
+    ToldUnits,
+    digests_of_step,
+    holders_of,
+)
 from mainstay_train.snapshots.writer import Place, SegmentWriter
 from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import SegmentClient
@@ -216,9 +222,13 @@ class SegmentKeeper:
         )
 
     def record(self, record: CommitRecord) -> None:
-        """Give the pod's store a commit, before it is applied."""
+        """Give the pod's store a commit, and what its step made of units, before it is applied."""
         with suppress(StoreGone):  # with its supervisor, and so this trainer ends too
             self._client.record(record)
+            at = self._at
+            told = digests_of_step(self._engine(), record, at.position) if at is not None else None
+            if at is not None and told is not None:
+                self._client.digests.keep(told, at.own.holders)
 
     def keep_from(self, lineage: int, version: int) -> None:
         """Tell the pod's store that nothing before ``version`` is needed any more."""
@@ -396,6 +406,14 @@ class SegmentKeeper:
         pod, units = self._slot.pod, self._units()
         copies, num_known = GoodCopies(self._client, pod, lambda: wait.ended), 0
         start = plan.lineage, replay.position, replay.first_step
+        found = ToldUnits(
+            self._client.digests,
+            replay.position,
+            [holder for holder in holders_of(replay) if holder.pod != pod],
+            self._config.ask_s,
+            lambda: wait.ended,
+        )
+        told = StageChecks(engine, units, found)
         try:
             if isinstance(replay, BoundaryReplay):
                 # What a neighbour in the stretch sent, or another rank of the cell computed, may be
@@ -404,14 +422,14 @@ class SegmentKeeper:
                 copies.is_alone = is_alone or start in self._differed
                 again = BoundaryReplayer(engine, units, copies, self._learning_rate, chain)
                 place = self._place(plan, index, plan.lineage)
-                outcome = again.run(replay, self._sent, place)
+                outcome = again.run(replay, self._sent, place, told)
                 self._is_full = bool(replay.relays and self._sent.problem)
             else:
                 replayer = self._replayer(before, copies, plan, replay)
                 copies = replayer.copies
                 copies.go_on(lambda: wait.ended)
                 num_known = len(copies.bad)
-                outcome = replayer.run(replay)
+                outcome = replayer.run(replay, told)
                 if isinstance(outcome, LoadFailed) and wait.ended:
                     self._unfinished.keep(plan, replayer)
         finally:

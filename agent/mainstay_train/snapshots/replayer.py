@@ -2,20 +2,24 @@
 
 Nothing is computed but the optimizer, and only by who lost the state (MoEvement, section 3.3, with
 logged gradients in the place of replayed micro-batches). Each step applies the units whose state is
-there already. What the votes of a step said of the gradient and of the masters must come out again.
+there already. What the votes of a step said of the gradient and of the masters must come out again,
+of each of these units, and of the whole once all are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.histories import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
+from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import UnitChecks, name_some
 from mainstay_train.snapshots.vote_checks import VoteChecks
 
 
@@ -71,22 +75,30 @@ class Replayer:
             and can_go_on(replay, self._made)
         )
 
-    def run(self, replay: Replay) -> StateLoaded | LoadFailed:
-        """Carry out a replay of this engine's position, from where this one was."""
+    def run(self, replay: Replay, told: UnitChecks) -> StateLoaded | LoadFailed:
+        """Carry out a replay of this engine's position, from where this one was.
+
+        Args:
+            replay: of this position.
+            told: compares its units.
+        """
         checks, last = self._checks, replay.last
+        records = {record.commit.step: record for record in replay.known}
         self._is_reading = True
         if not replay.records and last is not None and last.gradients:
             self._before = last  # of a commit whose votes are not known there is no entry to repeat
         try:
             for unit in replay.units:
                 if unit.unit not in self._made:
-                    self.copies.read_unit(self.units, unit.state, unit.state_holders)
+                    why_wrong = partial(told.why_wrong, records.get(unit.state.version))
+                    self.copies.read_unit(self.units, unit.state, unit.state_holders, why_wrong)
                     self._made[unit.unit] = unit.state.version
             self._engine.state.refresh()
             first = min(self._made.values(), default=replay.version)
             for record in replay.records:
                 if record.commit.step >= first:
-                    self._apply(replay, record)
+                    made = self._apply(replay, record, told)
+                    self._compare_made(made, record, records.get(record.commit.step + 1), told)
             self._is_reading = False
             masters = checks.digest_masters(self._before)
             if replay.next is not None:
@@ -96,18 +108,49 @@ class Replayer:
             return LoadFailed(str(error))
         return StateLoaded(masters, replayed=tuple(checks.steps))
 
-    def _apply(self, replay: Replay, record: CommitRecord) -> None:
-        """Apply one step to the units whose state is of its version."""
+    def _apply(self, replay: Replay, record: CommitRecord, told: UnitChecks) -> list[int]:
+        """Apply one step to the units whose state is of its version; return these."""
         step = record.commit.step
         active = [unit for unit in replay.units if self._made[unit.unit] == step]
+        why_wrong = partial(told.why_wrong, record)
         for unit in active:
             key, holders = unit.gradients[step - unit.state.version]
-            self.copies.read_unit(self.units, key, holders)
+            self.copies.read_unit(self.units, key, holders, why_wrong)
         if len(active) == len(replay.units):
             self._checks.compare_masters(record, self._checks.digest_masters(self._before))
             self._checks.compare_gradient(record)
         names = [name for unit in active for name in self.units.parameters[unit.unit]]
         boosts = boosts_of(replay.history, step, self._inner)
         self._engine.apply_again(record.commit, self._learning_rate(step), names, boosts)
-        self._made |= dict.fromkeys((unit.unit for unit in active), step + 1)
+        made = [unit.unit for unit in active]
+        self._made |= dict.fromkeys(made, step + 1)
         self._before = record
+        return made
+
+    def _compare_made(
+        self,
+        made: Sequence[int],
+        record: CommitRecord,
+        after: CommitRecord | None,
+        told: UnitChecks,
+    ) -> None:
+        """Compare the masters of the units to which a step was applied with what votes told.
+
+        Args:
+            made: these units.
+            record: of the step.
+            after: of the next one, whose votes told what the masters were then.
+            told: compares.
+
+        Raises:
+            Unusable: a unit differs. Its gradients are as votes told, and its masters were: what is
+                wrong is the rest of the state that it started from.
+        """
+        differing = told.differing_masters(after, made)
+        if differing:
+            units, knows = {unit for unit, _ in differing}, told.is_known(record)
+            blamed = self.copies.blame(
+                lambda key: key.unit in units and (not knows or key.kind is SegmentKind.STATE)
+            )
+            step = record.commit.step
+            raise Unusable(f"replayed step {step}: {name_some(differing)}; made of {blamed}")

@@ -11,6 +11,7 @@
 - ``rooms``: room in the memory of a pod's store, as a trainer asks for it
 - ``segments``: writes segments into the memory of this trainer's pod
 - ``segment_reader``: reads segments from the stores of other pods
+- ``digest_client``: gives stores the digests of units in steps, and asks for those of replayed ones
 - ``controller``: saves and loads checkpoints for the session
 - ``host_copy``: copies a stage's state, through bounded host memory, to whoever writes it
 - ``part_files``: the files of one part of a checkpoint

@@ -17,6 +17,7 @@ from mainstay_core.wire.segments import (
     SegmentKey,
     StoreReport,
 )
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_net.caller import prove
 from mainstay_train.base import job_secret
 from mainstay_train.comm.registered import (
@@ -33,8 +34,10 @@ MAX_IDLE = 8
 each connection costs a proof of the job's secret."""
 
 
-Answer = frames.Segment | frames.Header | frames.Missing | frames.Noted
-"""What a store answers to somebody who wants a segment, or has found one damaged."""
+Question = frames.Fetch | frames.Doubt | frames.AskDigests
+Answer = frames.Segment | frames.Header | frames.Missing | frames.Noted | frames.ToldDigests
+"""What a store answers to somebody who wants a segment or the digests of a step's units, or has
+found a segment damaged."""
 
 
 class ReaderEnded(MainstayError):  # noqa: N818 - a state, not a failure
@@ -85,8 +88,30 @@ class SegmentReader:
             ReaderEnded: this reader was shut down.
         """
         answer = self._ask(address, frames.Fetch(key=key), into)
-        assert not isinstance(answer, frames.Noted)
+        assert not isinstance(answer, frames.Noted | frames.ToldDigests)
         return None if isinstance(answer, frames.Missing) else answer.header
+
+    def digests(
+        self, address: str, lineage: int, position: int, step: int, timeout_s: float
+    ) -> UnitDigests | None:
+        """Return what a store knows of the units of a position in a step; None if nothing.
+
+        Args:
+            address: where it listens.
+            lineage: of the step.
+            position: of the units.
+            step: of which digests are wanted.
+            timeout_s: how long it may let us connect.
+
+        Raises:
+            OSError: the store cannot be reached, or the connection broke.
+            RemoteProtocolError: it says what it may not.
+            ReaderEnded: this reader was shut down.
+        """
+        asked = frames.AskDigests(request=0, lineage=lineage, position=position, step=step)
+        answer = self._ask(address, asked, None, timeout_s=timeout_s)
+        assert isinstance(answer, frames.ToldDigests)
+        return answer.digests
 
     def doubt(self, address: str, header: SegmentHeader) -> None:
         """Tell a store that a segment which it sent has not the digest that its header names.
@@ -154,36 +179,39 @@ class SegmentReader:
     def _ask(
         self,
         address: str,
-        message: frames.Fetch | frames.Doubt,
+        message: Question,
         into: memoryview | None,
         ended: Callable[[], str] = lambda: "",
+        timeout_s: float = STALL_S,
     ) -> Answer:
         idle = self._take_idle(address)
         if idle is not None:
             # A store hangs up on a connection that is idle for long: then a new one is opened.
             with contextlib.suppress(OSError):
-                return self._ask_over(idle, address, message, into, ended)
+                return self._ask_over(idle, address, message, into, ended, timeout_s)
             self._raise_if_ended()
-        connection = open_registered(address, self._local, STALL_S)
+        connection = open_registered(address, self._local, timeout_s)
         try:
             with self._entered(connection):
                 prove(connection, job_secret.read(), address, Purpose.SNAPSHOT)
         except (OSError, MainstayError):
             close_registered(connection)
             raise
-        return self._ask_over(connection, address, message, into, ended)
+        return self._ask_over(connection, address, message, into, ended, timeout_s)
 
     def _ask_over(
         self,
         connection: socket.socket,
         address: str,
-        message: frames.Fetch | frames.Doubt,
+        message: Question,
         into: memoryview | None,
         ended: Callable[[], str],
+        timeout_s: float,
     ) -> Answer:
         """Ask over a connection, which is closed unless all went well."""
         try:
             with self._entered(connection, ended):
+                connection.settimeout(timeout_s)
                 connection.sendall(frames.encode(message))
                 answer = _read_answer(connection, message, into)
         except (OSError, MainstayError):
@@ -236,24 +264,23 @@ class SegmentReader:
             raise ReaderEnded(self._ended)
 
 
-def _read_answer(
-    connection: socket.socket, message: frames.Fetch | frames.Doubt, into: memoryview | None
-) -> Answer:
+def _read_answer(connection: socket.socket, message: Question, into: memoryview | None) -> Answer:
     """Read what a store answers, and a segment's bytes into memory of their size.
 
     Raises:
         OSError: the connection ended first.
         RemoteProtocolError: it is no answer to this message.
     """
-    head, size = read_frame(connection, MAX_SEGMENT_BYTES)
+    head, size = read_frame(connection, MAX_SEGMENT_BYTES, frames.MAX_PEER_HEAD_BYTES)
     answer = frames.decode_to_reader(head, size)
-    if isinstance(message, frames.Doubt) != isinstance(answer, frames.Noted):
-        raise RemoteProtocolError(f"not what was asked for: {message.key}")
-    if isinstance(answer, frames.Missing | frames.Noted):
+    if isinstance(answer, frames.Missing) and isinstance(message, frames.Fetch):
         return answer
-    wanted = frames.Segment if into is not None else frames.Header
-    if isinstance(answer, frames.Reported) or not isinstance(answer, wanted):
-        raise RemoteProtocolError(f"not what was asked for: {message.key}")
+    wanted = _wanted(message, into)
+    if isinstance(answer, frames.Missing | frames.Reported) or not isinstance(answer, wanted):
+        raise RemoteProtocolError(f"not what was asked for: {message}")
+    if isinstance(answer, frames.Noted | frames.ToldDigests):
+        return answer
+    assert isinstance(message, frames.Fetch)
     if answer.header.key != message.key:
         raise RemoteProtocolError(f"not what was asked for: {message.key}")
     if into is not None:
@@ -261,3 +288,14 @@ def _read_answer(
             raise RemoteProtocolError(f"{message.key} has {size} bytes, not {into.nbytes}")
         read_exactly(connection, into)
     return answer
+
+
+def _wanted(message: Question, into: memoryview | None) -> type[Answer]:
+    """Return what a store answers to a message, if it has what is asked for."""
+    match message:
+        case frames.Doubt():
+            return frames.Noted
+        case frames.AskDigests():
+            return frames.ToldDigests
+        case frames.Fetch():
+            return frames.Segment if into is not None else frames.Header

@@ -21,6 +21,7 @@ from mainstay_core.segments import frames
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.state.arena import read_at
+from mainstay_train.state.digest_client import DigestClient
 from mainstay_train.state.rooms import AskedRoom, Room, StoreFull
 from mainstay_train.state.segment_reader import ReaderEnded, SegmentReader
 from mainstay_train.state.store_connection import StoreConnection, StoreGone
@@ -90,6 +91,8 @@ class SegmentClient:
         self.note_held: Callable[[SegmentHeader], None] = lambda _header: None
         """Called likewise with its header, if no other pod keeps it, too; it must not wait."""
         self._store = StoreConnection(path, slot, incarnation, self._note_held)
+        self.digests = DigestClient(self._store, self._reader)
+        """Of units in steps."""
         self._changed = self._store.changed
         """Guards what is written; notified with everything that may end a wait."""
 

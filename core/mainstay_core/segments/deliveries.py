@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.frames import Segment
+from mainstay_core.segments.frames import AskDigests, Segment, ToldDigests
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.records import quorum_of, refusal_of
 from mainstay_core.wire.segments import SegmentHeader
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 
@@ -89,8 +90,32 @@ def note_passed(index: SegmentIndex, record: CommitRecord) -> str:
             index.discard_outdated(key)
         if left:
             index.keep_from(record.lineage, step, may_go_back=True, drops_later=False)
-            index.drop_records({r.commit.step for r in index.records if quorum_of(r) < quorum})
+            outdated = {r.commit.step for r in index.records if quorum_of(r) < quorum}
+            index.commits.drop(outdated.__contains__)
     return index.record(record, is_passed=True)
+
+
+def note_digests(index: SegmentIndex, told: UnitDigests) -> tuple[UnitDigests, ...]:
+    """Keep the digests of a step's units, if what is kept here is of their lineage and no newer.
+
+    Args:
+        index: of the store that gets them.
+        told: by a trainer of the pod, or passed on by another store.
+
+    Returns:
+        All that is here of their position, ascending; nothing if they are not kept.
+    """
+    if told.lineage != index.lineage or told.step < index.from_version:
+        return ()
+    return index.commits.keep_digests(told)
+
+
+def answer_digests(index: SegmentIndex, asked: AskDigests) -> ToldDigests:
+    """Return what a store knows of the units in a step."""
+    told = index.commits.digests_of(asked.step, asked.position)
+    if told is not None and told.lineage != asked.lineage:
+        told = None
+    return ToldDigests(request=asked.request, digests=told)
 
 
 def is_here(index: SegmentIndex, header: SegmentHeader) -> bool:

@@ -43,6 +43,7 @@ from mainstay_core.wire.segments import (
     SegmentKind,
     StoreReport,
 )
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 SOCKET_NAME = "snapshots.sock"
@@ -109,6 +110,16 @@ class KeepRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeepDigests:
+    """The digests of a committed step's units are to be kept beside its commit. No answer."""
+
+    digests: UnitDigests
+    holders: Holders = ()
+    """Pods that are to keep them too: those that keep the trainer's copies."""
+    kind: Literal["keep-digests"] = "keep-digests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepFrom:
     """States of older versions, gradients and records of older steps are needed no more."""
 
@@ -154,6 +165,17 @@ class AskReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskDigests:
+    """A trainer, of this pod or of another one, wants the digests of a step's units."""
+
+    request: Count
+    lineage: Count
+    position: Index
+    step: Count
+    kind: Literal["digests"] = "digests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """A trainer wants to read a segment; it stays where it is until the trainer is done."""
 
@@ -182,8 +204,8 @@ class Discard:
 
 
 FromTrainer = (
-    Hello | TakeRoom | GiveBack | Written | KeepRecord | KeepFrom | VotedLogs
-    | AskReport | Read | ReadDone | Discard
+    Hello | TakeRoom | GiveBack | Written | KeepRecord | KeepDigests | KeepFrom | VotedLogs
+    | AskReport | AskDigests | Read | ReadDone | Discard
 )  # fmt: skip
 
 # From a store to a trainer of its pod.
@@ -244,6 +266,16 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToldDigests:
+    """The store says what it knows of a step's units."""
+
+    request: Count
+    digests: UnitDigests | None
+    """None if it does not know them."""
+    kind: Literal["digests"] = "digests"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A segment that a trainer wants to read lies here."""
 
@@ -261,7 +293,7 @@ class NotFound:
     kind: Literal["not-found"] = "not-found"
 
 
-ToTrainer = Arena | Room | Full | Held | Reported | Found | NotFound
+ToTrainer = Arena | Room | Full | Held | Reported | ToldDigests | Found | NotFound
 
 # Between stores, and between a reader and another pod's store.
 
@@ -359,28 +391,37 @@ class PassRecord:
     kind: Literal["record"] = "record"
 
 
-FromPeer = Segment | Fetch | AskReport | Doubt | PassRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDigests:
+    """A store passes the digests of a step's units on to a pod that keeps copies. No answer."""
+
+    digests: UnitDigests
+    kind: Literal["pass-digests"] = "pass-digests"
+
+
+FromPeer = Segment | Fetch | AskReport | AskDigests | Doubt | PassRecord | PassDigests
 ToHolder = Stored | Refused
-ToReader = Segment | Header | Missing | Reported | Noted
+ToReader = Segment | Header | Missing | Reported | ToldDigests | Noted
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
 _FROM_TRAINER: Mapping[str, type[FromTrainer]] = {
     "hello": Hello, "room": TakeRoom, "give-back": GiveBack, "written": Written,
-    "record": KeepRecord, "keep-from": KeepFrom,
-    "voted-logs": VotedLogs, "report": AskReport, "read": Read, "read-done": ReadDone,
-    "discard": Discard,
+    "record": KeepRecord, "keep-digests": KeepDigests, "keep-from": KeepFrom,
+    "voted-logs": VotedLogs, "report": AskReport, "digests": AskDigests, "read": Read,
+    "read-done": ReadDone, "discard": Discard,
 }  # fmt: skip
 _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
     "arena": Arena, "room": Room, "full": Full, "held": Held, "report": Reported,
-    "found": Found, "not-found": NotFound,
+    "digests": ToldDigests, "found": Found, "not-found": NotFound,
 }  # fmt: skip
 _FROM_PEER: Mapping[str, type[FromPeer]] = {
-    "segment": Segment, "fetch": Fetch, "report": AskReport, "doubt": Doubt, "record": PassRecord,
+    "segment": Segment, "fetch": Fetch, "report": AskReport, "digests": AskDigests,
+    "doubt": Doubt, "record": PassRecord, "pass-digests": PassDigests,
 }  # fmt: skip
 _TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
 _TO_READER: Mapping[str, type[ToReader]] = {
     "segment": Segment, "header": Header, "missing": Missing, "report": Reported,
-    "noted": Noted,
+    "digests": ToldDigests, "noted": Noted,
 }  # fmt: skip
 
 

@@ -102,7 +102,8 @@ class SegmentIndex:
         self._logs: dict[SegmentKey, Segment] = {}
         """What crossed boundaries."""
         self._votes = BoundaryVotes(self._logs.__contains__)
-        self._records = CommitRecords()
+        self.commits = CommitRecords()
+        """With what is known of the units in their steps."""
         self._has_trainers = False
         """Whether a trainer of the pod has told a commit of this lineage."""
         self._num_empty = 0
@@ -149,7 +150,7 @@ class SegmentIndex:
     @property
     def records(self) -> tuple[CommitRecord, ...]:
         """The commits that are kept, by step, ascending."""
-        return self._records.told
+        return self.commits.told
 
     # Rooms -----------------------------------------------------------------------
 
@@ -174,7 +175,7 @@ class SegmentIndex:
         begins, unless that begins because another one is complete: all have settled, and some may
         be making this very version anew from what is here. Without a trainer no store can tell.
         """
-        at = self._records.newest + 1
+        at = self.commits.newest + 1
         if not self._has_trainers or (window >= at and self._completed_at != at):
             return
         segments = {s.header.key: s for s in self.segments() if not s.num_readers and s.span.size}
@@ -297,7 +298,7 @@ class SegmentIndex:
 
     def _is_judged(self, version: int) -> bool:
         """Return whether the votes on the step at a version are known."""
-        record = self._records.find(version)
+        record = self.commits.find(version)
         return record is not None and bool(record.states)
 
     def find(self, key: SegmentKey) -> Segment | None:
@@ -396,18 +397,14 @@ class SegmentIndex:
     def record(self, record: CommitRecord, *, is_passed: bool = False) -> str:
         """Keep a commit, but none passed on where votes are known; return why not if damaged."""
         why, is_here = refusal_of(record), is_passed and record.lineage == self._lineage
-        is_known = is_here and self._records.knows_votes(record.commit.step)
+        is_known = is_here and self.commits.knows_votes(record.commit.step)
         if why or record.lineage < self._lineage or is_known:
             return why
         self._move_to(record.lineage)
         self._has_trainers |= not is_passed
         if record.commit.step >= self._from_version:
-            self._records.put(record)
+            self.commits.put(record)
         return ""
-
-    def drop_records(self, steps: Collection[int]) -> None:
-        """Drop the commits of steps."""
-        self._records.drop(steps.__contains__)
 
     def keep_from(
         self,
@@ -437,7 +434,7 @@ class SegmentIndex:
                 return
             self._is_broken = False
             self._drop(s.header.key for s in self.segments() if s.header.key.version > version)
-            self._records.drop(lambda step: step >= version)
+            self.commits.drop(lambda step: step >= version)
             self._votes.keep_steps(stop=version)
             return
         if version <= self._from_version:
@@ -446,10 +443,10 @@ class SegmentIndex:
         if num_short == self._short_before:
             self.short_of = ""
         self._short_before = num_short
-        self._completed_at = self._records.newest + 1
+        self._completed_at = self.commits.newest + 1
         self._from_version, self._is_broken = version, False
         self._drop(s.header.key for s in self.segments() if s.header.key.version < version)
-        self._records.drop(lambda step: step < version)
+        self.commits.drop(lambda step: step < version)
         self._votes.keep_steps(first=version)
 
     def _move_to(self, lineage: int) -> None:
@@ -457,7 +454,7 @@ class SegmentIndex:
         if lineage == self._lineage:
             return
         self._drop(segment.header.key for segment in self.segments())
-        self._records.drop(lambda _: True)
+        self.commits.drop(lambda _: True)
         self._votes.clear()
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
         self._is_broken = self._has_trainers = False

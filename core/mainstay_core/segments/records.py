@@ -1,13 +1,22 @@
-"""Keeps the commits beside the segments of one store: the newest, as many as a report can tell."""
+"""Keeps the commits beside the segments of one store: the newest, as many as a report can tell.
+
+With them it keeps the digests of units in their steps, which no report tells: who replays a step
+asks for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from mainstay_core.base.ids import QuorumId
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.wire.segments import MAX_RECORD_BYTES, MAX_RECORDS
+from mainstay_core.wire.unit_digests import UnitDigests, are_sealed
 from mainstay_core.wire.votes import CommitRecord, is_sealed
+
+MAX_DIGESTS_BYTES = 16 * 1024 * 1024
+"""Of the digests of units that one store keeps. Those of a position with a thousand units take 64
+KB a step."""
 
 
 def quorum_of(record: CommitRecord) -> int:
@@ -26,13 +35,16 @@ def refusal_of(record: CommitRecord) -> str:
 
 
 class CommitRecords:
-    """The commits that one store keeps, one for each step."""
+    """The commits that one store keeps, one for each step, and the digests of units in them."""
 
     def __init__(self) -> None:
         self._records: dict[int, tuple[CommitRecord, int]] = {}
         """By step, with its bytes in a report."""
         self._size_bytes = 0
         """Of all of them."""
+        self._digests: dict[tuple[int, int], UnitDigests] = {}
+        """Of units, by step and position."""
+        self._digests_bytes = 0
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -70,7 +82,34 @@ class CommitRecords:
             oldest = min(self._records)
             self._size_bytes -= self._records.pop(oldest)[1]
 
+    def digests_of(self, step: int, position: int) -> UnitDigests | None:
+        """Return the digests of a position's units in a step; None if they are not here."""
+        return self._digests.get((step, position))
+
+    def keep_digests(self, told: UnitDigests) -> tuple[UnitDigests, ...]:
+        """Keep digests of units, in place of those of the same step and position.
+
+        What takes more than ``MAX_DIGESTS_BYTES`` with them goes, the oldest steps first.
+
+        Returns:
+            All that is here of the position, ascending; nothing if they came damaged.
+        """
+        if not are_sealed(told):
+            return ()
+        self._drop_digests([(told.step, told.position)])
+        self._digests[told.step, told.position] = told
+        self._digests_bytes += told.size_bytes
+        while self._digests_bytes > MAX_DIGESTS_BYTES:
+            self._drop_digests([min(self._digests)])
+        return tuple(d for _, d in sorted(self._digests.items()) if d.position == told.position)
+
+    def _drop_digests(self, places: Iterable[tuple[int, int]]) -> None:
+        for place in places:
+            found = self._digests.pop(place, None)
+            self._digests_bytes -= found.size_bytes if found is not None else 0
+
     def drop(self, goes: Callable[[int], bool]) -> None:
-        """Drop the commits of those steps for which ``goes`` returns whether they go."""
+        """Drop what is of those steps for which ``goes`` returns whether they go."""
         for step in [step for step in self._records if goes(step)]:
             self._size_bytes -= self._records.pop(step)[1]
+        self._drop_digests([place for place in self._digests if goes(place[0])])

@@ -119,8 +119,7 @@ class SegmentStore:
                 replace(record, states=tuple(f"{digest}x" for digest in record.states)),
             )
         )
-        records = self._index._records  # the store itself takes no damaged one
-        records.put(damaged)
+        self._index.commits.put(damaged)  # the store itself takes no damaged one
         self._world.checks.seen["damaged a record"] += 1
 
     def _accept(self, end: End) -> None:

@@ -4,6 +4,7 @@
 - ``plan``: the plan: members of a quorum, their chains, and who computes what
 - ``windows``: what ranks measure and count, from which windows of snapshots are planned
 - ``votes``: votes, commits and settle reports
+- ``unit_digests``: digests of a position's units in a step, by which its replays are compared
 - ``segments``: what pods keep in memory of states and gradients
 - ``stores``: what a pod's store of segments tells the api, and what losses a job survives by it
 - ``ledger``: digests of committed steps

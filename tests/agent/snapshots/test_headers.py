@@ -86,7 +86,7 @@ def misrecord(index: SegmentIndex, **changes: Any) -> None:
     kept = next(r for r in index.records if r.commit.step == STATE + 1)
     commit = {name: changes.pop(name) for name in ("step", "scale") if name in changes}
     step, commit_of = kept.commit.step, replace(kept.commit, **commit)
-    records = index._records
+    records = index.commits
     _, size = records._records[step]
     records._records[step] = replace(kept, commit=commit_of, **changes), size
 

@@ -12,17 +12,23 @@ from mainstay_core.base.frames import FrameParser
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import Holder, StoreReport
+from mainstay_core.wire.unit_digests import UnitDigests, seal_digests
 
 HEADER = header_of(key_of(3), 5)
 HOLDERS = (Holder(pod=PodUid("b"), address="10.0.0.2:1"),)
+DIGESTS = seal_digests(
+    UnitDigests(lineage=1, position=2, step=3, gradients="0" * 64, masters="f" * 64)
+)
 FROM_TRAINER = [
     frames.Hello(slot=1, incarnation="life"),
     frames.TakeRoom(request=1, size=10),
     frames.GiveBack(request=1),
     frames.Written(request=1, header=HEADER, holders=HOLDERS, keep_from=2),
     frames.KeepRecord(record=record_of(3)),
+    frames.KeepDigests(digests=DIGESTS, holders=HOLDERS),
     frames.KeepFrom(lineage=1, version=2),
     frames.AskReport(request=1, lineage=1),
+    frames.AskDigests(request=1, lineage=1, position=2, step=3),
     frames.Read(request=1, key=key_of(3)),
     frames.ReadDone(request=1),
     frames.Discard(key=key_of(3)),
@@ -34,6 +40,8 @@ TO_TRAINER = [
     frames.Full(request=1, why="full"),
     frames.Held(request=1, why_not=""),
     frames.Reported(request=1, report=StoreReport(pod=PodUid("a"), address="a:1", lineage=0)),
+    frames.ToldDigests(request=1, digests=DIGESTS),
+    frames.ToldDigests(request=1, digests=None),
     frames.Found(request=1, header=HEADER, offset=0),
     frames.NotFound(request=1),
 ]
@@ -60,6 +68,12 @@ def test_what_pods_say_to_each_other_arrives() -> None:
     assert frames.decode_from_peer(head_of(fetch), 0) == fetch
     passed = frames.PassRecord(record=record_of(3))
     assert frames.decode_from_peer(head_of(passed), 0) == passed
+    digests = frames.PassDigests(digests=DIGESTS)
+    assert frames.decode_from_peer(head_of(digests), 0) == digests
+    asked = frames.AskDigests(request=0, lineage=1, position=2, step=3)
+    assert frames.decode_from_peer(head_of(asked), 0) == asked
+    told = frames.ToldDigests(request=0, digests=DIGESTS)
+    assert frames.decode_to_reader(head_of(told), 0) == told
     assert frames.decode_to_holder(head_of(frames.Stored()), 0) == frames.Stored()
     refused = frames.Refused(why="full")
     assert frames.decode_to_holder(head_of(refused), 0) == refused

@@ -366,7 +366,7 @@ def test_a_commit_that_comes_damaged_changes_nothing() -> None:
 
 def test_a_commit_that_is_passed_on_takes_the_place_of_a_damaged_one() -> None:
     index = store()
-    records = index._records
+    records = index.commits
     records.put(replace(record_of(3), chain="x"))
     assert not note_passed(index, record_of(3))
     assert index.records == (record_of(3),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,6 @@ from tests.train.snapshots.trained_chain import (
     RATE,
     STEPS,
     Trained,
-    commit_of,
     make_engine,
     train,
 )
@@ -26,12 +25,14 @@ from mainstay_core.rank.replays.boundaries import BoundaryReplay, BoundaryStep, 
 from mainstay_core.snapshots.stretches import Stretch
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key, seal
+from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.snapshots import boundary_replayer
 from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import StageChecks, ToldUnits
 from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import Fetched, SegmentMissing
 
@@ -50,8 +51,10 @@ class Shelf:
         self.voted: list[Any] = []
         self.is_full = False
         self.num_interrupts = 0
-        self.doubted: list[str] = []
         """Each breaks what is being read."""
+        self.doubted: list[str] = []
+        self.resealed: dict[tuple[str, SegmentKey], str] = {}
+        """Digests of copies that were written wrong, each with that of its bytes."""
         self._changed = threading.Condition()
 
     def put(self, key: SegmentKey, data: bytes, digest: str) -> None:
@@ -64,6 +67,21 @@ class Shelf:
             data[5] ^= 1
             self.kept[pod, key] = bytes(data)
 
+    def write_wrong(
+        self,
+        key: SegmentKey,
+        digest: Callable[[memoryview], str],
+        *pods: str,
+        byte: int = 5,
+        bit: int = 0,
+    ) -> None:
+        """Put a wrong bit into copies, which have the digest of what they hold then."""
+        for pod in pods:
+            data = bytearray(self.kept[pod, key])
+            data[byte] ^= 1 << bit
+            self.kept[pod, key] = bytes(data)
+            self.resealed[pod, key] = digest(memoryview(data))
+
     # The store's client
 
     def fetch(
@@ -73,7 +91,8 @@ class Shelf:
         if not holders:
             raise SegmentMissing(f"nobody has the {key}")
         memory.cast("B")[:] = self.kept[holders[0].pod, key]
-        return Fetched(cast(Any, SimpleNamespace(digest=self.digests[key])), holders[0])
+        digest = self.resealed.get((holders[0].pod, key), self.digests[key])
+        return Fetched(cast(Any, SimpleNamespace(digest=digest)), holders[0])
 
     def fetch_awaited(
         self, key: SegmentKey, nonce: str, holder: Holder, memory: memoryview, ended: Any
@@ -119,12 +138,40 @@ class Shelf:
         return 0.0
 
 
+class Knows:
+    """The stores that tell of a stage's units: this pod's, and those of holders."""
+
+    def __init__(self, told: Sequence[UnitDigests]) -> None:
+        self.here: dict[int, UnitDigests] = {}
+        self.there = {holder.address: {t.step: t for t in told} for holder in HOLDERS}
+        self.asked: list[tuple[str, int]] = []
+        self.silent: set[str] = set()
+
+    def find(self, lineage: int, position: int, step: int) -> UnitDigests | None:
+        assert (lineage, position) == (0, STAGE)
+        return self.here.get(step)
+
+    def find_at(
+        self, address: str, lineage: int, position: int, step: int, timeout_s: float
+    ) -> UnitDigests | None:
+        assert (lineage, position, timeout_s) == (0, STAGE, 5.0)
+        self.asked.append((address, step))
+        if address in self.silent:
+            raise ConnectionRefusedError(address)
+        return self.there[address].get(step)
+
+    def keep(self, told: UnitDigests, holders: Sequence[Holder]) -> None:
+        assert holders == ()
+        self.here[told.step] = told
+
+
 class Case:
     """A middle stage that is lost, and what is kept of it."""
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, model: str = "moe", dtype: str = "bfloat16") -> None:
         self.trained, self.shelf = trained, Shelf()
-        self.engine = make_engine("moe", "bfloat16", STAGE)
+        self.engine = make_engine(model, dtype, STAGE)
+        self.knows = Knows(trained.told[STAGE])
         self.engine.state.initialize(8)  # what is not loaded is wrong
         reduced = self.engine.reducer.reduced
         self.units = UnitBytes(self.engine.state, reduced)
@@ -164,15 +211,18 @@ class Case:
         return tuple(found)
 
     def record(self, step: int) -> CommitRecord:
-        gradient, masters = self.trained.digests[STAGE][step]
-        return CommitRecord(
-            lineage=0,
-            commit=commit_of(self.engine, step),
-            certified_in="q1-abc",
-            chain="",
-            gradients=("", gradient, ""),
-            states=("", masters, ""),
+        return self.trained.record(STAGE, step)
+
+    def told(self) -> StageChecks:
+        """What compares units, with what the stores tell."""
+        client = cast(Any, self.knows)
+        return StageChecks(
+            self.engine, self.units, ToldUnits(client, STAGE, HOLDERS, 5.0, lambda: "")
         )
+
+    def digest(self, key: SegmentKey) -> Callable[[memoryview], str]:
+        """What computes the digest of a unit's segment."""
+        return lambda memory: seal(key, self.units.digest(key.unit, key.kind, memory))
 
     def replay(self) -> BoundaryReplay:
         numbers = range(len(self.units.names))
@@ -201,7 +251,7 @@ class Case:
             plan=SimpleNamespace(quorum=quorum), index=STAGE, lineage=0, position=STAGE
         )
         logs = SentLogs(cast(Any, self.shelf), cast(Any, self.shelf))
-        return replayer.run(replay, logs, cast(Any, place))
+        return replayer.run(replay, logs, cast(Any, place), self.told())
 
 
 @pytest.fixture(scope="module")

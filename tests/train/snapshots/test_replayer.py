@@ -21,6 +21,7 @@ from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, seal
 from mainstay_core.wire.votes import Commit
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
+from mainstay_train.snapshots.unit_checks import Differing, UnitChecks
 from mainstay_train.state.segments import Fetched, SegmentMissing
 
 HOLDER = Holder(pod=PodUid("far"), address="far:1")
@@ -129,6 +130,25 @@ class Stores:
         return True
 
 
+class NothingTold:
+    """Stores that know nothing of units: the whole is compared, as far as it is there."""
+
+    def is_known(self, _record: Any) -> bool:
+        return False
+
+    def differing_masters(self, _record: Any, _units: Any) -> list[Differing]:
+        return []
+
+    def differing_gradients(self, _record: Any, _units: Any) -> list[Differing]:
+        return []
+
+    def why_wrong(self, _record: Any, _key: SegmentKey) -> str:
+        return ""
+
+
+TOLD = cast(UnitChecks, NothingTold())
+
+
 def plan_replay(version: int, states: Sequence[int]) -> Replay:
     return Replay(
         position=0,
@@ -170,7 +190,7 @@ def test_what_was_made_anew_learns_as_fast_when_its_steps_are_applied_again() ->
     stores.num_left = 1000
     replay = replace(plan_replay(6, [2] * NUM_UNITS), history=(fork,))
 
-    assert isinstance(make_replayer(stage, stores).run(replay), StateLoaded)
+    assert isinstance(make_replayer(stage, stores).run(replay, TOLD), StateLoaded)
     assert stage.boosts == {2: {}, 3: {"layer": 1.25}, 4: {"layer": 1.25}, 5: {"layer": 1.0}}
 
 
@@ -184,7 +204,7 @@ def test_a_replay_goes_on_where_it_was_when_something_else_was_lost(seed: int) -
     num_ends = 0
     while True:
         stores.num_left = rng.randint(1, 9)
-        outcome = replayer.run(replay := plan_replay(version, states))
+        outcome = replayer.run(replay := plan_replay(version, states), TOLD)
         if isinstance(outcome, StateLoaded):
             break
         num_ends += 1
@@ -209,7 +229,7 @@ def test_what_another_lineage_or_a_later_version_left_is_not_gone_on_with() -> N
     stage, stores = Stage(), Stores()
     replayer = make_replayer(stage, stores)
     stores.num_left = 2 * NUM_UNITS + 2  # in the middle of the step at version 3
-    assert isinstance(replayer.run(plan_replay(6, [2, 2, 2])), LoadFailed)
+    assert isinstance(replayer.run(plan_replay(6, [2, 2, 2]), TOLD), LoadFailed)
 
     anywhere = cast(Any, stage)
     assert replayer.can_go_on(anywhere, 0, plan_replay(6, [2, 2, 2]))
@@ -227,11 +247,11 @@ def test_a_copy_that_was_read_for_a_quorum_before_is_blamed_like_any_other() -> 
     replayer = make_replayer(stage, stores)
     stores.num_left = NUM_UNITS + 1
     replay = plan_replay(5, [3, 3, 3])
-    assert isinstance(replayer.run(replay), LoadFailed)
+    assert isinstance(replayer.run(replay, TOLD), LoadFailed)
     assert replayer.copies.bad == []
 
     stores.num_left = 100
-    outcome = replayer.run(replay)
+    outcome = replayer.run(replay, TOLD)
 
     assert isinstance(outcome, LoadFailed)
     assert "the masters have digest" in outcome.why

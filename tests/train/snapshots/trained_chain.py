@@ -8,18 +8,21 @@ from dataclasses import dataclass, field
 import torch
 from tests.train.compute.test_interpreter import Pipe, in_threads
 
-from mainstay_core.base.ids import JobUid
+from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.program import Action
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.segments import SegmentKind
-from mainstay_core.wire.votes import Commit
+from mainstay_core.wire.unit_digests import UnitDigests, seal_digests
+from mainstay_core.wire.votes import Commit, CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
+from mainstay_train.exact.unit_sums import packed
 from mainstay_train.model import workload as workloads
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import digests_of_step
 
 DENSE = {"dim": 16, "layers": 4, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 EXPERTS = {**DENSE, "layers": 3, "experts": 4, "activeExperts": 2, "expertHidden": 16}
@@ -86,6 +89,25 @@ def reduce(engine: Engine) -> None:
     )
 
 
+def vote(engine: Engine, step: int, masters: str) -> str:
+    """The digest of the reduced gradient, as the vote on its step tells it."""
+    slot = Slot(pod=PodUid("pod"), index=0)
+    table = [Supply(partial=partial, index=0) for partial in engine.store.held()]
+    return engine.ballot(None, table, 0, slot, masters, step).gradient
+
+
+def without_gradients(engine: Engine, step: int, stage: int) -> UnitDigests:
+    """The digests of a version's units, whose next step nobody has computed."""
+    by_unit = engine.state.masters_digest().by_unit
+    assert by_unit is not None
+    nothing = packed(torch.zeros_like(by_unit))
+    return seal_digests(
+        UnitDigests(
+            lineage=0, position=stage, step=step, gradients=nothing, masters=packed(by_unit)
+        )
+    )
+
+
 def segments_of(units: UnitBytes, kind: SegmentKind) -> list[bytearray]:
     segments = []
     for number in range(len(units.names)):
@@ -111,6 +133,22 @@ class Trained:
     """Bits of the reduced gradient, by stage and step."""
     digests: list[list[tuple[str, str]]]
     """Of the reduced gradient and of the masters before it, by stage and step."""
+    unit_gradients: list[list[list[bytearray]]]
+    """Segments of the reduced gradient, by stage, step and unit."""
+    told: list[list[UnitDigests]]
+    """Digests of units, by stage and step; the last are of no gradient."""
+
+    def record(self, stage: int, step: int) -> CommitRecord:
+        """The commit of a step, of which one stage's digests are known."""
+        gradient, masters = self.digests[stage][step]
+        return CommitRecord(
+            lineage=0,
+            commit=commit_of(self.engines[stage], step),
+            certified_in="q1-abc",
+            chain="",
+            gradients=tuple(gradient if s == stage else "" for s in range(NUM_STAGES)),
+            states=tuple(masters if s == stage else "" for s in range(NUM_STAGES)),
+        )
 
 
 def train(model: str, dtype: str) -> Trained:
@@ -119,7 +157,7 @@ def train(model: str, dtype: str) -> Trained:
     for engine in engines:
         engine.state.initialize(7)
     nothing = [[] for _ in engines]
-    trained = Trained(engines, [Log() for _ in engines], *([*map(list, nothing)] for _ in "123"))
+    trained = Trained(engines, [Log() for _ in engines], *([*map(list, nothing)] for _ in "12345"))
     kept = [UnitBytes(e.state, e.reducer.reduced) for e in engines]
     for step in range(STEPS + 1):
         for stage, units in enumerate(kept):
@@ -128,8 +166,9 @@ def train(model: str, dtype: str) -> Trained:
             trained.logs[stage].step = step
         masters = [engine.state.masters_digest().whole.hex() for engine in engines]
         if step == STEPS:
-            for stage in range(NUM_STAGES):
-                trained.digests[stage].append(("", masters[stage]))
+            for stage, engine in enumerate(engines):
+                trained.digests[stage].append(("0" * 32, masters[stage]))
+                trained.told[stage].append(without_gradients(engine, step, stage))
             break
         pipe = Pipe(NUM_STAGES)
         work = [(e, step, pipe.end_of(e.stage), trained.logs[e.stage]) for e in engines]
@@ -137,7 +176,11 @@ def train(model: str, dtype: str) -> Trained:
         for stage, engine in enumerate(engines):
             reduce(engine)
             trained.gradients[stage].append(bits(engine.reducer.reduced))
-            trained.digests[stage].append((engine.gradient_digest(), masters[stage]))
+            trained.digests[stage].append((vote(engine, step, masters[stage]), masters[stage]))
+            trained.unit_gradients[stage].append(segments_of(kept[stage], SegmentKind.GRADIENT))
+            found = digests_of_step(engine, trained.record(stage, step), stage)
+            assert found is not None
+            trained.told[stage].append(found)
             engine.drop_held()
             engine.apply(commit_of(engine, step), RATE)
     return trained

@@ -1,0 +1,286 @@
+"""What a replayed step makes of a unit is compared at that step, while other units are frozen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tests.core.plans import make_plan
+from tests.train.snapshots.test_boundary_replayer import HOLDERS, STAGE, Case
+from tests.train.snapshots.test_keeper import keeper_of
+from tests.train.snapshots.trained_chain import LENGTH, RATE, STEPS, train
+
+from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.replays.replaying import Replay, UnitReplay
+from mainstay_core.wire.segments import BadSegment, SegmentKind, seal
+from mainstay_core.wire.unit_digests import UnitDigests, seal_digests, why_void
+from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.snapshots import boundary_replayer
+from mainstay_train.snapshots.replayer import Replayer
+from mainstay_train.snapshots.sent_log import flow_digest
+from mainstay_train.snapshots.unit_checks import holders_of
+
+KINDS = [("moe", "bfloat16"), ("moe", "float32"), ("llama", "bfloat16"), ("llama", "float32")]
+STATE, GRADIENT, COMPUTE = SegmentKind.STATE, SegmentKind.GRADIENT, SegmentKind.COMPUTE
+NEAR, FAR = (holder.pod for holder in HOLDERS)
+trained_once = cache(train)
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(kind))
+def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.setattr(boundary_replayer, "logged_again", lambda *_: (1, 3))
+    model, dtype = request.param
+    return Case(trained_once(model, dtype), model, dtype)
+
+
+def turn(unit: int) -> int:
+    """The version at which a window copies a unit: the first alone, most of them last."""
+    return 0 if unit == 0 else LENGTH - 1
+
+
+def by_gradients(case: Case) -> Replay:
+    """A replay of which the first unit alone is applied until the window's last version."""
+    units = []
+    for unit, name in enumerate(case.units.names):
+        first = turn(unit)
+        state = case.load(unit, STATE, first)
+        gradients = []
+        for step in range(first, STEPS):
+            key = replace(state.key, kind=GRADIENT, version=step)
+            data = case.trained.unit_gradients[STAGE][step][unit]
+            digest = case.units.digest(unit, GRADIENT, memoryview(data))
+            case.shelf.put(key, bytes(data), seal(key, digest))
+            gradients.append((key, HOLDERS))
+        units.append(
+            UnitReplay(
+                unit=unit,
+                name=name,
+                state=state.key,
+                state_holders=HOLDERS,
+                gradients=tuple(gradients),
+            )
+        )
+    return Replay(
+        position=STAGE,
+        version=STEPS,
+        units=tuple(units),
+        records=tuple(case.record(step) for step in range(STEPS)),
+        last=case.record(STEPS - 1),
+        next=case.record(STEPS),
+    )
+
+
+def run(case: Case, replay: Replay) -> StateLoaded | LoadFailed:
+    replayer = Replayer(
+        case.engine, case.units, case.copies, lambda _: RATE, lineage=0, position=STAGE
+    )
+    return replayer.run(replay, case.told())
+
+
+def is_right(case: Case, outcome: StateLoaded | LoadFailed) -> bool:
+    return isinstance(outcome, StateLoaded) and outcome.digest == case.record(STEPS).states[STAGE]
+
+
+def bad(case: Case) -> list[BadSegment]:
+    return case.copies.bad
+
+
+def in_a_moment(case: Case, unit: int) -> dict[str, int]:
+    """A bit of a moment in a unit's state that no rounding hides: the highest of an exponent."""
+    tensors = [p for p in case.units._pieces[STATE][unit] if p.id.startswith("exp_avg:")]
+    return {"byte": tensors[0].offset + 3, "bit": 6}
+
+
+def test_units_are_those_that_votes_told(case: Case) -> None:
+    outcome = run(case, by_gradients(case))
+
+    assert is_right(case, outcome)
+    assert bad(case) == []
+    assert set(case.knows.here) == set(range(STEPS + 1)), "this pod keeps them, too"
+    assert {address for address, _ in case.knows.asked} == {HOLDERS[0].address}
+
+
+@pytest.mark.parametrize("kind", [STATE, GRADIENT])
+def test_a_copy_that_was_written_wrong_is_named_and_the_next_one_is_used(
+    case: Case, kind: SegmentKind
+) -> None:
+    """One bit, while most units are frozen; the copy has the digest of its bytes."""
+    replay = by_gradients(case)
+    key = replay.units[0].state if kind is STATE else replay.units[0].gradients[1][0]
+    case.shelf.write_wrong(key, case.digest(key), NEAR)
+
+    outcome = run(case, replay)
+
+    assert is_right(case, outcome)
+    assert bad(case) == [BadSegment(key=key, pod=NEAR)]
+    assert case.shelf.doubted == [NEAR]
+
+
+@pytest.mark.parametrize("kind", [STATE, GRADIENT])
+def test_without_a_copy_that_is_right_the_replay_ends_where_it_reads_it(
+    case: Case, kind: SegmentKind
+) -> None:
+    replay = by_gradients(case)
+    key = replay.units[0].state if kind is STATE else replay.units[0].gradients[1][0]
+    case.shelf.write_wrong(key, case.digest(key), NEAR, FAR)
+
+    outcome = run(case, replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"the copy of {key} on {NEAR} is wrong as it was written" in outcome.why
+    assert f"the copy of {key} on {FAR} is wrong as it was written" in outcome.why
+    assert f"unit {case.units.names[0]} " in outcome.why
+    assert bad(case) == [BadSegment(key=key, pod=pod) for pod in (NEAR, FAR)]
+
+
+def test_a_wrong_moment_is_found_by_the_step_that_uses_it(case: Case) -> None:
+    """Votes do not tell of moments: the first step shows it, and that unit's copy alone is bad."""
+    replay = by_gradients(case)
+    key = replay.units[1].state
+    case.shelf.write_wrong(key, case.digest(key), NEAR, **in_a_moment(case, 1))
+
+    outcome = run(case, replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"replayed step {LENGTH - 1}: the masters of unit {case.units.names[1]} " in outcome.why
+    assert f"made of the {key} on {NEAR}" in outcome.why
+    assert bad(case) == [BadSegment(key=key, pod=NEAR)]
+    assert case.copies.differs
+
+
+# Replays from boundary logs ---------------------------------------------------------------
+
+
+def test_a_step_is_compared_while_units_are_frozen(case: Case) -> None:
+    """What a frozen unit computes with is wrong: its digest does not tell, the gradient does."""
+    replay = case.replay()
+    key = next(load.key for load in replay.steps[0].loads if load.key.kind is COMPUTE)
+    case.shelf.write_wrong(key, case.digest(key), NEAR, byte=1)
+
+    outcome = case.run(replay)
+
+    if case.engine.state.blocks[0].compute is case.engine.state.blocks[0].masters:
+        # In fp32 it computes with the masters, which votes told: the next copy is used.
+        assert is_right(case, outcome)
+        assert bad(case) == [BadSegment(key=key, pod=NEAR)]
+        return
+    assert isinstance(outcome, LoadFailed)
+    assert "replayed step 0: the reduced gradient of unit " in outcome.why
+    assert NEAR in outcome.why
+    assert key in {b.key for b in bad(case)}
+    assert {(b.key.version, b.pod) for b in bad(case)} == {(0, NEAR)}
+    assert STATE not in {b.key.kind for b in bad(case)}, "their masters are as votes told"
+
+
+def test_a_message_that_was_logged_wrong_is_found_by_its_step(case: Case) -> None:
+    replay = case.replay()
+    key = case.first_input
+
+    def digest(memory: memoryview) -> str:
+        tensor = case.trained.logs[STAGE - 1].kept[0, "F", 0, 0].clone()
+        tensor.view(-1).view(dtype=torch.uint8).numpy()[:] = memory
+        return flow_digest(key, tensor)
+
+    case.shelf.write_wrong(key, digest, NEAR)
+
+    outcome = case.run(replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert "replayed step 0: the reduced gradient of unit " in outcome.why
+    assert BadSegment(key=key, pod=NEAR) in bad(case)
+
+
+def test_a_wrong_moment_is_found_by_the_computed_step_that_uses_it(case: Case) -> None:
+    replay = case.replay()
+    load = next(load for load in replay.steps[0].loads if load.key.kind is STATE)
+    bit = in_a_moment(case, load.key.unit)
+    case.shelf.write_wrong(load.key, case.digest(load.key), NEAR, **bit)
+
+    outcome = case.run(replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"replayed step 0: the masters of unit {load.name} " in outcome.why
+    assert bad(case) == [BadSegment(key=load.key, pod=NEAR)]
+
+
+def test_masters_that_were_copied_wrong_are_read_from_the_next_copy(case: Case) -> None:
+    replay = case.replay()
+    key = next(load.key for load in replay.steps[1].loads if load.key.kind is STATE)
+    case.shelf.write_wrong(key, case.digest(key), NEAR)
+
+    assert is_right(case, case.run(replay))
+    assert bad(case) == [BadSegment(key=key, pod=NEAR)]
+
+
+# Whom stores are believed ------------------------------------------------------------------
+
+
+def test_who_tells_what_votes_did_not_is_passed_over(case: Case) -> None:
+    replay = by_gradients(case)
+    near = case.knows.there[HOLDERS[0].address]
+    for step, told in near.items():
+        wrong = f"{int(told.masters[0], 16) ^ 1:x}{told.masters[1:]}"
+        near[step] = seal_digests(replace(told, masters=wrong))
+
+    assert is_right(case, run(case, replay))
+    assert bad(case) == []
+    assert case.knows.asked[-1][0] == HOLDERS[1].address
+
+
+def test_who_does_not_answer_is_asked_once(case: Case) -> None:
+    case.knows.silent.add(HOLDERS[0].address)
+
+    assert is_right(case, run(case, by_gradients(case)))
+    assert [a for a, _ in case.knows.asked].count(HOLDERS[0].address) == 1
+
+
+def test_where_nobody_knows_the_whole_is_compared_as_soon_as_it_is_there(case: Case) -> None:
+    case.knows.there = {address: {} for address in case.knows.there}
+    replay = by_gradients(case)
+    key = replay.units[0].gradients[0][0]
+    case.shelf.write_wrong(key, case.digest(key), NEAR, FAR, byte=3, bit=7)  # a sign
+
+    outcome = run(case, replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"replayed step {LENGTH - 1}: the masters have digest" in outcome.why
+
+
+def test_holders_are_asked_in_the_order_of_the_copies(case: Case) -> None:
+    assert holders_of(by_gradients(case)) == HOLDERS
+    assert holders_of(case.replay()) == HOLDERS
+
+
+# What trainers tell ------------------------------------------------------------------------
+
+
+def test_a_commit_goes_to_the_store_with_what_its_step_made_of_units(case: Case) -> None:
+    """Of a step that this rank has not reduced, or whose masters it has not, it tells nothing."""
+    engine = case.trained.engines[STAGE]  # at the last version, after the step before it
+    assert engine.read is not None
+    last, masters = case.record(STEPS - 1), case.record(STEPS).states[STAGE]
+    kept: list[UnitDigests] = []
+    digests = SimpleNamespace(keep=lambda told, _holders: kept.append(told))
+    records: list[CommitRecord] = []
+    keeper = keeper_of(engine, SimpleNamespace(record=records.append, digests=digests))
+    reduced_here = replace(last, gradients=(last.gradients[STAGE],), states=(masters,))
+
+    keeper.record(reduced_here)
+    assert kept == [], "it is no member yet"
+    keeper._place(make_plan({0: ["pod.1"]}), 0, 0)
+    keeper.record(replace(last, gradients=(last.gradients[STAGE],), states=("0" * 32,)))
+    keeper.record(replace(reduced_here, gradients=("0" * 32,)))
+    keeper.record(replace(reduced_here, gradients=(), states=()))
+    assert kept == []
+    keeper.record(reduced_here)
+
+    assert [why_void(told, reduced_here, 0, len(case.units.names)) for told in kept] == [""]
+    assert len(records) == 5
+
+
+def test_digests_of_a_trained_step_are_parts_of_what_its_votes_told(case: Case) -> None:
+    for step, told in enumerate(case.trained.told[STAGE]):
+        assert why_void(told, case.record(step), STAGE, len(case.units.names)) == ""
