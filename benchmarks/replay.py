@@ -1,6 +1,7 @@
 """Measures how a lost stage comes back: from snapshots in memory, and from a checkpoint on disk.
 
-    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|boundary|kills] [--device-s 0 2]
+    python benchmarks/replay.py [--quick] [--kills 6] [--only steps|boundary|order|kills]
+                                [--rounds 12] [--device-s 0 2]
 
 ``steps``: one process trains a stage of the demo's model with a window over all units, and makes
 its state anew from what two stores hold: the time of each step that is applied again, over the time
@@ -10,6 +11,14 @@ of a step in the same run. The masters that come out must have the digest that t
 steps again from copies and from the boundary logs of its neighbours. Once all units are active, and
 once experts with two thirds of the multiply-adds are frozen, in turns: the time of a step over that
 of the stage's own compute in training, in the same run. All digests must come out again.
+
+``order``: the same stage with more experts and a window of four versions. All its units come as the
+window's copies, one instalment a version, and the three steps until all are active are computed
+again: with experts by ascending popularity, as jobs order them, and by descending popularity. The
+experts that most tokens reach are copied last, so they are frozen the longest, and a frozen expert
+has no weight gradient to compute (MoEvement, section 3.5). In pairs, the first one in turns, with
+routers that are biased to some experts and with routers that are not: there the order can give
+nothing. What is told is the time by ascending over that by descending popularity.
 
 ``kills``: real local runs of one replica with two stages, whose second stage's trainer is killed
 with -9, in turns: with a window of two steps, with the whole state copied in every step, and
@@ -23,7 +32,9 @@ have the same digests.
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import random
 import statistics
 import tempfile
 import time
@@ -33,14 +44,20 @@ from typing import Any
 
 import torch
 from support import demo
-from support.boundary_stage import MICRO_BATCHES, BoundaryStage, units_of_two_thirds
+from support.boundary_stage import MICRO_BATCHES, STAGE, BoundaryStage, now, units_of_two_thirds
+from support.intervals import interval_of
 from support.local_run import LocalRun, kill_trainer, local_run, make_job
 from support.segment_stage import LINEAGE, SegmentStage, running_stores
 
 from mainstay_core.job.config import MAX_AUTO_WINDOW
 from mainstay_core.rank.events import LoadFailed
+from mainstay_core.rank.replays.authors import author_of
 from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.rank.shell import run_blocking
+from mainstay_core.snapshots.orderings import Ordering
+from mainstay_core.snapshots.schedule import PositionState, assign
+from mainstay_core.snapshots.units import Position
+from mainstay_core.theory.popularity import skewness_of
 from mainstay_train.exact import digests, numerics
 
 HERE = Path(__file__).resolve().parent
@@ -68,6 +85,16 @@ EXPERTS_CONFIG: dict[str, Any] = {
 """Of the mixture whose middle third is computed again."""
 BOUNDARY_STEPS = 3
 BOUNDARY_MEMORY_BYTES = 640 * MIB
+MANY_EXPERTS: dict[str, Any] = EXPERTS_CONFIG | {
+    "experts": 16,
+    "expertHidden": 384,
+    "microBatchSize": 8,
+}
+"""As many parameters, in twice as many experts, and tokens enough that products take the time."""
+ORDER_MEMORY_BYTES = 1024 * MIB
+BIAS = 0.06
+"""By how much the scores of the n-th expert of a layer are lowered, times the logarithm of n: about
+as skewed as if it had a share of 1/n of the tokens."""
 SPECS: dict[str, dict[str, Any]] = {
     "replay from memory": {
         "snapshots": {"enabled": True, "window": 2, "peers": 1, "memory": "256Mi"}
@@ -135,9 +162,9 @@ def measure_boundary(turns: int) -> None:
         with running_stores(BOUNDARY_MEMORY_BYTES) as at:
             stage = BoundaryStage(EXPERTS, EXPERTS_CONFIG, at, num_steps=BOUNDARY_STEPS)
             frozen, share = _two_thirds(stage)
-            stage.replay(())  # what is made once is there
-            full, full_s = stage.replay(())
-            part, part_s = stage.replay(frozen)
+            stage.replay({})  # what is made once is there
+            full, full_s = stage.replay({})
+            part, part_s = stage.replay(dict.fromkeys(frozen, BOUNDARY_STEPS))
             logged = 2 * stage.engine.make_activation().nbytes * MICRO_BATCHES
             totals_s.append((full_s, part_s))
         for times, kept in ((stage.own, own), (full, whole), (part, skipping)):
@@ -189,6 +216,92 @@ def _two_thirds(stage: BoundaryStage) -> tuple[list[str], float]:
         hidden=config["expertHidden"],
         rest=layers * (attention + dim * config["experts"]),
     )
+
+
+def measure_order(rounds: int) -> None:
+    """Print what the order by popularity gives, with routers that are biased and that are not."""
+    print(f"a window of {BOUNDARY_STEPS + 1} versions, {rounds} pairs of replays")
+    print(
+        "| skewness | weight gradients of experts left out: ascending, descending | all of a "
+        "replay, ascending over descending: wall, CPU | its steps: wall, CPU | ascending, s |"
+    )
+    print("| --- | --- | --- | --- | --- |")
+    for bias in (0.0, BIAS):
+        experts = list(range(1, MANY_EXPERTS["experts"] + 1))
+        random.Random(0).shuffle(experts)  # popular ones have no numbers of their own
+        biases = [-bias * math.log(number) for number in experts]
+        with running_stores(ORDER_MEMORY_BYTES) as at:
+            stage = BoundaryStage(
+                EXPERTS,
+                MANY_EXPERTS,
+                at,
+                num_steps=BOUNDARY_STEPS,
+                biases=biases,
+                has_all_states=True,
+            )
+            _compare_orders(stage, rounds)
+
+
+def _compare_orders(stage: BoundaryStage, rounds: int) -> None:
+    """Print one row: replays by ascending and by descending popularity, in pairs."""
+    tokens = _tokens_of(stage)
+    ascending, descending = (_plan_copies(stage, tokens, is_ascending=up) for up in (True, False))
+    orders = {"ascending": ascending, "descending": descending}
+    for active_from in orders.values():
+        stage.replay(active_from)  # what is made once is there
+    took: dict[str, list[tuple[float, ...]]] = {name: [] for name in orders}
+    for turn in range(rounds):
+        for name in sorted(orders, reverse=bool(turn % 2)):
+            begun_s = now()
+            steps, _ = stage.replay(orders[name])
+            whole_s = [end - begin for end, begin in zip(now(), begun_s, strict=True)]
+            took[name].append((*whole_s, sum(steps.wall_s), sum(steps.cpu_s)))
+    ratios = [
+        [up / down for up, down in zip(*pair, strict=True)]
+        for pair in zip(took["ascending"], took["descending"], strict=True)
+    ]
+    cells = []
+    for column in zip(*ratios, strict=True):
+        found = interval_of(column)
+        cells.append("-" if found is None else f"{found.mean:.3f} ± {found.half:.3f}")
+    spared = ", ".join(f"{_share_left_out(of, tokens):.2f}" for of in orders.values())
+    counts = list(tokens.values())
+    size = MANY_EXPERTS["experts"]
+    of_layers = [counts[at : at + size] for at in range(0, len(counts), size)]
+    shares = [[count / sum(of) for count in of] for of in of_layers]
+    skewness = statistics.fmean(skewness_of(tuple(of)) for of in shares)
+    median_s = statistics.median(seconds for seconds, *_ in took["ascending"])
+    print(
+        f"| {skewness:.2f} | {spared} | {cells[0]}, {cells[1]} | {cells[2]}, {cells[3]} "
+        f"| {median_s:.2f} |"
+    )
+
+
+def _tokens_of(stage: BoundaryStage) -> dict[str, int]:
+    """Return the tokens of each of the stage's experts, by its unit, layer after layer."""
+    names = [e.unit for e in stage.job_units.experts if e.unit in stage.units.numbers]
+    return dict(zip(names, stage.counted.tolist(), strict=True))
+
+
+def _plan_copies(
+    stage: BoundaryStage, tokens: dict[str, int], *, is_ascending: bool
+) -> dict[str, int]:
+    """Return the version at which a window copies each unit in full, as a job's ranks plan it."""
+    most = max(tokens.values())
+    scores = {name: n if is_ascending else most - n for name, n in tokens.items()}
+    ordered_by = tuple(scores.get(expert.unit, 0) for expert in stage.job_units.experts)
+    units, ordering = stage.job_units, Ordering.POPULARITY
+    order = units.order(STAGE, ordering, ordered_by, with_compute=True)
+    author = author_of(stage.plan.members[STAGE])
+    state = PositionState(position=Position(stage=STAGE), order=order, authors=(author,))
+    instalments = assign(state, author, BOUNDARY_STEPS + 1).instalments
+    return {name: one.number for one in instalments for name in one.full}
+
+
+def _share_left_out(active_from: dict[str, int], tokens: dict[str, int]) -> float:
+    """Return the share of the experts' weight gradients that are not computed, by tokens."""
+    frozen = sum(active_from[name] * count for name, count in tokens.items())
+    return frozen / (BOUNDARY_STEPS * sum(tokens.values()))
 
 
 def measure_kills(kills: int, device_s: float) -> None:
@@ -272,7 +385,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two turns of each")
     parser.add_argument("--kills", type=int, default=6, help="of each kind")
-    parser.add_argument("--only", choices=("steps", "boundary", "kills"))
+    parser.add_argument("--rounds", type=int, default=12, help="pairs of replays in two orders")
+    parser.add_argument("--only", choices=("steps", "boundary", "order", "kills"))
     parser.add_argument("--device-s", type=float, nargs="+", default=[0.0, 2.0])
     options = parser.parse_args()
     turns = 2 if options.quick else options.kills
@@ -284,6 +398,8 @@ def main() -> None:
         measure_steps(turns)
     if options.only in (None, "boundary"):
         measure_boundary(turns)
+    if options.only in (None, "order"):
+        measure_order(2 if options.quick else options.rounds)
     if options.only in (None, "kills"):
         for device_s in options.device_s:
             measure_kills(turns, device_s)

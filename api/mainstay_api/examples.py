@@ -277,6 +277,8 @@ CHECK: Responses = {
             "num_compared": 60,
             "num_alone": 0,
             "damaged": [],
+            "num_records": 24,
+            "damaged_records": [],
         },
     )
 }

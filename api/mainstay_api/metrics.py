@@ -234,6 +234,7 @@ class Metrics:
         self._of(self.snapshots.window, name).set(window.length if window else 0)
         self._of(self.snapshots.replay_steps, name).set(summary.replay_steps)
         self._of(self.snapshots.refused, name).set(summary.num_refused)
+        self._of(self.snapshots.still_damaged, name).set(summary.num_damaged)
         for kind in summary.kinds:
             self._of(self.snapshots.size_bytes, name, kind.kind).set(kind.size_bytes)
         free = summary.fullest_memory_bytes - summary.fullest_used_bytes

@@ -75,6 +75,13 @@ class SnapshotMetrics:
             JOB_LABELS,
             registry=registry,
         )
+        self.still_damaged = Gauge(
+            "mainstay_job_snapshot_damaged",
+            "Segments and commits in the living pods' stores that were found damaged, and were not "
+            "written again: they cover nothing",
+            JOB_LABELS,
+            registry=registry,
+        )
         self.positions = Gauge(
             "mainstay_job_positions",
             "Positions: all, those that stores can make anew (covered), and those that survive "

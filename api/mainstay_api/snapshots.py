@@ -101,8 +101,11 @@ def show_check(
     verdict = judge(told)
     waiting = sorted(set(living.values()) - set(told))
     bad: dict[str, list[SegmentKey]] = {}
+    known = {pod: frozenset(check.doubted) for pod, check in told.items()}
     for copy in verdict.damaged:
-        bad.setdefault(copy.pod, []).append(copy.key)
+        # What a store knows already is not told again: good bytes may have come in its place.
+        if copy.key not in known[copy.pod]:
+            bad.setdefault(copy.pod, []).append(copy.key)
     doubts = {
         pod: Doubts(check=wanted, keys=tuple(bad[name][:MAX_BAD]))
         for pod, name in living.items()
@@ -117,6 +120,10 @@ def show_check(
         "num_compared": verdict.num_compared,
         "num_alone": verdict.num_alone,
         "damaged": [{**codec.encode(copy), "segment": str(copy.key)} for copy in verdict.damaged],
+        "num_records": sum(check.num_records for check in told.values()),
+        "damaged_records": [
+            {"pod": pod, "step": step} for pod in sorted(told) for step in told[pod].bad_records
+        ],
     }, None if waiting else doubts
 
 

@@ -8,7 +8,7 @@ supervisors do. Engine, segments and replay are the product's.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
@@ -140,10 +140,21 @@ class BoundaryStage:
         config: of the workload.
         stores: of two pods.
         num_steps: to train and to replay.
+        biases: what is added to the score of each of a layer's experts where a router chooses; none
+            where it begins without any.
+        has_all_states: whether full states are copied at every version, too, and not at the first
+            and the last one alone.
     """
 
     def __init__(
-        self, entrypoint: str, config: dict[str, Any], stores: Stores, num_steps: int
+        self,
+        entrypoint: str,
+        config: dict[str, Any],
+        stores: Stores,
+        num_steps: int,
+        *,
+        biases: Sequence[float] = (),
+        has_all_states: bool = False,
     ) -> None:
         loaded = workloads.load(entrypoint, config)
         shape = JobShape(
@@ -164,6 +175,9 @@ class BoundaryStage:
         )
         self.engine = training.build_engine(STAGE, NUM_STAGES, 0, lambda _: None)
         self.engine.state.initialize(0)
+        self._bias_routers(biases)
+        self.job_units = training.job_units()
+        self._has_all_states = has_all_states
         self.units = UnitBytes(self.engine.state, self.engine.reducer.reduced)
         self.num_steps = num_steps
         self.plan = make_plan(stores)
@@ -186,6 +200,16 @@ class BoundaryStage:
         self.counted = torch.zeros(0, dtype=torch.int64)
         """Tokens of each expert, over all steps."""
         self._train()
+
+    def _bias_routers(self, biases: Sequence[float]) -> None:
+        """Set the biases of all routers, which only commits change."""
+        if not biases:
+            return
+        for block in self.engine.state.blocks:
+            views = block.layout.views(block.masters)
+            for name in block.committed:
+                views[name].copy_(torch.tensor(biases))
+        self.engine.state.refresh()
 
     def place(self, position: int = STAGE) -> Place:
         """Return the place of a position's member."""
@@ -233,9 +257,9 @@ class BoundaryStage:
         return _PlayedChain(tensors)
 
     def _copy_units(self, version: int) -> None:
-        # Full states are loaded at both ends alone.
-        ends = (SegmentKind.STATE,) if version in (0, self.num_steps) else ()
-        for kind in (*ends, SegmentKind.COMPUTE):
+        is_full = self._has_all_states or version in (0, self.num_steps)
+        full = (SegmentKind.STATE,) if is_full else ()
+        for kind in (*full, SegmentKind.COMPUTE):
             for name in self.units.names:
                 place = self.place()
                 self._writers[0].write_unit(place, place.key(name, kind, version))
@@ -255,8 +279,12 @@ class BoundaryStage:
             states=("", masters, ""),
         )
 
-    def replay(self, frozen: Collection[str]) -> tuple[Times, float]:
-        """Compute all steps again, with some units frozen until the last version.
+    def replay(self, active_from: Mapping[str, int]) -> tuple[Times, float]:
+        """Compute all steps again, with some units frozen at first.
+
+        Args:
+            active_from: version at which each of them has its full state; the first one for what is
+                not named.
 
         Returns:
             The times of its steps, and of all of it, in seconds.
@@ -278,20 +306,20 @@ class BoundaryStage:
         watched = cast(Any, _Watched(engine, timed))
         replayer._engine = watched
         began_s = time.perf_counter()
-        outcome = replayer.run(self._replay_of(frozen), self._sent, self.place())
+        outcome = replayer.run(self._replay_of(active_from), self._sent, self.place())
         took_s = time.perf_counter() - began_s
         if isinstance(outcome, LoadFailed):
             raise RuntimeError(outcome.why)
         return times, took_s
 
-    def _replay_of(self, frozen: Collection[str]) -> BoundaryReplay:
-        numbers = {self.units.numbers[name] for name in frozen}
+    def _replay_of(self, active_from: Mapping[str, int]) -> BoundaryReplay:
+        last = max(active_from.values(), default=0)
         steps = tuple(
             BoundaryStep(
                 record=self.records[step],
-                loads=self._loads(step, frozen),
-                frozen=tuple(sorted(numbers)),
-                skipped=tuple(sorted(numbers)),
+                loads=self._loads(step, active_from),
+                frozen=(frozen := self._frozen(step, active_from)),
+                skipped=frozen,
                 inputs=tuple(
                     (boundary_key(LINEAGE, sender, kind, step, 0, number), self._holders[1])
                     for kind, sender in SENDERS.items()
@@ -304,20 +332,22 @@ class BoundaryStage:
             position=STAGE,
             version=self.num_steps,
             stretch=Stretch(first=STAGE, last=STAGE),
-            window=Window(first=0, length=self.num_steps + 1 if frozen else 1),
+            window=Window(first=0, length=last + 1),
             steps=steps,
-            loads=self._loads(self.num_steps, frozen) if frozen else (),
+            loads=self._loads(self.num_steps, active_from),
             next=self.records[self.num_steps],
         )
 
-    def _loads(self, version: int, frozen: Collection[str]) -> tuple[UnitLoad, ...]:
+    def _frozen(self, step: int, active_from: Mapping[str, int]) -> tuple[int, ...]:
+        return tuple(sorted(self.units.numbers[n] for n, at in active_from.items() if at > step))
+
+    def _loads(self, version: int, active_from: Mapping[str, int]) -> tuple[UnitLoad, ...]:
         place, loads = self.place(), []
         for name in self.units.names:
-            is_frozen = name in frozen
-            if not is_frozen and version > 0:
+            full_at = active_from.get(name, 0)
+            if version > full_at:
                 continue
-            is_full = version == (self.num_steps if is_frozen else 0)
-            kind = SegmentKind.STATE if is_full else SegmentKind.COMPUTE
+            kind = SegmentKind.STATE if version == full_at else SegmentKind.COMPUTE
             key = place.key(name, kind, version)
             loads.append(UnitLoad(name=name, key=key, holders=self._holders[0]))
         return tuple(loads)

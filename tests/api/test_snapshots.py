@@ -231,6 +231,31 @@ def test_a_check_names_the_copy_that_differs(snapshot_job: Job) -> None:
     assert job.agent("store", status("pod-0", 0)) == {"check": number + 1}
 
 
+def test_what_was_found_damaged_is_told_by_number_and_by_name(snapshot_job: Job) -> None:
+    job = snapshot_job
+    damaged = {"num_discarded": 3, "num_damaged": 2, "judged": [{"first": 4, "last": 6}]}
+    job.agent("store", status("pod-0", 0, 1, **damaged))
+    job.agent("store", status("pod-1", 0, 1, num_discarded=1))
+
+    page = job.api.get(f"{job.path}/summary")["stores"]
+    assert (page["num_discarded"], page["num_damaged"]) == (4, 2)
+    assert series_of(job)["mainstay_job_snapshot_damaged"] == {"": 2.0}
+
+    number = job.api.post(f"{job.path}/snapshots/check")["check"]
+    key = checked(number, SUMS)["segments"][0]["key"]
+    bad = {"bad_records": [7], "num_records": 4, "doubted": [key]}
+    job.agent("store", status("pod-0", 0, checked=checked(number, SUMS) | bad))
+    job.agent("store", status("pod-1", 0, checked=checked(number, SUMS) | {"num_records": 4}))
+    found = job.api.get(f"{job.path}/snapshots/check")
+    assert found["num_records"] == 8
+    assert found["damaged_records"] == [{"pod": "pod-0", "step": 7}]
+    assert [(d["pod"], d["segment"]) for d in found["damaged"]] == [
+        ("pod-0", "state of unit 0 of position 0 at 4")
+    ]
+    # The store knows it: what has come in its place since has the same header, and is good.
+    assert job.agent("store", status("pod-0", 0)) == {"check": number}
+
+
 def test_a_pod_that_is_gone_has_no_store(snapshot_job: Job) -> None:
     job = snapshot_job
     job.agent("store", status("pod-1", 0, 1))

@@ -21,12 +21,14 @@ the versions of their states, and the steps whose gradients it has. It is what e
 within the last seconds.
 
 Example: mainstay snapshots ls demo; kubectl mainstay snapshots ls llama-tiny"""
-VERIFY_HELP = """Have every store read all its segments, and compare the copies of each. Training \
-goes on. Names each damaged copy with its pod, and each position that stores cannot make anew. \
-Exit code 1 if there is one, or if a store does not answer in time.
+VERIFY_HELP = """Have every store read all its segments, compare the copies of each, and check the \
+commits beside them. Training goes on. Names each damaged copy with its pod, each damaged commit \
+with its pod, and each position that stores cannot make anew. Exit code 1 if there is one, or if a \
+store does not answer in time.
 
 Of two copies that differ nobody can tell which is damaged: both are named. A segment with one \
-copy is compared with what the check before has read.
+copy is compared with what the check before has read. A copy that a replay has found damaged is \
+named until it is written again.
 
 Example: mainstay snapshots verify demo"""
 POLL_S = 0.5
@@ -69,10 +71,12 @@ def verify(
             print(
                 f"  NOT COVERED: s{position['stage']}.i{position['inner']}: {position['why_not']}"
             )
+    records = found.get("damaged_records", ())
     problems = [
         f"{count(len(found['damaged']), 'copy is', 'copies are')} damaged"
         if found["damaged"]
         else "",
+        f"{count(len(records), 'commit is', 'commits are')} damaged" if records else "",
         f"{count(len(bare), 'position is', 'positions are')} not covered" if bare else "",
         f"no answer within {timeout:g} s from {', '.join(found['waiting'])} (see --timeout)"
         if found["waiting"]

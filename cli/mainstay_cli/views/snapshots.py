@@ -27,6 +27,8 @@ def describe_snapshots(told: Mapping[str, Any]) -> str:
         )
         groups = [_group(group, places) for group in store["units"]]
         groups = [*groups, *_logs(store.get("logs", ()), places)] or ["nothing"]
+        if store.get("num_damaged"):
+            groups.append(f"{_damaged(store['num_damaged'])} not counted here")
         lines += [
             f"  {head if not number else ' ' * len(head)}  {group}"
             for number, group in enumerate(groups)
@@ -72,15 +74,24 @@ def describe_summary(summary: Mapping[str, Any]) -> list[str]:
         lines += [f"  a replay would take {count(summary['replay_steps'], 'step')} now at most"]
     if summary["short_of"]:
         lines += [f"  memory is short: {summary['short_of']}"]
+    if summary.get("num_discarded"):
+        left = summary.get("num_damaged", 0)
+        told = f"{left} of them still there, which cover nothing" if left else "none is left"
+        lines += [f"  found so far: {_damaged(summary['num_discarded'])}; {told}"]
     return lines
+
+
+def _damaged(number: int) -> str:
+    return count(number, "damaged segment or commit", "damaged segments or commits")
 
 
 def describe_check(found: Mapping[str, Any]) -> list[str]:
     """Return what a check of all stores has found."""
     stores = count(len(found["told"]), "store")
+    commits = count(found.get("num_records", 0), "commit")
     read = (
         f"read {count(found['num_segments'], 'segment')} "
-        f"({show_bytes(found['size_bytes'])}) in {stores}: copies of "
+        f"({show_bytes(found['size_bytes'])}) and {commits} in {stores}: copies of "
         f"{found['num_compared']} compared, {found['num_alone']} have one copy only"
     )
     lines = [read]
@@ -91,6 +102,14 @@ def describe_check(found: Mapping[str, Any]) -> list[str]:
     ]
     if len(found["damaged"]) > MAX_DAMAGED:
         lines += [f"  and {len(found['damaged']) - MAX_DAMAGED} more"]
+    records = found.get("damaged_records", ())
+    lines += [
+        f"  DAMAGED: the commit of step {record['step']} on pod {record['pod']}: it does not have "
+        "the seal with which it was written"
+        for record in records[:MAX_DAMAGED]
+    ]
+    if len(records) > MAX_DAMAGED:
+        lines += [f"  and {len(records) - MAX_DAMAGED} more commits"]
     return lines
 
 

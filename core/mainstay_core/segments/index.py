@@ -119,8 +119,8 @@ class SegmentIndex:
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
         self.num_refused = self.num_evicted = self.num_discarded = 0
-        """Segments that found no room, those that went to give room to others, and copies that
-        somebody found damaged."""
+        """Segments that found no room, those that went to give room to others, and segments and
+        commits that somebody found damaged."""
         self.short_of = ""
         """Why the newest of those found none; empty once a whole window has found room again."""
         self._short_before = 0
@@ -151,6 +151,11 @@ class SegmentIndex:
     def records(self) -> tuple[CommitRecord, ...]:
         """The commits that are kept, by step, ascending."""
         return self.commits.told
+
+    @property
+    def num_damaged(self) -> int:
+        """Segments and commits that are here and were found damaged; they cover nothing."""
+        return sum(s.is_doubted for s in self.segments()) + len(self.commits.damaged)
 
     # Rooms -----------------------------------------------------------------------
 
@@ -283,23 +288,18 @@ class SegmentIndex:
         given_up = [s.header.key for s in copies if self._from_version < s.header.window < window]
         states = [s for s in copies if s.header.key.kind is SegmentKind.STATE and not s.is_doubted]
         complete = [s.header.key for s in states if s.header.window <= self._from_version]
-        has_complete = any(self._is_judged(key.version) for key in complete)
+        has_complete = any(self.commits.is_judged(key.version) for key in complete)
         if has_complete and not self._is_broken:
             return given_up
         judged = [
             key.version
             for key in given_up
-            if key.kind is SegmentKind.STATE and self._is_judged(key.version)
+            if key.kind is SegmentKind.STATE and self.commits.is_judged(key.version)
         ]
         newest = max(judged, default=-1)
         return [
             key for key in given_up if key.kind is not SegmentKind.STATE or key.version != newest
         ]
-
-    def _is_judged(self, version: int) -> bool:
-        """Return whether the votes on the step at a version are known."""
-        record = self.commits.find(version)
-        return record is not None and bool(record.states)
 
     def find(self, key: SegmentKey) -> Segment | None:
         """Return a segment; None if it is not kept here."""
@@ -406,6 +406,14 @@ class SegmentIndex:
             self.commits.put(record)
         return ""
 
+    def check_record(self, step: int) -> bool:
+        """Return whether the commit of a step is kept here and has its seal no more.
+
+        From now on it covers nothing.
+        """
+        self.num_discarded += self.commits.find_damage(step)
+        return step in self.commits.damaged
+
     def keep_from(
         self,
         lineage: int,
@@ -474,10 +482,13 @@ class SegmentIndex:
         """Return what is kept of a lineage.
 
         Of a unit with more states or runs of gradients than a report names, the newest are told. A
-        report that no message could carry counts as empty, and says why.
+        report that no message could carry counts as empty, and says why. Commits are checked on
+        this occasion. Damaged ones are told all the same: who is told names them, and their pods.
         """
         if lineage != self._lineage:
             return StoreReport(pod=pod, address=address, lineage=lineage)
+        for step in self.commits.steps:
+            self.check_record(step)
         report = StoreReport(
             pod=pod,
             address=address,

@@ -45,6 +45,8 @@ class CommitRecords:
         self._digests: dict[tuple[int, int], UnitDigests] = {}
         """Of units, by step and position."""
         self._digests_bytes = 0
+        self._damaged: set[int] = set()
+        """Steps whose commits do not have their seals, as far as these were checked."""
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -55,6 +57,22 @@ class CommitRecords:
         return tuple(record for _, (record, _) in sorted(self._records.items()))
 
     @property
+    def good(self) -> tuple[CommitRecord, ...]:
+        """Return the same of those that were not found damaged."""
+        kept = sorted(self._records.items())
+        return tuple(record for step, (record, _) in kept if step not in self._damaged)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Return the steps whose commits are kept, ascending; a damaged one may name another."""
+        return tuple(sorted(self._records))
+
+    @property
+    def damaged(self) -> frozenset[int]:
+        """Return the steps whose commits are here and were found damaged."""
+        return frozenset(self._damaged)
+
+    @property
     def newest(self) -> int:
         """Return the newest step; -1 where there is none."""
         return max(self._records, default=-1)
@@ -63,6 +81,22 @@ class CommitRecords:
         """Return the commit of a step; None if it is not here."""
         record, _ = self._records.get(step, (None, 0))
         return record
+
+    def find_damage(self, step: int) -> bool:
+        """Check the seal of a step's commit; return whether it is found damaged for the first time.
+
+        A damaged one stays until one that is sealed comes in its place.
+        """
+        record = self.find(step)
+        if record is None or step in self._damaged or is_sealed(record):
+            return False
+        self._damaged.add(step)
+        return True
+
+    def is_judged(self, step: int) -> bool:
+        """Return whether what the votes on a step said is here, and was not found damaged."""
+        record = self.find(step)
+        return record is not None and bool(record.states) and step not in self._damaged
 
     def knows_votes(self, step: int) -> bool:
         """Return whether what the votes on a step said is here, as it was written."""
@@ -78,9 +112,9 @@ class CommitRecords:
         _, before = self._records.get(step, (None, 0))
         self._records[step] = record, size
         self._size_bytes += size - before
+        self._damaged.discard(step)
         while len(self._records) > MAX_RECORDS or self._size_bytes > MAX_RECORD_BYTES:
-            oldest = min(self._records)
-            self._size_bytes -= self._records.pop(oldest)[1]
+            self._pop(min(self._records))
 
     def digests_of(self, step: int, position: int) -> UnitDigests | None:
         """Return the digests of a position's units in a step; None if they are not here."""
@@ -111,5 +145,9 @@ class CommitRecords:
     def drop(self, goes: Callable[[int], bool]) -> None:
         """Drop what is of those steps for which ``goes`` returns whether they go."""
         for step in [step for step in self._records if goes(step)]:
-            self._size_bytes -= self._records.pop(step)[1]
+            self._pop(step)
         self._drop_digests([place for place in self._digests if goes(place[0])])
+
+    def _pop(self, step: int) -> None:
+        self._size_bytes -= self._records.pop(step)[1]
+        self._damaged.discard(step)

@@ -52,7 +52,7 @@ def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatu
     Complexity: linear in the segments, but for their order.
     """
     segments = index.segments()
-    records = index.records
+    records = index.commits.good
     judged = (r.commit.step for r in records if r.states)
     logs = index.good_log_runs()
     has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
@@ -70,6 +70,7 @@ def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatu
         num_refused=index.num_refused + index.num_evicted,
         short_of=index.short_of,
         num_discarded=index.num_discarded,
+        num_damaged=index.num_damaged,
         logs=tuple(logs[-MAX_TOLD_LOGS:]),
         certified=_certified(records)[-MAX_RUNS:] if has_boundaries else (),
     )
@@ -145,16 +146,20 @@ class Checksums:
         """Of segments that were checked before: nonce and digest of the header, and the sum."""
         self._found: dict[SegmentKey, tuple[SegmentHeader, int]] = {}
         self._changed: list[SegmentKey] = []
+        self._doubted: list[SegmentKey] = []
         self._newest: tuple[int, dict[SegmentKey, SegmentHeader]] = (0, {})
         """Number of the newest check that is done, and what it has read; 0 once it was judged."""
 
-    def add(self, header: SegmentHeader, checksum: int) -> None:
+    def add(self, header: SegmentHeader, checksum: int, *, is_doubted: bool = False) -> None:
         """Take note of a segment that was read.
 
         Args:
             header: of the segment.
             checksum: CRC-32 of its bytes.
+            is_doubted: whether it was found damaged before.
         """
+        if is_doubted:
+            self._doubted.append(header.key)
         written = f"{header.nonce}/{header.digest}"
         before = self._known.get(header.key)
         if before is not None and before[0] == written and before[1] != checksum:
@@ -166,8 +171,9 @@ class Checksums:
     def close(self, number: int, lineage: int, seconds: float) -> StoreCheck:
         """Return the outcome of the check, and begin the next one."""
         found, changed = self._found, tuple(self._changed[:MAX_BAD])
+        doubted = tuple(self._doubted[:MAX_BAD])
         self._known = {key: known for key, known in self._known.items() if key in found}
-        self._found, self._changed = {}, []
+        self._found, self._changed, self._doubted = {}, [], []
         self._newest = number, {key: header for key, (header, _) in found.items()}
         return StoreCheck(
             number=number,
@@ -177,6 +183,7 @@ class Checksums:
             lineage=lineage,
             segments=_checked(found),
             changed=changed,
+            doubted=doubted,
         )
 
     def take_headers(self, doubts: Doubts) -> tuple[SegmentHeader, ...]:

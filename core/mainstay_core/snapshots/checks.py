@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from mainstay_core.wire.segments import SegmentKey
 from mainstay_core.wire.stores import SUM_DIGITS, DamagedCopy, StoreCheck
 
+_DOUBTED = "it was found damaged or void before, and was not written again"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckVerdict:
@@ -46,6 +48,9 @@ def judge(checks: Mapping[str, StoreCheck]) -> CheckVerdict:
             names[key] = name
         for key in check.changed:
             found[key, pod] = "its bytes are not those that an earlier check has read"
+        for key in check.doubted:
+            # It need not differ from others: what was written may have been wrong.
+            found.setdefault((key, pod), _DOUBTED)
     for key, sums in copies.items():
         unchanged = {pod: s for pod, s in sums.items() if (key, pod) not in found}
         found |= {(key, pod): why for pod, why in _odd_ones(unchanged).items()}

@@ -121,6 +121,7 @@ def summarize(
         num_survive_domain=sum(not p.domains for p in coverage),
         replay_steps=max((p.replay_steps for p in coverage), default=0),
         num_discarded=sum(store.num_discarded for store in stores),
+        num_damaged=sum(store.num_damaged for store in stores),
         num_refused=sum(store.num_refused for store in stores),
         short_of=f"pod {short.name}: {_store_of(short).short_of}" if short else "",
         coverage=describe(coverage, log),

@@ -25,6 +25,7 @@ from mainstay_core.wire.segments import (
     MAX_BAD,
     MAX_HELD_STATES,
     MAX_HELD_UNITS,
+    MAX_RECORDS,
     MAX_RUNS,
     LogsHeld,
     Run,
@@ -133,6 +134,16 @@ class StoreCheck:
     segments: Annotated[tuple[CheckedSegments, ...], Longest(MAX_CHECKED)] = ()
     changed: Annotated[tuple[SegmentKey, ...], Longest(MAX_BAD)] = ()
     """Segments whose bytes are not those that an earlier check has read."""
+    doubted: Annotated[tuple[SegmentKey, ...], Longest(MAX_BAD)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Segments that a reader or an earlier check has found damaged, and nobody has written anew."""
+    num_records: Count = field(default=0, metadata=OMITTED)
+    """Commits that were checked."""
+    bad_records: Annotated[tuple[Count, ...], Longest(MAX_RECORDS)] = field(
+        default=(), metadata=OMITTED
+    )
+    """Steps whose commits do not have the seal with which they were written, ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +171,11 @@ class StoreStatus:
     short_of: Sentence = ""
     """Why the newest of them is not kept; empty once all of a later window found room."""
     num_discarded: Count = 0
-    """Copies that a trainer or a check has found damaged here, since the store began."""
+    """Segments and commits that a trainer, a settle or a check has found damaged here, since the
+    store began."""
+    num_damaged: Count = field(default=0, metadata=OMITTED)
+    """Those of them that are here still: nothing else in this status counts them as held, but for
+    the bytes that they take. They go when they are written again."""
     checked: StoreCheck | None = field(default=None, metadata=OMITTED)
     """A check that was asked for and is done, told once."""
     logs: Annotated[tuple[LogsHeld, ...], Longest(MAX_TOLD_LOGS)] = field(
@@ -255,7 +270,9 @@ class SnapshotSummary:
     replay_steps: Count = 0
     """The most steps that a position would replay now."""
     num_discarded: Count = 0
-    """Copies that were found damaged in what the living pods hold."""
+    """Segments and commits that were found damaged in the living pods' stores."""
+    num_damaged: Count = field(default=0, metadata=OMITTED)
+    """Those of them that are there still. They cover nothing."""
     num_refused: Count = 0
     """Segments that found no room in the living pods' stores."""
     short_of: Sentence = ""

@@ -195,3 +195,6 @@ def test_a_flipped_record_of_a_commit_is_found_before_a_state_counts(
     if made:
         assert loser.stage.states == expected(VERSION)
     assert "on a is damaged" in Stores(loser.reports(), 0).bad_records
+    told = pods[0].store.ask().result()
+    assert (told.num_discarded, told.num_damaged) == (1, 1)
+    assert [(run.first, run.last) for run in told.judged] == [(4, 4), (6, 6)]

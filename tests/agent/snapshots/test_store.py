@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from tests.core.segments.keys import header_of, key_of, record_of
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
-from mainstay_core.wire.stores import Doubts
+from mainstay_core.wire.stores import Doubts, StoreCheck
 from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
@@ -495,8 +496,9 @@ def test_a_copy_that_was_found_damaged_covers_nothing_until_it_is_written_again(
     assert states_of(pods[1]) == [(4,)]
     # A check finds the other one.
     flip(writers[1], key_of(4), 0)
-    (damaged,) = checked(pods, 1).damaged
-    assert (damaged.pod, damaged.key) == ("b", key_of(4))
+    # Beside that it names the one that is known, until it is written again.
+    damaged = [(d.pod, d.key) for d in checked(pods, 1).damaged]
+    assert damaged == [("b", key_of(3)), ("b", key_of(4))]
     pods[1].store.doubt(Doubts(check=1, keys=(key_of(4),)))
     assert states_of(pods[1]) == []
     assert pods[1].store.ask().result().num_discarded == 2
@@ -508,6 +510,51 @@ def test_a_copy_that_was_found_damaged_covers_nothing_until_it_is_written_again(
     assert [states_of(pod) for pod in (pods[0], pods[2])] == [[(3, 4)]] * 2
 
 
+def test_a_check_names_a_damaged_commit_which_covers_nothing_until_it_is_written_again(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pod = make_store("a")
+    client = make_client(pod)
+    for step in (3, 4):
+        client.record(record_of(step))
+    flush(client)
+    done = done_check(pod, 1)
+    assert (done.num_records, done.bad_records) == (2, ())
+
+    # The store itself takes no damaged one.
+    pod.store._index.commits.put(replace(record_of(4), chain="x"))
+
+    done = done_check(pod, 2)
+    assert (done.num_records, done.bad_records) == (2, (4,))
+    told = pod.store.ask().result()
+    assert told.judged == (Run(first=3, last=3),)
+    assert (told.num_discarded, told.num_damaged) == (1, 1)
+
+    client.record(record_of(4))
+    flush(client)
+    told = pod.store.ask().result()
+    assert told.judged == (Run(first=3, last=4),)
+    assert (told.num_discarded, told.num_damaged) == (1, 0)
+    assert done_check(pod, 3).bad_records == ()
+
+
+def test_a_copy_that_a_reader_has_found_damaged_is_named_by_the_next_check(
+    make_store: Make, make_client: MakeClient
+) -> None:
+    pods = [make_store(name) for name in "ab"]
+    writer = make_client(pods[0])
+    write(writer, key_of(3), b"bytes", [pod.holder for pod in pods])
+    assert writer.wait_held([key_of(3)]) == ""
+    found, _ = read(writer, key_of(3), (), 5)
+    writer.doubt(pods[1].holder, found.header)
+
+    (damaged,) = checked(pods, 1).damaged
+    assert (damaged.pod, damaged.key, damaged.unit_name) == ("b", key_of(3), "layer.0")
+    write(writer, key_of(3), b"bytes", [pods[1].holder])
+    assert writer.wait_held([key_of(3)]) == ""
+    assert checked(pods, 2).damaged == ()
+
+
 def states_of(pod: Pod) -> list[tuple[int, ...]]:
     """The versions of states that a store tells the api of."""
     return [group.states for group in pod.store.ask().result().units]
@@ -515,10 +562,14 @@ def states_of(pod: Pod) -> list[tuple[int, ...]]:
 
 def checked(pods: Sequence[Pod], number: int) -> CheckVerdict:
     """What a check of stores has found."""
-    told = {pod.uid: pod.store.ask(number).result().checked for pod in pods}
-    while any(check is None or check.number < number for check in told.values()):
-        told = {pod.uid: pod.store.ask(number).result().checked for pod in pods}
-    return judge(told)
+    return judge({pod.uid: done_check(pod, number) for pod in pods})
+
+
+def done_check(pod: Pod, number: int) -> StoreCheck:
+    """The outcome of a store's check."""
+    while (check := pod.store.ask(number).result().checked) is None or check.number < number:
+        pass
+    return check
 
 
 def flip(client: SegmentClient, key: SegmentKey, at: int) -> None:

@@ -56,6 +56,7 @@ TOLD: dict[str, Any] = {
 GOOD: dict[str, Any] = {
     "check": 1, "told": ["demo-1", "demo-2"], "waiting": [], "num_segments": 12,
     "size_bytes": 6 << 20, "num_compared": 6, "num_alone": 0, "damaged": [],
+    "num_records": 8, "damaged_records": [],
 }  # fmt: skip
 DAMAGED = {
     "pod": "demo-2", "unit_name": "layers.0", "segment": "state of unit 0 of position 1 at 8",
@@ -161,12 +162,16 @@ def test_good_copies_are_said_to_be_good(demo: Job, capsys: pytest.CaptureFixtur
     demo.outcomes.insert(0, GOOD | {"waiting": ["demo-2"]})
     snapshot_copies.verify("demo")
     shown = capsys.readouterr().out
-    assert "read 12 segments (6.0 MiB) in 2 stores: copies of 6 compared, 0 have one" in shown
+    assert "read 12 segments (6.0 MiB) and 8 commits in 2 stores: copies of 6 compared, " in shown
     assert "all good; the loss of any one pod is survived" in shown
 
 
 def break_a_copy(job: Job) -> None:
     job.outcomes = [GOOD | {"damaged": [DAMAGED]}]
+
+
+def break_a_commit(job: Job) -> None:
+    job.outcomes = [GOOD | {"damaged_records": [{"pod": "demo-2", "step": 9}]}]
 
 
 def uncover(job: Job) -> None:
@@ -185,6 +190,11 @@ def silence(job: Job) -> None:
             break_a_copy,
             "1 copy is damaged",
             "DAMAGED: layers.0 on pod demo-2: state of unit 0 of position 1 at 8: it differs",
+        ),
+        (
+            break_a_commit,
+            "1 commit is damaged",
+            "DAMAGED: the commit of step 9 on pod demo-2: it does not have the seal",
         ),
         (
             uncover,
@@ -228,6 +238,24 @@ def test_the_status_of_a_job_says_what_its_snapshots_cover() -> None:
     assert told in render({"job": job, "snapshots": known}).splitlines()
     told += "; both are for the longest window that Auto may choose"
     assert told in render({"job": job, "snapshots": known | {"is_auto": True}}).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("left", "told"), [(2, "2 of them still there, which cover nothing"), (0, "none is left")]
+)
+def test_what_was_found_damaged_is_said_by_number(
+    demo: Job, capsys: pytest.CaptureFixture[str], left: int, told: str
+) -> None:
+    assert not any("damaged" in line for line in describe_summary(SUMMARY))
+    summary = SUMMARY | {"num_discarded": 3, "num_damaged": left}
+    line = f"  found so far: 3 damaged segments or commits; {told}"
+    assert line in describe_summary(summary)
+
+    demo.told["summary"] = summary
+    demo.told["stores"][0] |= {"num_damaged": left}
+    snapshot_copies.ls("demo")
+    shown = capsys.readouterr().out
+    assert ("2 damaged segments or commits not counted here" in shown) is (left > 0)
 
 
 def test_the_status_of_a_job_without_snapshots_says_nothing_of_them() -> None:

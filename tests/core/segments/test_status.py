@@ -11,7 +11,7 @@ from tests.core.segments.keys import JOB, header_of, key_of, record_of
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import SegmentIndex
-from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.segments.spans import PAGE_BYTES, Span
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.wire.segments import Run, SegmentKind, boundary_key
 from mainstay_core.wire.stores import CommittedSteps, Doubts, WindowHeld
@@ -100,6 +100,58 @@ def test_a_commit_whose_votes_are_not_known_is_not_judged() -> None:
     assert status_of(index, POD).judged == (Run(first=3, last=3),)
 
 
+def damage_commit(index: SegmentIndex, step: int) -> None:
+    """Change a commit where it lies."""
+    record = index.commits.find(step)
+    assert record is not None
+    index.commits.put(replace(record, chain="x"))
+
+
+@pytest.mark.parametrize("finds", ["settle", "check"])
+def test_a_commit_that_was_found_damaged_judges_nothing_until_it_is_written_again(
+    finds: str,
+) -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    assert put(index, 3, kind="compute")
+    for step in (3, 4, 5):
+        index.record(record_of(step))
+    damage_commit(index, 4)
+    assert status_of(index, POD).judged == (Run(first=3, last=5),), "nobody has found it yet"
+
+    for _ in range(2):
+        if finds == "settle":
+            # Who is told of it names it, and its pod.
+            assert [r.commit.step for r in index.report(POD, "a:1", 0).records] == [3, 4, 5]
+        else:
+            assert [s for s in range(2, 6) if index.check_record(s)] == [4]
+
+    status = status_of(index, POD)
+    assert status.judged == (Run(first=3, last=3), Run(first=5, last=5))
+    assert [(c.first, c.last) for c in status.certified] == [(3, 3), (5, 5)]
+    assert (status.num_discarded, status.num_damaged) == (1, 1)
+
+    index.record(record_of(4))
+    assert status_of(index, POD).judged == (Run(first=3, last=5),)
+    damage_commit(index, 4)
+    assert index.check_record(4)
+    index.keep_from(0, 5)
+    status = status_of(index, POD)
+    assert (status.num_discarded, status.num_damaged) == (2, 0), "it is needed no more"
+    assert not index.check_record(4)
+
+
+def test_a_state_whose_commit_was_found_damaged_is_no_judged_one() -> None:
+    """That a newer window needs no older states is known of judged ones alone."""
+    index = SegmentIndex(JOB, 8 * PAGE_BYTES)
+    for version in (2, 4):
+        index.put(header_of(key_of(version), window=version), index.take_room(10) or Span(0, 0))
+        index.record(record_of(version))
+    damage_commit(index, 4)
+    assert index.check_record(4)
+    index.put(header_of(key_of(6), window=6), index.take_room(10) or Span(0, 0))
+    assert [s.header.key.version for s in index.segments()] == [2, 6]
+
+
 def test_a_store_that_runs_short_says_so_until_a_whole_window_had_room() -> None:
     index = SegmentIndex(JOB, 2 * PAGE_BYTES)
     assert put(index, 0)
@@ -139,7 +191,7 @@ def test_a_copy_that_a_reader_doubts_covers_nothing_until_another_one_is_put_the
 
     status = status_of(index, POD)
     assert [g.states for g in status.units] == [(1,)]
-    assert status.num_discarded == 1
+    assert (status.num_discarded, status.num_damaged) == (1, 1)
     assert sum(k.num_segments for k in status.kinds) == 2
     # A settle may still try it: whoever reads it compares its digest. Nor is it let go of, if
     # others lose theirs: it may be the reader whose memory is wrong.
@@ -148,6 +200,7 @@ def test_a_copy_that_a_reader_doubts_covers_nothing_until_another_one_is_put_the
 
     put(index, 0)
     assert [g.states for g in status_of(index, POD).units] == [(0, 1)]
+    assert status_of(index, POD).num_damaged == 0
 
 
 def test_a_log_that_a_reader_doubts_covers_nothing_until_it_is_written_again() -> None:

@@ -13,7 +13,11 @@ SUMS = ("0000000a", "0000000b", "0000000c")
 
 
 def check(
-    *sums: str, changed: tuple[SegmentKey, ...] = (), lineage: int = 0, number: int = 1
+    *sums: str,
+    changed: tuple[SegmentKey, ...] = (),
+    doubted: tuple[SegmentKey, ...] = (),
+    lineage: int = 0,
+    number: int = 1,
 ) -> StoreCheck:
     line = CheckedSegments(
         key=key_of(3, lineage=lineage),
@@ -23,7 +27,7 @@ def check(
     )
     return StoreCheck(
         number=number, num_segments=3, size_bytes=30, lineage=lineage, segments=(line,),
-        changed=changed,
+        changed=changed, doubted=doubted,
     )  # fmt: skip
 
 
@@ -52,6 +56,18 @@ def test_of_two_copies_that_differ_both_are_named() -> None:
 def test_a_copy_that_has_changed_since_a_check_is_the_damaged_one() -> None:
     bad = check("00000000", *SUMS[1:], changed=(key_of(3),))
     assert named(("a", check(*SUMS)), ("b", bad)) == [("b", 3)]
+
+
+def test_a_copy_that_a_reader_has_found_damaged_is_named_though_all_have_its_bytes() -> None:
+    told = {"a": check(*SUMS, doubted=(key_of(4),)), "b": check(*SUMS)}
+    (found,) = judge(told).damaged
+    assert (found.pod, found.key, found.unit_name) == ("a", key_of(4), "layer.0")
+    assert found.why == "it was found damaged or void before, and was not written again"
+
+
+def test_a_copy_that_differs_from_one_that_was_found_damaged_is_the_good_one() -> None:
+    bad = check(*SUMS[:2], "00000000", doubted=(key_of(6),))
+    assert named(("a", check(*SUMS)), ("b", bad)) == [("b", 6)]
 
 
 def test_one_copy_alone_is_counted_and_not_compared() -> None:
