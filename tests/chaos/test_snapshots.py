@@ -96,7 +96,7 @@ def test_while_a_stage_is_made_anew_the_status_says_whose_loss_would_join_it(
     tmp_path: Path, corpus: Path, undisturbed: Undisturbed
 ) -> None:
     """The trainer that makes it anew is stopped, so that what is said meanwhile can be read."""
-    loss = stage_losses.parse("trainer vote last 2 llama bfloat16 4 replay=Boundary which=middle")
+    loss = stage_losses.parse("trainer vote last 2 moe bfloat16 4 replay=Boundary which=middle")
     (tmp_path / "gates").mkdir()
     stopped = {
         "id": "stopped",
