@@ -44,6 +44,8 @@ class Layout:
     """Whether trainers communicate by the strict backend (:mod:`tests.strict`), else by gloo."""
     experts: bool = False
     """Whether the model is the mixture of experts, else the Llama."""
+    bias_rate: float = EXPERTS["biasRate"]
+    """How fast its router turns to experts that had few tokens."""
     dtype: str = "float32"
     replicas: int | None = None
     """None: one for each lane."""
@@ -90,7 +92,7 @@ def make_job(
     }
     if layout.experts:
         workload["entrypoint"] = "mainstay_train.models.moe:workload"
-        workload["config"] |= EXPERTS
+        workload["config"] |= EXPERTS | {"biasRate": layout.bias_rate}
     if layout.strict:
         workload["entrypoint"] = f"{HERE.parent / 'strict' / 'workload.py'}:workload"
     if gates is not None:

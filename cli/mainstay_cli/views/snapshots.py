@@ -17,9 +17,9 @@ def describe_snapshots(told: Mapping[str, Any]) -> str:
     """Return windows, coverage and stores of a job, in several lines."""
     lines = [*describe_summary(told["summary"]), ""]
     lines += [f"  {'position':<9} {'copies':>6} {'replay':>7}  not survived alone"]
-    lines += [f"  {_position_line(position)}" for position in told["positions"]]
-    lines += ["", f"  {'store':<24} {'used':>10} {'of':>10}  position  units (states; gradients)"]
     places = {p["position"]: _place(p) for p in told["positions"]}
+    lines += [f"  {_position_line(position, places)}" for position in told["positions"]]
+    lines += ["", f"  {'store':<24} {'used':>10} {'of':>10}  position  units (states; gradients)"]
     for store in told["stores"]:
         head = (
             f"{store['name']:<24} {show_bytes(store['used_bytes']):>10} "
@@ -113,14 +113,19 @@ def describe_check(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _position_line(position: Mapping[str, Any]) -> str:
+def _position_line(position: Mapping[str, Any], places: Mapping[int, str]) -> str:
     lost = [f"pod {name}" for name in position["pods"]]
     lost += [f"domain {name}" for name in position["domains"] if name not in position["pods"]]
     steps = str(position["replay_steps"]) if position["is_covered"] else "-"
     why = "" if position["is_covered"] else f"  NOT COVERED: {position['why_not']}"
+    stretch = position.get("stretch")
+    together = ""
+    if stretch is not None and stretch["first"] < stretch["last"]:
+        first, last = (places.get(stretch[n], str(stretch[n])) for n in ("first", "last"))
+        together = f"  once lost, made anew with {first} to {last}"
     return (
         f"{_place(position):<9} {position['num_copies']:>6} {steps:>7}  "
-        f"{', '.join(lost) or 'none'}{why}"
+        f"{', '.join(lost) or 'none'}{together}{why}"
     )
 
 

@@ -19,6 +19,8 @@ from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
 from mainstay_core.job.config import MAX_LAG_STEPS, LogKind
 from mainstay_core.snapshots.boundary_coverage import BoundaryCopies, Reach, steps_of
+from mainstay_core.snapshots.stretches import find_stretch
+from mainstay_core.wire.segments import Run
 from mainstay_core.wire.stores import (
     MAX_LOSSES,
     PositionCoverage,
@@ -134,6 +136,8 @@ def summarize(
 def describe(coverage: Sequence[PositionCoverage], log: LogKind = LogKind.GRADIENTS) -> str:
     """Return in one sentence which losses are survived, and by which positions which are not.
 
+    While positions are being made anew, it also says which further losses would join them.
+
     Args:
         coverage: as :func:`cover` returns it.
         log: kind of log of the job. By logs of boundaries a stage needs those beside it, so only
@@ -146,6 +150,7 @@ def describe(coverage: Sequence[PositionCoverage], log: LogKind = LogKind.GRADIE
     parts = [_survival("pod", lost_pods)]
     if lost_domains != lost_pods:
         parts.append(_survival("failure domain", lost_domains))
+    parts += _replays(coverage)
     if bare:
         names = _names(f"{_place(p)}: {p.why_not}" for p in bare)
         parts.append(f"no store can make these anew: {names}")
@@ -229,6 +234,7 @@ def _cover_by_boundaries(
     def cover_one(number: int, place: tuple[int, int]) -> PositionCoverage:
         lost = {number, *(n for n, uids in enumerate(members) if not uids)}
         whole = copies.reach(lost, number)
+        together = find_stretch(lost, number, width).positions(width)
         return PositionCoverage(
             position=number,
             stage=place[0],
@@ -242,6 +248,7 @@ def _cover_by_boundaries(
             domains=tuple(d for d, uids in by_domain.items() if has_loss(number, uids))[
                 :MAX_LOSSES
             ],
+            stretch=Run(first=together[0], last=together[-1]),
         )
 
     return tuple(cover_one(number, place) for number, place in enumerate(positions))
@@ -416,6 +423,42 @@ def _survival(what: str, lost: Mapping[str, Sequence[str]]) -> str:
         return f"the loss of any one {what} is survived"
     named = _names(f"{name} ({_names(places)})" for name, places in sorted(lost.items()))
     return f"the loss of {count(len(lost), what)} is not survived: {named}"
+
+
+def _replays(coverage: Sequence[PositionCoverage]) -> list[str]:
+    """Return which positions are being made anew, and which further losses would join them.
+
+    A stretch that is joined begins again (MoEvement, arXiv 2412.15411, appendix A). Nothing joins a
+    position whose state exists again: from then on the stages beside it are covered by logs alone.
+    """
+    lost = [p for p in coverage if p.is_covered and not p.num_members]
+    if not lost:
+        return []
+    numbers = {p.position for p in lost}
+    stages = {p.stage for p in lost}
+    joining = {
+        f"s{p.stage}": _together(coverage, p.stretch)
+        for p in coverage
+        if p.stretch is not None
+        and p.stage not in stages
+        and numbers.intersection(range(p.stretch.first, p.stretch.last + 1))
+    }
+    names = list(dict.fromkeys(_together(coverage, p.stretch) or _place(p) for p in lost))
+    is_one = len(names) == len(stages) == 1
+    told = f"{_names(names)} {'is' if is_one else 'are'} being made anew; "
+    them = "it" if is_one else "them"
+    if not joining:
+        return [told + f"no further loss would join {them}"]
+    whose = _names(f"{name} ({stretch} together)" for name, stretch in joining.items())
+    return [told + f"a further loss of these would join {them}: {whose}"]
+
+
+def _together(coverage: Sequence[PositionCoverage], stretch: Run | None) -> str:
+    """Return the name of a stretch's stages; empty without one."""
+    if stretch is None:
+        return ""
+    first, last = coverage[stretch.first].stage, coverage[stretch.last].stage
+    return f"s{first}" if first == last else f"s{first} to s{last}"
 
 
 def _place(position: PositionCoverage) -> str:

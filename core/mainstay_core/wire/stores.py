@@ -233,6 +233,9 @@ class PositionCoverage:
     """Names of the pods whose loss, alone, it does not survive."""
     domains: Annotated[tuple[Name, ...], Longest(MAX_LOSSES)] = ()
     """Names of the failure domains whose loss, alone, it does not survive."""
+    stretch: Run | None = field(default=None, metadata=OMITTED)
+    """Positions that are made anew together once all its trainers are lost, itself among them: it
+    joins those that are being made anew beside it. None: it is made anew by itself."""
 
     def __post_init__(self) -> None:
         cut_fields(self, "why_not")

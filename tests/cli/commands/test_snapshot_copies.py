@@ -132,6 +132,18 @@ def test_what_stores_hold_is_listed_by_position_and_by_store(
     assert json.loads(capsys.readouterr().out) == demo.told
 
 
+def test_a_position_that_is_made_anew_with_others_is_listed_with_them(
+    demo: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = POSITION | {"position": 0, "stage": 0, "stretch": {"first": 0, "last": 0}}
+    demo.told["positions"] = [first, POSITION | {"stretch": {"first": 0, "last": 1}}]
+    snapshot_copies.ls("demo")
+    shown = capsys.readouterr().out
+    assert "  s0             2       5  pod demo-1, domain rack-2\n" in shown
+    together = "once lost, made anew with s0 to s1"
+    assert f"  s1             2       5  pod demo-1, domain rack-2  {together}\n" in shown
+
+
 def test_boundary_logs_are_listed_with_the_order_of_units(
     demo: Job, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from mainstay_core.job.config import LogKind
 from mainstay_core.rank.replays.boundary_stores import BoundaryStores
 from mainstay_core.segments.index import runs_of
 from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
-from mainstay_core.wire.segments import SegmentKind
+from mainstay_core.wire.segments import Run, SegmentKind
 from mainstay_core.wire.stores import CommittedSteps, PositionCoverage, StoreStatus, UnitsHeld
 
 PLACES = tuple((stage, 0) for stage in range(NUM_STAGES))
@@ -133,10 +133,21 @@ def test_coverage_is_what_trying_everything_says(places: Sequence[tuple[int, int
             expected = reaches([*pods.values()], told.position, without, training, width)
             assert told.is_covered == expected
             assert bool(told.why_not) == (not expected)
+            assert told.stretch is not None
+            together = range(told.stretch.first, told.stretch.last + 1)
+            assert {*together} == joined(told.position, without, width)
             num_covered += expected
             num_lost += check_losses(told, pods, seen, members, training, width)
     assert num_covered > 40
     assert num_lost > 40 // width
+
+
+def joined(position: int, lost: Collection[int], width: int) -> set[int]:
+    """Return the positions that are replayed with a lost one: one cell after the other is added."""
+    stages = {position // width}
+    while beside := {p // width for p in lost} & {s + d for s in stages for d in (-1, 1)} - stages:
+        stages |= beside
+    return {stage * width + inner for stage in stages for inner in range(width)}
 
 
 def check_losses(
@@ -181,6 +192,8 @@ def test_what_a_settle_can_compute_again_counts_as_covered_with_as_many_steps() 
                 replay = stores.plan_replay(told.position, max(reached), lost)
                 assert replay is not None
                 assert told.replay_steps == len(replay.steps)
+                together = replay.stretch.positions(1)
+                assert told.stretch == Run(first=together[0], last=together[-1])
                 found += 1
     assert found > 40
 
@@ -212,6 +225,58 @@ def test_the_loss_of_one_stage_is_survived_by_the_logs_beside_it() -> None:
     )
     summary = summarize(coverage, seen, LINEAGE, log=LogKind.BOUNDARY, ordering="Popularity")
     assert (summary.log, summary.ordering) == ("boundary", "Popularity")
+
+
+@pytest.mark.parametrize(
+    ("lost", "who", "joining"),
+    [
+        ({1}, "s1 is", "it: s0 (s0 to s1 together), s2 (s1 to s2 together)"),
+        ({0}, "s0 is", "it: s1 (s0 to s1 together)"),
+        ({0, 2}, "s0, s2 are", "them: s1 (s0 to s2 together)"),
+        ({0, 1}, "s0 to s1 are", "them: s2 (s0 to s2 together)"),
+    ],
+)
+def test_while_a_stage_is_made_anew_it_is_said_whose_loss_would_join_it(
+    lost: set[int], who: str, joining: str
+) -> None:
+    pods = pipeline()
+    stretches = {(s.stage, s.stretch) for s in cover_while_lost(pods, lost)}
+    for stage in range(NUM_STAGES):
+        expected = joined(stage, lost | {stage}, 1)
+        assert (stage, Run(first=min(expected), last=max(expected))) in stretches
+    told = f"{who} being made anew; a further loss of these would join {joining}"
+    assert told in describe(cover_while_lost(pods, lost), LogKind.BOUNDARY)
+
+
+def cover_while_lost(pods: Sequence[Pod], lost: Collection[int]) -> tuple[PositionCoverage, ...]:
+    """Return what is covered while the trainers of some stages are gone, and their pods live."""
+    seen = [covered(pod, *({stage} - {*lost})) for stage, pod in enumerate(pods)]
+    return cover(PLACES, seen, LINEAGE, NUM_TYPES)
+
+
+def test_nothing_joins_a_stage_that_is_made_anew_once_it_has_a_member_again() -> None:
+    """Then the stages beside it are covered by its logs, or are named as not covered."""
+    pods = pipeline()
+    assert "made anew" not in describe(cover_while_lost(pods, ()), LogKind.BOUNDARY)
+    pods[1].logs.clear()
+    told = describe(cover_while_lost(pods, ()), LogKind.BOUNDARY)
+    assert "being made anew" not in told
+    assert "s0: stage 0 lacks the input-gradient of stage 1" in told
+
+
+def test_where_all_are_made_anew_nothing_is_left_that_could_join() -> None:
+    told = describe(cover_while_lost(pipeline(), range(NUM_STAGES)), LogKind.BOUNDARY)
+    assert "s0 to s2 are being made anew; no further loss would join them" in told
+
+
+def test_a_rank_of_a_cell_that_is_lost_is_made_anew_with_all_ranks_of_the_cell() -> None:
+    stages = [p.stretch for p in cover(CELLS, [], LINEAGE, NUM_TYPES)]
+    assert stages == [Run(first=0, last=len(CELLS) - 1)] * len(CELLS)
+    members = CoveredPod(
+        uid=PodUid("a"), name="a", domain="a", positions=frozenset(range(len(CELLS)))
+    )
+    stages = [p.stretch for p in cover(CELLS, [members], LINEAGE, NUM_TYPES)]
+    assert stages == [Run(first=2 * s, last=2 * s + 1) for s, _ in CELLS]
 
 
 def test_two_neighbours_in_one_domain_take_the_copy_of_one_of_them_along() -> None:

@@ -75,6 +75,18 @@ def test_another_living_cell_is_as_good_as_a_copy() -> None:
     assert only.pods == ()
 
 
+def test_what_gradients_make_anew_is_joined_by_no_further_loss() -> None:
+    pods = [pod("a", held(0), held(1)), pod("b", held(0), held(1), serves=1)]
+    told = cover(TWO_STAGES, pods, 0)
+    assert [position.stretch for position in told] == [None, None]
+    assert "s0 is being made anew; no further loss would join it" in describe(told)
+    both = [replace(one, positions=frozenset()) for one in pods]
+    said = describe(cover(TWO_STAGES, both, 0))
+    assert "s0, s1 are being made anew; no further loss would join them" in said
+    whole = [replace(pods[0], positions=frozenset({0})), pods[1]]
+    assert "made anew" not in describe(cover(TWO_STAGES, whole, 0))
+
+
 def test_pods_cover_a_position_together_and_then_need_each_other() -> None:
     pods = [
         pod("a", held(units=(0,))),

@@ -351,6 +351,7 @@ EXAMPLES: dict[str, Any] = {
         replay_steps=0,
         pods=("demo-0",),
         domains=("rack-1",),
+        stretch=segments.Run(first=0, last=1),
     ),
     "damaged-copy": stores.DamagedCopy(
         pod="demo-0", key=KEY, unit_name="layer.0", why="it differs from 2 other copies"
