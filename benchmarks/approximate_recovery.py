@@ -1,7 +1,7 @@
 """Measures what the ladder's row 5 costs, as ratios within one run.
 
-    python benchmarks/approximate_recovery.py [--quick] [--only permission|making|kill|swapped]
-                                              [--kills 8]
+    python benchmarks/approximate_recovery.py [--quick] [--kills 8]
+                                              [--only permission|making|kill|ends|swapped]
 
 *permission*: one job, whose permission for row 5 is switched off and on by turns while it trains:
 the median step with it over that without it, and what goes over the loopback in a step.
@@ -10,6 +10,9 @@ the median step with it over that without it, and what goes over the loopback in
 anew, for the end the job restarts from its newest checkpoint. The five parts of each, and the time
 until the step that was interrupted is committed. ``--kills`` of each: every one waits for 30 steps
 before it.
+*ends*: the same of a swapped pipeline with a guard of each end. By turns the first stage and the
+last one are made anew of their twins and guards, and the first one is lost while the permission is
+off, so that the job restarts.
 *swapped*: steps of a swapped pipeline of four stages over those of one in order, with an emulated
 device to each rank; beside it what the programs alone say (support/played_step.py).
 """
@@ -25,6 +28,7 @@ import copy  # noqa: E402
 import os  # noqa: E402
 import statistics  # noqa: E402
 from collections.abc import Mapping, Sequence  # noqa: E402
+from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -114,11 +118,27 @@ def loading(mebibytes: int, rounds: int) -> None:
     print(f"\n{mebibytes} MiB with moments; aim: made at most 1.0 of healed\n", flush=True)
 
 
-def kill(kills: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A stage that loses its only cell, and whether it may be made anew."""
+
+    stage: int
+    allowed: bool = True
+
+
+LOSSES = {
+    Order.IN_ORDER: (Loss(END), Loss(INNER)),
+    Order.SWAPPED: (Loss(END), Loss(NUM_STAGES - 1), Loss(END, allowed=False)),
+}
+"""The losses that a job meets by turns. In order an end has no source: the job goes back."""
+
+
+def kill(kills: int, order: Order) -> None:
     """Print what follows when a stage loses its only cell: made anew, or a restart."""
     job = make_job(
-        "kill",
+        f"kill-{order.lower()}",
         parallelism={"stages": NUM_STAGES},
+        pipeline={"order": order.value},
         workload=LLAMA,
         checkpoint={"everySteps": 20},
         recovery={
@@ -130,21 +150,33 @@ def kill(kills: int) -> None:
         },
     )
     job["spec"]["training"] |= {"lanes": 1, "shardsPerLane": 2}
-    found: dict[str, list[dict[str, float]]] = {"approximate": [], "restart": []}
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    turns = LOSSES[order]
     with local_run(job) as run:
-        for number in range(2 * kills + 1):
+        for number in range(len(turns) * kills + 1):
+            # The first one is not counted: it warms up what makes trainers.
+            loss = turns[max(0, number - 1) % len(turns)]
+            if order is Order.SWAPPED:
+                _resubmit(run, job, loss.allowed)
             run.members(NUM_STAGES)
             run.go_on(30)
-            method, times = _killed(run, (END, INNER)[number % 2])
-            if number:  # the first one warms up what makes trainers
-                found.setdefault(method, []).append(times)
+            method, times = _killed(run, loss.stage)
+            if number:
+                found.setdefault((loss.stage, method), []).append(times)
+    _print_kills(order, found)
+
+
+def _print_kills(
+    order: Order, found: Mapping[tuple[int, str], Sequence[Mapping[str, float]]]
+) -> None:
+    """Print a table of the times by (stage lost, method of its recovery)."""
     names = ("kill to first fact", *STAGES[1:], "first commit beyond a step", "back, beyond a step")
-    print("| method | kills | ", " | ".join(names), "| lost steps |")
-    print("| --- | --- |" + " --- |" * (len(names) + 1))
-    for method, all_times in found.items():
+    print("| order | stage lost | method | kills | ", " | ".join(names), "| lost steps |")
+    print("| --- | --- | --- | --- |" + " --- |" * (len(names) + 1))
+    for (stage, method), all_times in found.items():
         told = " | ".join(median_and_p90([times[name] for times in all_times]) for name in names)
-        lost = statistics.median([t["lost"] for t in all_times]) if all_times else 0
-        print(f"| {method} | {len(all_times)} | {told} | {lost:.0f} |")
+        lost = statistics.median([times["lost"] for times in all_times])
+        print(f"| {order} | {stage} | {method} | {len(all_times)} | {told} | {lost:.0f} |")
     print("\nmilliseconds, median (p90)\n", flush=True)
 
 
@@ -229,8 +261,8 @@ def _steps_of(order: Order, num_flows: int, device_s: float, steps: int) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few steps, kills and bytes")
-    parser.add_argument("--only", choices=("permission", "making", "kill", "swapped"))
-    parser.add_argument("--kills", type=int, help="of each of two stages: 8, with --quick 1")
+    parser.add_argument("--only", choices=("permission", "making", "kill", "ends", "swapped"))
+    parser.add_argument("--kills", type=int, help="of each kind: 8, with --quick 1")
     given = parser.parse_args()
     quick = given.quick
     kills = given.kills if given.kills is not None else 1 if quick else 8
@@ -242,7 +274,9 @@ def main() -> None:
     if given.only in (None, "making"):
         loading(mebibytes=16 if quick else 512, rounds=2 if quick else 7)
     if given.only in (None, "kill"):
-        kill(kills)
+        kill(kills, Order.IN_ORDER)
+    if given.only in (None, "ends"):
+        kill(kills, Order.SWAPPED)
     if given.only in (None, "swapped"):
         swapped((16,) if quick else (16, 64), 0.5 if quick else 2.0, 3 if quick else 12)
     print(f"load average after: {os.getloadavg()[0]:.1f}")

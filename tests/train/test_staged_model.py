@@ -5,7 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.support.approximate.losses import Draw, Loss, reaches, restarted
+from benchmarks.support.approximate.losses import (
+    LATER_STEPS,
+    Cost,
+    Draw,
+    Loss,
+    cost_of,
+    reaches,
+    restarted,
+)
 from benchmarks.support.approximate.staged_model import StagedModel, Strategy
 from benchmarks.support.approximate.walks import FIRST_TOKEN, RESET, TURN, Walks
 from benchmarks.support.intervals import Claim, interval_of
@@ -123,6 +131,14 @@ def test_losses_of_fewer_steps_are_the_first_of_those_of_more():
 def test_a_level_is_reached_at_the_first_step_at_or_below_it():
     assert reaches({10: 2.0, 20: 1.0, 30: 1.5, 40: 0.5}, 1.0) == 20
     assert reaches({10: 2.0}, 1.0) is None
+
+
+def test_a_loss_costs_what_it_is_over_the_loss_before_and_over_an_undisturbed_run():
+    lost = {"step": 20, "stage": 0, "before": 1.0, "after": 1.75}
+    held_out, undisturbed = {20 + LATER_STEPS: 1.25}, {20: 1.5, 20 + LATER_STEPS: 0.75}
+    assert cost_of(lost, held_out, undisturbed) == Cost(jump=0.75, right_after=0.25, later=0.5)
+    assert cost_of(lost, {}, undisturbed) == Cost(jump=0.75, right_after=0.25, later=None)
+    assert cost_of(lost, held_out, {}) == Cost(jump=0.75, right_after=None, later=None)
 
 
 def test_targets_of_walks_are_where_the_moves_have_led():

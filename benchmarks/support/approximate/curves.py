@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.approximate.losses import LOOK_STEPS, Draw, Loss
+from support.approximate.losses import LATER_STEPS, LOOK_STEPS, Draw, Loss
 from support.approximate.staged_model import Snapshot, StagedModel, Strategy
 from support.approximate.staged_setting import (
     WALKS,
@@ -34,8 +34,6 @@ from support.approximate.strategies import OF_ENDS, OF_STATES
 from mainstay_core.base.shape import Order
 from mainstay_train.model.data import Dataset
 
-LATER_STEPS = 100
-"""Steps after a loss at which its cost is looked at once more."""
 GRID_STEPS = 10
 """Steps between two looks at held-out loss in a run with losses."""
 TRIALS = 16

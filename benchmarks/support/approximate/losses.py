@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,48 @@ class Loss:
 LOOK_STEPS = 5
 """Steps between two looks at the held-out loss of an undisturbed run. A loss waits for the next
 one, so that there is something to compare it with."""
+LATER_STEPS = 100
+"""Steps after a loss at which its cost is looked at once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The held-out loss that a lost stage costs, in nats; None where nobody has looked."""
+
+    jump: float
+    """Over the loss just before."""
+    right_after: float | None
+    """Over the undisturbed run at that step."""
+    later: float | None
+    """Over the undisturbed run :data:`LATER_STEPS` steps on."""
+
+
+def cost_of(
+    lost: Mapping[str, Any], held_out: Mapping[int, float], undisturbed: Mapping[int, float]
+) -> Cost:
+    """Return what one lost stage costs.
+
+    Args:
+        lost: step and stage, and the loss ``before`` and ``after`` the stage was made anew.
+        held_out: loss of the run, by the number of steps trained.
+        undisturbed: the same of the run that loses nothing; empty if there is none.
+    """
+    at, then = lost["step"], lost["step"] + LATER_STEPS
+    has_later = then in held_out and then in undisturbed
+    return Cost(
+        jump=lost["after"] - lost["before"],
+        right_after=lost["after"] - undisturbed[at] if at in undisturbed else None,
+        later=held_out[then] - undisturbed[then] if has_later else None,
+    )
+
+
+def columns_of(costs: Sequence[Cost]) -> tuple[list[float], list[float], list[float]]:
+    """Return the jumps, what follows right after them, and what does later, as far as known."""
+    return (
+        [cost.jump for cost in costs],
+        [cost.right_after for cost in costs if cost.right_after is not None],
+        [cost.later for cost in costs if cost.later is not None],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

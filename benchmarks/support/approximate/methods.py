@@ -14,7 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from support import svg
 from support.approximate.curves import UNDISTURBED, Curve
 from support.approximate.experiment import Experiment
-from support.approximate.losses import Draw, reaches, restarted
+from support.approximate.losses import (
+    LATER_STEPS,
+    Cost,
+    Draw,
+    columns_of,
+    cost_of,
+    reaches,
+    restarted,
+)
 from support.approximate.strategies import CHECKFREE, CHECKFREE_PLUS
 from support.intervals import Claim, shown
 
@@ -150,22 +158,33 @@ def figure_3(this: Experiment) -> list[str]:
 
 
 def _ends(this: Experiment) -> list[str]:
-    """Return the jump at a loss, by the place of the stage; losses at all rates."""
-    lines = ["| method | stage lost | jump | losses |", "| --- | --- | --- | --- |"]
+    """Return what a loss costs, by the place of the stage: at once, and some steps on.
+
+    The jump is over the loss just before, the others are over an undisturbed run of the same order
+    at that step. Losses at all rates.
+    """
+    lines = [
+        f"| method | stage lost | jump | right after | {LATER_STEPS} steps on | losses |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     jumps: dict[str, dict[tuple[float, int, int, int], float]] = {}
     last = this.setting.stages - 1
     inner = range(1, last)
     places = (("the first", (0,)), ("an inner one", inner), ("the last", (last,)))
-    for method in (CHECKFREE, CHECKFREE_PLUS):
-        found = jumps.setdefault(method.name, {})
+    for method, setting in ((CHECKFREE, this.setting), (CHECKFREE_PLUS, this.swapped)):
+        twin = this.curves.get(setting)
+        undisturbed: Mapping[int, float] = {} if twin is None else twin.held_out
+        found: dict[tuple[float, int, int, int], Cost] = {}
         for rate in this.rates:
             for seed, curve in this.runs(method, this.draws(rate)).items():
                 for lost in curve.after:
                     key = (rate, seed, lost["step"], lost["stage"])
-                    found[key] = lost["after"] - lost["before"]
+                    found[key] = cost_of(lost, curve.held_out, undisturbed)
+        jumps[method.name] = {key: cost.jump for key, cost in found.items()}
         for name, stages in places:
-            there = [jump for key, jump in found.items() if key[3] in stages]
-            lines.append(f"| {method.name} | {name} | {shown(there)} | {len(there)} |")
+            there = [cost for key, cost in found.items() if key[3] in stages]
+            told = " | ".join(map(shown, columns_of(there)))
+            lines.append(f"| {method.name} | {name} | {told} | {len(there)} |")
     ordered, swapped = jumps[CHECKFREE.name], jumps[CHECKFREE_PLUS.name]
     ends = [key for key in sorted(ordered) if key in swapped and key[3] in (0, last)]
     this.claims.append(

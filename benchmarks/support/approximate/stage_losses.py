@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from support import svg
-from support.approximate.curves import LATER_STEPS, Curve
+from support.approximate.curves import Curve
 from support.approximate.experiment import Experiment, paired
+from support.approximate.losses import LATER_STEPS, columns_of, cost_of
 from support.approximate.strategies import (
     BY_NORMS,
     COPIED_END,
@@ -153,31 +154,24 @@ def figure_2(this: Experiment) -> list[str]:
 
 
 def _cells(runs: Iterable[Curve], twin: Curve) -> str:
-    """Return the cells of a strategy: losses on held-out samples over what they would be.
-
-    The jump is over the loss just before, the others are over an undisturbed twin at that step.
-    """
-    jumps, at_once, later, ends, weights = [], [], [], [], []
+    """Return the cells of a strategy: losses on held-out samples over what they would be."""
+    costs, ends, weights = [], [], []
     for curve in runs:
         last = max(curve.held_out)
         ends.append(curve.held_out[last] - twin.held_out[last])
         for lost in curve.after:
-            jumps.append(lost["after"] - lost["before"])
-            at_once.append(lost["after"] - twin.held_out[lost["step"]])
-            then = lost["step"] + LATER_STEPS
-            if then in curve.held_out:
-                later.append(curve.held_out[then] - twin.held_out[then])
+            costs.append(cost_of(lost, curve.held_out, twin.held_out))
             weights += [w for stage, w in lost["weights"].items() if int(stage) < lost["stage"]]
     median = f"{statistics.median(weights):.3f}" if weights else "-"
-    return " | ".join((*map(shown, (jumps, at_once, later, ends)), str(len(jumps)), median))
+    columns = map(shown, (*columns_of(costs), ends))
+    return " | ".join((*columns, str(len(costs)), median))
 
 
 def _later(runs: Mapping[int, Curve], twin: Curve) -> dict[tuple[int, int], float]:
     """Return what a loss costs some steps on, by the seed and the step of the loss."""
-    found = {}
-    for seed, curve in runs.items():
-        for lost in curve.after:
-            then = lost["step"] + LATER_STEPS
-            if then in curve.held_out:
-                found[seed, lost["step"]] = curve.held_out[then] - twin.held_out[then]
-    return found
+    costs = (
+        ((seed, lost["step"]), cost_of(lost, curve.held_out, twin.held_out).later)
+        for seed, curve in runs.items()
+        for lost in curve.after
+    )
+    return {key: later for key, later in costs if later is not None}

@@ -105,9 +105,11 @@ class LedgerEntry:
     def agrees_with(self, other: LedgerEntry) -> bool:
         """Return whether two cells report the same commit.
 
-        Each knows only the partials that it sent.
+        Each knows only the partials that it sent. A commit of another history is another one, even
+        if it came to the same bits.
         """
-        return (self.quorum, self.masters) == (other.quorum, other.masters)
+        mine, theirs = ((e.quorum, e.masters, e.history) for e in (self, other))
+        return mine == theirs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

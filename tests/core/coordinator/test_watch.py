@@ -215,10 +215,10 @@ def test_jobs_are_listed_now_and_then_and_once_more_when_one_cannot_be_looked_at
     assert jobs.looked[-2:] == ["broken", "well"]
 
 
-def entry(number: int = 1, masters: str = "m") -> LedgerEntry:
+def entry(number: int = 1, masters: str = "m", history: str = "") -> LedgerEntry:
     return LedgerEntry(
         step=1, stage=0, quorum=QuorumId(id=number, nonce="a"), gradient="g", masters=masters,
-        data="d", loss=1.0, norm=1.0, tokens=1, step_s=0.1, replicas=1,
+        data="d", loss=1.0, norm=1.0, tokens=1, step_s=0.1, replicas=1, history=history,
     )  # fmt: skip
 
 
@@ -239,6 +239,22 @@ def test_an_entry_is_written_if_it_is_news_and_other_bits_of_a_newer_quorum_cont
     news = find_news({} if known is None else {known.key: known}, [told])
     assert news.fresh == ((told,) if is_fresh else ())
     assert news.contradictions == (((known, told),) if contradicts else ())
+
+
+@pytest.mark.parametrize("masters", ["m", "other"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(("before", "after"), [("", "one fork"), ("one fork", "two forks")])
+def test_an_entry_of_another_history_is_news_and_contradicts_nothing(
+    before: str, after: str, number: int, masters: str
+) -> None:
+    """Another course is not the same, whatever its bits, and owes nobody the same ones."""
+    for known, told in ((before, after), (after, before)):
+        old, new = entry(history=known), entry(number, masters, told)
+        news = find_news({old.key: old}, [new])
+        assert (news.fresh, news.contradictions) == ((new,), ())
+    again, other = entry(2, "m", after), entry(2, "other", after)
+    news = find_news({again.key: again}, [again, other])
+    assert (news.fresh, news.contradictions) == ((other,), ((again, other),))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from mainstay_core.sim.trainers import trainer
 from mainstay_core.sim.trainers.guarding import TAG, GuardingTrainer
 from mainstay_core.sim.trainers.trainer import Trainer
 from mainstay_core.wire.plan import Member, Partial, Plan
-from mainstay_core.wire.reinitialisation import Fork, History, MadePosition
+from mainstay_core.wire.reinitialisation import Fork, History, MadePosition, OptimizerState
 
 
 def draw_forks(seed: int, kinds: tuple[str, ...]) -> Scenario:
@@ -237,6 +237,11 @@ def draw_ahead(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, ahead=person)
 
 
+def draw_permitted(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one whose policy is off, and a person allows one recovery by a limit of his own."""
+    return draw(seed, kinds, approximate=False, ahead=True)
+
+
 def ends_of(world: World) -> set[str]:
     """Digests of the histories of a run's final states."""
     return {final.history for final in world.store.last.finals}
@@ -327,6 +332,10 @@ def _of_any_age(*args: Any) -> Any:
     return replace(policy, stale_steps=1000) if policy.stale_steps else policy
 
 
+def _from_nothing(*args: Any) -> Any:
+    return replace(_POLICY_OF(*args), optimizer_state=OptimizerState.ZERO)
+
+
 def _left_of_any_age(
     rules: Any, lost: Any, version: int, durable: int, history: Any, guards: Any
 ) -> Any:
@@ -377,6 +386,11 @@ _USE, _PERMITTED = recovery.use_permission, situation.permitted_rules
 def _use_and_keep(state: Any, plan: Any) -> Any:
     used, who = _USE(state, plan)
     return replace(used, ahead=state.ahead), who
+
+
+def _by_the_jobs_limit(config: Any, permission: Any = None) -> Any:
+    is_ahead = permission is not None and permission.is_ahead
+    return config.approximate_rules if is_ahead else _PERMITTED(config, permission)
 
 
 def _deaf_to_withdrawals() -> dict[Any, Any]:
@@ -501,6 +515,12 @@ FORK_MUTANTS = {
         FORKING,
         draws=draw_stale,
     ),
+    "moments-from-nothing": Mutant(
+        "the optimizer's state begins from nothing, though it is to be the sources' average",
+        [(forks, "policy_of", _from_nothing)],
+        FORKING,
+        draws=draw_forks,
+    ),
     "repeated-of-other-sources": Mutant(
         "a fork of another run is made again of what the last commit here gives",
         [(forks, "_repeated", _planned_again)],
@@ -561,6 +581,12 @@ FORK_MUTANTS = {
         [(situation, "permitted_rules", lambda config, _=None: _PERMITTED(config))],
         FORKING,
         draws=draw_ahead,
+    ),
+    "permission-by-the-jobs-limit": Mutant(
+        "a permission is used by the job's own limit on lost steps, not by its giver's",
+        [(situation, "permitted_rules", _by_the_jobs_limit)],
+        FORKING,
+        draws=draw_permitted,
     ),
     "withdrawal-unheard": Mutant(
         "what was allowed and taken back is used",

@@ -13,6 +13,7 @@ from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.witness import MIN_CHAINS
 from mainstay_core.job.config import (
     LAG_STEPS,
+    OPTIMIZER_STATES,
     ORDERINGS,
     WEIGHTINGS,
     ApproximateConfig,
@@ -67,6 +68,9 @@ SHARE_AHEAD = 0.5
 """Of those without it: a person gives a permission ahead of a loss, for one recovery."""
 SHARE_WITHDRAWN = 0.25
 """Of these permissions."""
+LIMITS = (0, 0, 1, 2, 4)
+"""The most steps that a job loses rather than make a stage anew: by its policy, or as a person says
+who allows it once. Each is drawn by itself."""
 SHARE_BESIDE_SNAPSHOTS = 0.5
 """Of the jobs of which it is said whether stages may be made anew: some of these have snapshots."""
 SHARE_WITH_MUTE_STORES = 0.4
@@ -227,12 +231,13 @@ def _with_inner_stages(
         checkpoint_every_steps=rng.choice((every, 3, 5)) if every else 0,
     )
     how = ApproximateConfig(
-        after_lost_steps=rng.choice((0, 0, 1, 2, 4)),
+        after_lost_steps=rng.choice(LIMITS),
         weights=rng.choice((WEIGHTINGS[0], WEIGHTINGS[0], *WEIGHTINGS)),
         lr_boost=rng.choice((1.0, 1.1, 1.25)),
         boost_steps=rng.choice((None, None, 1, 3)),
         stale_steps=_draw_stale_steps(scenario.seed),
         wait_s=_draw_wait_s(scenario.seed),
+        optimizer_state=_draw_optimizer_state(scenario.seed),
     )
     config = replace(
         scenario.config,
@@ -251,16 +256,17 @@ def _with_inner_stages(
 
 
 def _with_permission_ahead(scenario: Scenario) -> Scenario:
-    """Return the scenario with a person who allows one recovery ahead, if it has rules alone."""
-    rules, rng = scenario.config.permitted, random.Random(f"person {scenario.seed}")
-    if rules is None or scenario.config.approximate is not None:
+    """Return the scenario with a person who allows one recovery ahead, if it has rules alone.
+
+    That person's limit on lost steps is not the job's: one must not be taken for the other.
+    """
+    rng = random.Random(f"person {scenario.seed}")
+    if scenario.config.permitted is None or scenario.config.approximate is not None:
         return scenario
-    limit = rules.after_lost_steps
-    assert limit is not None
     withdrawn_s = rng.choice((0.1, 0.5, 1.5)) if rng.random() < SHARE_WITHDRAWN else None
     person = Ahead(
         at_s=rng.choice((0.0, 0.0, 0.3, 1.0, 3.0)),
-        after_lost_steps=limit,
+        after_lost_steps=random.Random(f"limit {scenario.seed}").choice(LIMITS),
         withdrawn_after_s=withdrawn_s,
     )
     return replace(scenario, ahead=person)
@@ -270,6 +276,11 @@ def _draw_stale_steps(seed: int) -> int:
     """Return how old a checkpoint may be that a lost stage loads alone; 0: none does. Apart."""
     rng = random.Random(f"stale {seed}")
     return rng.choice((2, 4, 8)) if rng.random() < SHARE_WITH_STALE_COPIES else 0
+
+
+def _draw_optimizer_state(seed: int) -> str:
+    """Return how the optimizer's state begins of what is made of other stages. Apart."""
+    return random.Random(f"moments {seed}").choice(OPTIMIZER_STATES)
 
 
 def _draw_wait_s(seed: int) -> float:

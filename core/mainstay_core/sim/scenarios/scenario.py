@@ -161,7 +161,8 @@ class Scenario:
             lines.append(
                 f"a stage may be made anew rather than lose {approximate.after_lost_steps} steps,"
             )
-            lines.append(f"weights {approximate.weights}, boost {approximate.lr_boost}")
+            lines.append(f"weights {approximate.weights}, boost {approximate.lr_boost},")
+            lines.append(f"optimizer state {approximate.optimizer_state}")
             if self.config.guards:
                 lines.append(f"{count(self.config.guards, 'guard')} of each end")
         if self.ahead is not None:
