@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.snapshots import describe_check, describe_snapshots
 from mainstay_core.base.words import count
+from mainstay_core.wire.stores import STORE_STATUS_S
 
 LS_HELP = """List what the pods of a running job hold of its state: windows, and for each position \
 which losses it survives and how many steps a replay would take; then every store with its units, \
@@ -33,6 +35,9 @@ named until it is written again.
 Example: mainstay snapshots verify demo"""
 POLL_S = 0.5
 """How often it is asked whether all stores have answered."""
+SETTLED_S = 2 * STORE_STATUS_S
+"""How long a position must stay without cover to be named. Stores tell one by one what they hold,
+while windows come and go: for some seconds their words may not fit together."""
 
 
 def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
@@ -62,7 +67,7 @@ def verify(
             refused.
     """
     found, told = asyncio.run(_check(runs.find_running(job), timeout))
-    bare = [p for p in told["positions"] if not p["is_covered"]]
+    bare = _uncovered(told)
     if as_json:
         print(json.dumps({**found, "not_covered": bare}, indent=1))
     else:
@@ -102,4 +107,16 @@ async def _check(run: runs.Run, timeout_s: float) -> tuple[dict[str, Any], dict[
         while found["waiting"] and time.monotonic() < ends_s:
             await asyncio.sleep(POLL_S)
             found = dict(await api.fetch(run.job, "snapshots/check"))
-        return found, dict(await api.fetch(run.job, "snapshots"))
+        told = dict(await api.fetch(run.job, "snapshots"))
+        ends_s = min(ends_s, time.monotonic() + SETTLED_S)
+        while _uncovered(told):
+            await asyncio.sleep(POLL_S)
+            told = dict(await api.fetch(run.job, "snapshots"))
+            if time.monotonic() >= ends_s:
+                break
+        return found, told
+
+
+def _uncovered(told: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the positions that stores cannot make anew."""
+    return [position for position in told["positions"] if not position["is_covered"]]

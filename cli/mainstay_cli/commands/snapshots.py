@@ -62,8 +62,9 @@ MAX_LAG = 4096
     "  mainstay snapshots plan --profile job.json --trace failures.csv --hours 6",
 )
 def plan(
+    context: typer.Context,
     paper: Annotated[
-        bool, typer.Option("--paper", help="The paper's numbers beside ours; no other option.")
+        bool, typer.Option("--paper", help="The paper's numbers beside ours; with --json alone.")
     ] = False,
     model: Annotated[
         str | None,
@@ -96,11 +97,14 @@ def plan(
     ] = 2,
     as_json: AS_JSON = False,
 ) -> None:
+    given = _given(context)
     if paper:
-        if model or profile or trace:
-            raise UsageError("--paper has the paper's own jobs; leave --model and the others out")
+        if idle := [option for option in given if option not in ("--paper", "--json")]:
+            raise UsageError(f"--paper has the paper's own jobs; leave {', '.join(idle)} out")
         _show_paper(as_json=as_json)
         return
+    if trace and (idle := [o for o in given if o in ("--mtbf", "--runs", "--seed")]):
+        raise UsageError(f"--trace has the failures of one run; leave {', '.join(idle)} out")
     job = _find_job(model, profile)
     horizon_s = hours * SECONDS["h"]
     window = plan_built_window(job)
@@ -123,6 +127,14 @@ def plan(
     for _, what, found in forecasts:
         print(f"\n{what}")
         print("\n".join(describe_forecasts(found)))
+
+
+def _given(context: typer.Context) -> list[str]:
+    """Return the options that the user has given, in the order of the help."""
+    sources = {
+        p.opts[0]: context.get_parameter_source(p.name or "") for p in context.command.params
+    }
+    return [option for option, source in sources.items() if source and source.name != "DEFAULT"]
 
 
 def _show_paper(*, as_json: bool) -> None:

@@ -142,7 +142,7 @@ def compare_memory() -> Section:
                 printed=row.gemini / params,
                 ours=gemini_bytes_per_param(job.types),
                 allowed=0.05,
-                digits=1,
+                digits=2,
             )
         )
         window = find_printed_window(job)
@@ -156,7 +156,7 @@ def compare_memory() -> Section:
                 printed=printed,
                 ours=most,
                 allowed=0.15 if window.length < 5 else None,
-                digits=1,
+                digits=2,
                 note=f"{least:.1f} with algorithm 1's {window.num_active} active units of "
                 f"{job.model.num_units}",
             )

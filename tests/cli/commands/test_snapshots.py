@@ -85,7 +85,15 @@ def test_a_bad_trace_is_one_message_with_its_line(tmp_path: Path, lines: str, me
         (("--mtbf", "10"), "--mtbf has '10', must be durations above 0 like 2h,30m,90s"),
         (("--mtbf", "0s"), "--mtbf has '0s', must be durations above 0"),
         (("--mtbf", "1s", "--hours", "9999"), "--mtbf has '1s'"),
-        (("--paper", "--model", "GPT-MoE"), "--paper has the paper's own jobs"),
+        (("--paper", "--model", "GPT-MoE"), "--paper has the paper's own jobs; leave --model out"),
+        (
+            ("--paper", "--json", "--mtbf", "1h", "--hours", "6"),
+            "--paper has the paper's own jobs; leave --mtbf, --hours out",
+        ),
+        (
+            ("--trace", "failures.csv", "--seed", "3"),
+            "--trace has the failures of one run; leave --seed out",
+        ),
         (("--model", "GPT-MoE", "--profile", "x"), "--model and --profile name one job each"),
     ],
 )
