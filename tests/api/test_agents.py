@@ -189,6 +189,21 @@ def test_a_step_that_comes_out_differently_is_announced(job: Any) -> None:
     assert "step 0 of stage 0" in mismatch[0]["message"]
 
 
+def test_a_step_of_another_history_is_written_and_contradicts_nothing(job: Any) -> None:
+    """A job forked meanwhile: the step is another one, and both come to the bits they should."""
+    job.start()
+    job.commit(0)
+    forked = {"history": "e" * 32, "approximate_since": 0}
+    told = [job.entry(0, 0, masters="f" * 32, **forked), job.entry(0, 1, **forked)]
+    job.agent("ledger", {"entries": told})
+    events = job.api.get(f"{job.path}/events")
+    assert not [e for e in events if e["reason"] == "LedgerMismatch"]
+    written = job.api.get(f"{job.path}/ledger")
+    assert [(e["history"], e["masters"]) for e in written] == [
+        (e["history"], e["masters"]) for e in told
+    ]
+
+
 def test_a_fault_fires_once(api: Any, new_job: Any) -> None:
     fault = {"id": "f0", "step": 3, "action": "kill-trainer", "replica": 0, "stage": 1}
     job = new_job(api, faults=[fault])

@@ -48,12 +48,14 @@ def run(
     checkpoint: dict[str, Any] | None = None,
     pipeline: dict[str, Any] | None = None,
     fails: bool = False,
+    layers: int = 8,
     **recovery: Any,
 ) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     parts = {"checkpoint": checkpoint or {}, "pipeline": pipeline or {}}
     job = make_job(layout, NUM_STEPS, corpus, recovery=recovery, **parts)
-    job["spec"]["workload"]["config"] = TINY_MODEL | {"layers": 8, "data": {"path": str(corpus)}}
+    config = TINY_MODEL | {"layers": layers, "data": {"path": str(corpus)}}
+    job["spec"]["workload"]["config"] = config
     with local_job(directory, job, faults, *options) as running:
         if not fails:
             return running.report()
@@ -191,6 +193,28 @@ def test_stages_apart_that_are_lost_at_once_are_made_anew_together(
     assert report["steps"]["lost"] == 0
     (fork,) = report["lineage"]["forks"]
     assert [place["stage"] for place in fork["made"]["positions"]] == [*lost]
+    assert report["digests"]["steps"] == twin(tmp_path, *((LOST_AT, stage) for stage in lost))
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("end", [0, 6])
+def test_an_end_and_two_inner_stages_of_seven_are_made_anew_where_stages_differ_in_layers(
+    tmp_path: Path, corpus: Path, end: int
+) -> None:
+    """The stages have 1, 1, 2, 2, 1, 1 and 1 layers."""
+    layout = Layout(stages=7, lanes=1, shards_per_lane=2, spares=3)
+    lost = sorted((end, 2, 4))
+    all_lost = [kill(stage) | {"at": {"step": LOST_AT}} for stage in lost]
+    report = run(tmp_path, corpus, all_lost, layout, pipeline=SWAPPED, layers=9, **ALLOWED)
+
+    assert (report["exact"], report["approximate_since"]) == (False, LOST_AT)
+    assert report["steps"]["lost"] == 0
+    places = [place for f in report["lineage"]["forks"] for place in f["made"]["positions"]]
+    assert sorted(place["stage"] for place in places) == lost
+    sources = {p["stage"]: {s["stage"] for b in p["blocks"] for s in b["sources"]} for p in places}
+    assert sources == {end: {1 if end == 0 else 5}, 2: {1, 3}, 4: {3, 5}}
+    numbers = {p["stage"]: len({b["block"] for b in p["blocks"]}) for p in places}
+    assert numbers == {end: 2, 2: 2, 4: 1}
     assert report["digests"]["steps"] == twin(tmp_path, *((LOST_AT, stage) for stage in lost))
 
 

@@ -1,6 +1,7 @@
 """What ends, or comes back, in the middle of a re-initialisation changes no bit of what follows."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,60 +28,120 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return matrix.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-def loss(replica: int) -> dict[str, Any]:
+SWAPPED = {"order": "Swapped", "microBatches": 2}
+"""The twin of both ends is the inner stage, whose cells guard what each end alone has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A stage of which both cells are lost, and the pipeline."""
+
+    stage: int
+    pipeline: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{'swapped' if self.pipeline else 'in-order'}-{self.stage}"
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """The stages of which it is made anew."""
+        return (0, 2) if self.stage == 1 else (1,)
+
+
+IN_ORDER, INNER, FIRST, LAST = Case(1, {}), Case(1, SWAPPED), Case(0, SWAPPED), Case(2, SWAPPED)
+
+
+def loss(replica: int, stage: int) -> dict[str, Any]:
     return {
         "id": f"loss-{replica}",
         "at": {"step": LOST_AT, "phase": "backward"},
-        "target": {"replica": replica, "stage": 1},
+        "target": {"replica": replica, "stage": stage},
+        "action": "kill-trainer",
+    }
+
+
+def killed(stage: int, during: str, replica: int = 0) -> dict[str, Any]:
+    """Return the fault that ends a trainer in the recovery from the loss."""
+    return {
+        "at": {"during": during, "of": "loss-1"},
+        "target": {"replica": replica, "stage": stage},
         "action": "kill-trainer",
     }
 
 
 def run(
-    directory: Path, corpus: Path, faults: Sequence[dict[str, Any]], **pipeline: Any
+    directory: Path,
+    corpus: Path,
+    case: Case,
+    faults: Sequence[dict[str, Any]],
+    also: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Lose both cells of stage 1 and what else is said; return the report, of one fork."""
-    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=pipeline)
-    with local_job(directory, job, [loss(0), loss(1), *faults]) as running:
+    """Lose both cells of a stage and what else is said; return the report, of one fork.
+
+    Args:
+        directory: of the run.
+        corpus: that it learns.
+        case: what is lost first.
+        faults: what ends, or stands still, in the middle of the fork.
+        also: stages whose cells these faults end.
+    """
+    job = make_job(LAYOUT, NUM_STEPS, corpus, recovery=ALLOWED, pipeline=case.pipeline)
+    both = [loss(replica, case.stage) for replica in (0, 1)]
+    with local_job(directory, job, [*both, *faults]) as running:
         report = running.report()
     assert {fault["state"] for fault in report["faults"]} == {"fired"}, report["faults"]
     assert (report["exact"], report["approximate_since"]) == (False, LOST_AT)
     assert report["steps"]["lost"] == 0, report["recoveries"]
-    assert len(report["lineage"]["forks"]) == 1
-    assert report["digests"]["steps"] == twin(directory, (LOST_AT, 1))
+    lost = sorted((case.stage, *also))
+    (fork,) = report["lineage"]["forks"]
+    assert [place["stage"] for place in fork["made"]["positions"]] == lost
+    assert report["digests"]["steps"] == twin(directory, *((LOST_AT, stage) for stage in lost))
     return report
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize(
+    ("case", "source"),
+    [
+        pytest.param(case, source, id=f"{case}-of-{source}")
+        for case in (IN_ORDER, INNER, FIRST, LAST)
+        for source in case.sources
+    ],
+)
 def test_a_source_that_dies_as_it_is_copied_has_another_beside_it(
-    tmp_path: Path, corpus: Path, stage: int
+    tmp_path: Path, corpus: Path, case: Case, source: int
 ) -> None:
-    source = {
-        "at": {"during": "heal-source", "of": "loss-1"},
-        "target": {"replica": 0, "stage": stage},
-        "action": "kill-trainer",
-    }
-    run(tmp_path, corpus, [source])
+    """Of an end the source is its guard as well."""
+    run(tmp_path, corpus, case, [killed(source, "heal-source")])
 
 
+@pytest.mark.parametrize("case", [IN_ORDER, INNER, FIRST, LAST], ids=str)
+def test_a_maker_that_dies_as_it_copies_is_followed_by_another(
+    tmp_path: Path, corpus: Path, case: Case
+) -> None:
+    run(tmp_path, corpus, case, [killed(case.stage, "heal")])
+
+
+@pytest.mark.parametrize(("first", "second"), [(FIRST, 2), (LAST, 0)])
+def test_a_second_stage_that_is_lost_as_all_settle_is_made_anew_with_the_first(
+    tmp_path: Path, corpus: Path, first: Case, second: int
+) -> None:
+    both = [killed(second, "settle", replica) for replica in (0, 1)]
+    run(tmp_path, corpus, first, both, also=(second,))
+
+
+@pytest.mark.parametrize("case", [IN_ORDER, INNER, FIRST], ids=str)
 @pytest.mark.parametrize("process", ["api", "redis"])
 def test_the_control_plane_dies_while_a_stage_is_made_anew(
-    tmp_path: Path, corpus: Path, process: str
+    tmp_path: Path, corpus: Path, process: str, case: Case
 ) -> None:
-    held = {
-        "id": "held",
-        "at": {"during": "heal", "of": "loss-1"},
-        "target": {"replica": 0, "stage": 1},
-        "action": "stop",
-        "forSeconds": STOPPED_S,
-    }
+    held = killed(case.stage, "heal") | {"id": "held", "action": "stop", "forSeconds": STOPPED_S}
     ended = {
         "id": "ended",
         "at": {"with": "held"},
         "target": {"process": process},
         "action": "kill",
     }
-    report = run(tmp_path, corpus, [held, ended])
+    report = run(tmp_path, corpus, case, [held, ended])
 
     told = [(event["reason"], event["message"]) for event in report["events"]]
     ordered = next(i for i, (_, what) in enumerate(told) if "(approximate)" in what)
