@@ -34,7 +34,7 @@ RUNS = {
     ],
     "every-copy": [
         "stage logged first Auto llama float32 1 2",
-        "all snapshot-held first Auto llama float32 1 2",
+        "all forward first Auto llama float32 1 2",
         "stage snapshot first Auto llama float32 1 2",
         "all snapshot-copied first Auto llama float32 1 2",
     ],
