@@ -118,8 +118,7 @@ class SegmentIndex:
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
         self.num_refused = self.num_evicted = self.num_discarded = 0
-        """Segments that found no room, those that went to give room to others, and segments and
-        commits that somebody found damaged."""
+        """Segments that found no room, that gave theirs to others, and that were found damaged."""
         self.short_of = ""
         """Why the newest of those found none; empty once a whole window has found room again."""
         self._short_before = 0
@@ -152,19 +151,9 @@ class SegmentIndex:
         return self._records.told
 
     @property
-    def good_records(self) -> tuple[CommitRecord, ...]:
-        """The same of those that nobody has found damaged."""
-        return self._records.good
-
-    @property
-    def recorded_steps(self) -> tuple[int, ...]:
-        """The steps whose commits are kept, ascending."""
-        return self._records.steps
-
-    @property
-    def num_damaged(self) -> int:
-        """Segments and commits that are here and were found damaged; they cover nothing."""
-        return sum(s.is_doubted for s in self.segments()) + len(self._records.damaged)
+    def commits(self) -> CommitRecords:
+        """The same, with what is known of damage to them."""
+        return self._records
 
     # Rooms -----------------------------------------------------------------------
 
@@ -415,18 +404,6 @@ class SegmentIndex:
             self._records.put(record)
         return ""
 
-    def find_record(self, step: int) -> CommitRecord | None:
-        """Return the commit of a step; None if it is not kept here."""
-        return self._records.find(step)
-
-    def check_record(self, step: int) -> bool:
-        """Return whether the commit of a step is kept here and has its seal no more.
-
-        From now on it covers nothing.
-        """
-        self.num_discarded += self._records.find_damage(step)
-        return step in self._records.damaged
-
     def drop_records(self, steps: Collection[int]) -> None:
         """Drop the commits of steps."""
         self._records.drop(steps.__contains__)
@@ -499,13 +476,11 @@ class SegmentIndex:
         """Return what is kept of a lineage.
 
         Of a unit with more states or runs of gradients than a report names, the newest are told. A
-        report that no message could carry counts as empty, and says why. Commits are checked on
-        this occasion. Damaged ones are told all the same: who is told names them, and their pods.
+        report that no message could carry is empty, and says why. Damaged commits are told, too.
         """
         if lineage != self._lineage:
             return StoreReport(pod=pod, address=address, lineage=lineage)
-        for step in self.recorded_steps:
-            self.check_record(step)
+        self._records.check_all()
         report = StoreReport(
             pod=pod,
             address=address,
