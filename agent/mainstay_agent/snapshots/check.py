@@ -40,7 +40,8 @@ class SegmentCheck:
         self._index, self._arena, self._sums = index, arena, sums
         self._lineage, self._began_s = index.lineage, time.monotonic()
         self._left: list[SegmentKey] = [segment.header.key for segment in index.segments()]
-        self._steps = [*index.commits.steps]
+        self._commits = index.commits
+        self._steps = [*self._commits.steps]
         """Whose commits are left to check."""
         self._num_records, self._bad_records = 0, list[int]()
         self._segment: Segment | None = None
@@ -72,11 +73,11 @@ class SegmentCheck:
 
     def _check_record(self, step: int) -> int:
         """Check the commit of a step, if it is still kept; return what that counts for."""
-        record = self._index.commits.find(step)
+        record = self._commits.find(step)
         if record is None:
             return 1
         self._num_records += 1
-        if self._index.check_record(step):
+        if self._commits.check(step):
             self._bad_records.append(step)
         return SEAL_COST * record_bytes(record)
 

@@ -119,8 +119,7 @@ class SegmentIndex:
         self._fingerprint = ""
         """Of the lineage's first segment; empty before."""
         self.num_refused = self.num_evicted = self.num_discarded = 0
-        """Segments that found no room, those that went to give room to others, and segments and
-        commits that somebody found damaged."""
+        """Segments that found no room, that gave theirs to others, and that were found damaged."""
         self.short_of = ""
         """Why the newest of those found none; empty once a whole window has found room again."""
         self._short_before = 0
@@ -151,11 +150,6 @@ class SegmentIndex:
     def records(self) -> tuple[CommitRecord, ...]:
         """The commits that are kept, by step, ascending."""
         return self.commits.told
-
-    @property
-    def num_damaged(self) -> int:
-        """Segments and commits that are here and were found damaged; they cover nothing."""
-        return sum(s.is_doubted for s in self.segments()) + len(self.commits.damaged)
 
     # Rooms -----------------------------------------------------------------------
 
@@ -406,14 +400,6 @@ class SegmentIndex:
             self.commits.put(record)
         return ""
 
-    def check_record(self, step: int) -> bool:
-        """Return whether the commit of a step is kept here and has its seal no more.
-
-        From now on it covers nothing.
-        """
-        self.num_discarded += self.commits.find_damage(step)
-        return step in self.commits.damaged
-
     def keep_from(
         self,
         lineage: int,
@@ -482,13 +468,11 @@ class SegmentIndex:
         """Return what is kept of a lineage.
 
         Of a unit with more states or runs of gradients than a report names, the newest are told. A
-        report that no message could carry counts as empty, and says why. Commits are checked on
-        this occasion. Damaged ones are told all the same: who is told names them, and their pods.
+        report that no message could carry is empty, and says why. Damaged commits are told, too.
         """
         if lineage != self._lineage:
             return StoreReport(pod=pod, address=address, lineage=lineage)
-        for step in self.commits.steps:
-            self.check_record(step)
+        self.commits.check_all()
         report = StoreReport(
             pod=pod,
             address=address,

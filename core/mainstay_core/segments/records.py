@@ -47,6 +47,8 @@ class CommitRecords:
         self._digests_bytes = 0
         self._damaged: set[int] = set()
         """Steps whose commits do not have their seals, as far as these were checked."""
+        self.num_discarded = 0
+        """Commits that were found damaged, gone ones included."""
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -82,16 +84,21 @@ class CommitRecords:
         record, _ = self._records.get(step, (None, 0))
         return record
 
-    def find_damage(self, step: int) -> bool:
-        """Check the seal of a step's commit; return whether it is found damaged for the first time.
+    def check(self, step: int) -> bool:
+        """Return whether the commit of a step is kept here and has its seal no more.
 
-        A damaged one stays until one that is sealed comes in its place.
+        From now on it covers nothing. It stays until one that is sealed comes in its place.
         """
         record = self.find(step)
-        if record is None or step in self._damaged or is_sealed(record):
-            return False
-        self._damaged.add(step)
-        return True
+        if record is not None and step not in self._damaged and not is_sealed(record):
+            self._damaged.add(step)
+            self.num_discarded += 1
+        return step in self._damaged
+
+    def check_all(self) -> None:
+        """Find all commits that have their seals no more; who is told of them finds them, too."""
+        for step in self._records:
+            self.check(step)
 
     def is_judged(self, step: int) -> bool:
         """Return whether what the votes on a step said is here, and was not found damaged."""

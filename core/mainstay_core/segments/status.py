@@ -52,7 +52,8 @@ def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatu
     Complexity: linear in the segments, but for their order.
     """
     segments = index.segments()
-    records = index.commits.good
+    commits = index.commits
+    records = commits.good
     judged = (r.commit.step for r in records if r.states)
     logs = index.good_log_runs()
     has_boundaries = bool(logs) or any(s.header.key.kind is SegmentKind.COMPUTE for s in segments)
@@ -69,8 +70,8 @@ def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatu
         judged=tuple(runs_of(judged)[-MAX_RUNS:]),
         num_refused=index.num_refused + index.num_evicted,
         short_of=index.short_of,
-        num_discarded=index.num_discarded,
-        num_damaged=index.num_damaged,
+        num_discarded=index.num_discarded + commits.num_discarded,
+        num_damaged=sum(s.is_doubted for s in segments) + len(commits.damaged),
         logs=tuple(logs[-MAX_TOLD_LOGS:]),
         certified=_certified(records)[-MAX_RUNS:] if has_boundaries else (),
     )

@@ -522,7 +522,8 @@ def test_a_check_names_a_damaged_commit_which_covers_nothing_until_it_is_written
     assert (done.num_records, done.bad_records) == (2, ())
 
     # The store itself takes no damaged one.
-    pod.store._index.commits.put(replace(record_of(4), chain="x"))
+    commits = pod.store._index.commits
+    commits.put(replace(record_of(4), chain="x"))
 
     done = done_check(pod, 2)
     assert (done.num_records, done.bad_records) == (2, (4,))
