@@ -11,6 +11,7 @@ from tests.core.segments.keys import JOB, header_of, key_of, record_of
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.records import CommitRecords
 from mainstay_core.segments.spans import PAGE_BYTES, Span
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.wire.segments import Run, SegmentKind, boundary_key
@@ -100,9 +101,14 @@ def test_a_commit_whose_votes_are_not_known_is_not_judged() -> None:
     assert status_of(index, POD).judged == (Run(first=3, last=3),)
 
 
+def commits_of(index: SegmentIndex) -> CommitRecords:
+    """The commits that a store keeps."""
+    return index.commits
+
+
 def damage_commit(index: SegmentIndex, step: int) -> None:
     """Change a commit where it lies."""
-    commits = index.commits
+    commits = commits_of(index)
     record = commits.find(step)
     assert record is not None
     commits.put(replace(record, chain="x"))
@@ -124,7 +130,7 @@ def test_a_commit_that_was_found_damaged_judges_nothing_until_it_is_written_agai
             # Who is told of it names it, and its pod.
             assert [r.commit.step for r in index.report(POD, "a:1", 0).records] == [3, 4, 5]
         else:
-            assert [s for s in range(2, 6) if index.commits.check(s)] == [4]
+            assert [s for s in range(2, 6) if commits_of(index).check(s)] == [4]
 
     status = status_of(index, POD)
     assert status.judged == (Run(first=3, last=3), Run(first=5, last=5))
@@ -134,11 +140,11 @@ def test_a_commit_that_was_found_damaged_judges_nothing_until_it_is_written_agai
     index.record(record_of(4))
     assert status_of(index, POD).judged == (Run(first=3, last=5),)
     damage_commit(index, 4)
-    assert index.commits.check(4)
+    assert commits_of(index).check(4)
     index.keep_from(0, 5)
     status = status_of(index, POD)
     assert (status.num_discarded, status.num_damaged) == (2, 0), "it is needed no more"
-    assert not index.commits.check(4)
+    assert not commits_of(index).check(4)
 
 
 def test_a_state_whose_commit_was_found_damaged_is_no_judged_one() -> None:
@@ -148,7 +154,7 @@ def test_a_state_whose_commit_was_found_damaged_is_no_judged_one() -> None:
         index.put(header_of(key_of(version), window=version), index.take_room(10) or Span(0, 0))
         index.record(record_of(version))
     damage_commit(index, 4)
-    assert index.commits.check(4)
+    assert commits_of(index).check(4)
     index.put(header_of(key_of(6), window=6), index.take_room(10) or Span(0, 0))
     assert [s.header.key.version for s in index.segments()] == [2, 6]
 
