@@ -37,7 +37,9 @@ from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.snapshots.unit_checks import StageChecks, ToldUnits
 from mainstay_train.snapshots.writer import Place, SegmentWriter
+from mainstay_train.state.segment_reader import STALL_S
 from mainstay_train.state.segments import SegmentClient
 
 STAGE, NUM_STAGES = 1, 3
@@ -305,8 +307,11 @@ class BoundaryStage:
 
         watched = cast(Any, _Watched(engine, timed))
         replayer._engine = watched
+        place = self.place()
+        found = ToldUnits(self._client.digests, place.position, (), STALL_S, lambda: "")
+        told = StageChecks(engine, self.units, found)
         began_s = time.perf_counter()
-        outcome = replayer.run(self._replay_of(active_from), self._sent, self.place())
+        outcome = replayer.run(self._replay_of(active_from), self._sent, place, told)
         took_s = time.perf_counter() - began_s
         if isinstance(outcome, LoadFailed):
             raise RuntimeError(outcome.why)

@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 class StageUnits(NamedTuple):
-    """Where the units of a stage lie in the flat buffers of its blocks."""
+    """The places of a stage's units in the flat buffers of its blocks."""
 
     runs: tuple[tuple[Run, ...], ...]
     """Of each block, in the order of its buffer, without a gap."""

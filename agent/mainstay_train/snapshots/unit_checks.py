@@ -52,7 +52,7 @@ class Differing(NamedTuple):
 
 
 class UnitChecks(Protocol):
-    """What a replay is told of units, and what it has made of them."""
+    """The comparisons of units that a replay has made with what votes told of them."""
 
     def is_known(self, record: CommitRecord | None) -> bool:
         """Return whether stores tell of the units in a step, so that votes vouch for it."""

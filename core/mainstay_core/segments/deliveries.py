@@ -91,7 +91,8 @@ def note_passed(index: SegmentIndex, record: CommitRecord) -> str:
         if left:
             index.keep_from(record.lineage, step, may_go_back=True, drops_later=False)
             outdated = {r.commit.step for r in index.records if quorum_of(r) < quorum}
-            index.commits.drop(outdated.__contains__)
+            commits = index.commits
+            commits.drop(outdated.__contains__)
     return index.record(record, is_passed=True)
 
 
@@ -107,12 +108,14 @@ def note_digests(index: SegmentIndex, told: UnitDigests) -> tuple[UnitDigests, .
     """
     if told.lineage != index.lineage or told.step < index.from_version:
         return ()
-    return index.commits.keep_digests(told)
+    commits = index.commits
+    return commits.keep_digests(told)
 
 
 def answer_digests(index: SegmentIndex, asked: AskDigests) -> ToldDigests:
     """Return what a store knows of the units in a step."""
-    told = index.commits.digests_of(asked.step, asked.position)
+    commits = index.commits
+    told = commits.digests_of(asked.step, asked.position)
     if told is not None and told.lineage != asked.lineage:
         told = None
     return ToldDigests(request=asked.request, digests=told)

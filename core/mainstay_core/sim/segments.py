@@ -119,7 +119,8 @@ class SegmentStore:
                 replace(record, states=tuple(f"{digest}x" for digest in record.states)),
             )
         )
-        self._index.commits.put(damaged)  # the store itself takes no damaged one
+        commits = self._index.commits  # the store itself takes no damaged one
+        commits.put(damaged)
         self._world.checks.seen["damaged a record"] += 1
 
     def _accept(self, end: End) -> None:

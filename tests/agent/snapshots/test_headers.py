@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from tests.agent.snapshots.conftest import Pod
 from tests.core.segments.keys import header_of, key_of
-from tests.train.snapshots.test_replayer import NUM_UNITS, Stage, content, expected, record
+from tests.train.snapshots.test_replayer import NUM_UNITS, TOLD, Stage, content, expected, record
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import StateLoaded
@@ -137,7 +137,7 @@ class Lost:
             copies = GoodCopies(self._client, PodUid("own"), lambda: "")
             stage = cast(Any, self.stage)
             outcome = Replayer(stage, stage, copies, lambda _: 0.1, lineage=0, position=0).run(
-                replay
+                replay, TOLD
             )
             if isinstance(outcome, StateLoaded):
                 return True
