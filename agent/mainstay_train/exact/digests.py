@@ -361,10 +361,15 @@ def _of_triton(device: torch.device) -> RowSums | None:
     It is tried before it is used, since it calls a C compiler and writes to a cache of its own.
     """
     keys, _ = _tables(device)
-    words = torch.arange(-1000, 1000, dtype=torch.int32, device=device) * 999_983
-    starts, positions, lengths = (torch.tensor([n], device=device) for n in (32, 7, 1500))
-    expected = torch.empty(_NUM_MIXERS, 1, dtype=torch.int64, device=device)
-    _multiply(_widened(words[32:1532].view(torch.uint32).view(1, -1)), keys[:, 7:1507], expected)
+    words = torch.arange(-3000, 3000, dtype=torch.int32, device=device) * 699_967
+    # A row of several programs, and one that ends its chunk.
+    places = [(32, 7, 4500), (5000, CHUNK - 900, 900)]
+    starts, positions, lengths = torch.tensor(places, device=device).t().contiguous()
+    expected = torch.empty(_NUM_MIXERS, len(places), dtype=torch.int64, device=device)
+    for row, (start, position, length) in enumerate(places):
+        wide = _widened(words[start : start + length].view(torch.uint32).view(1, -1))
+        key = keys[:, position : position + length]
+        _multiply(wide, key, expected[:, row : row + 1])
     try:
         from mainstay_train.exact.row_sums import row_sums
 
