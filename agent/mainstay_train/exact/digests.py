@@ -38,6 +38,10 @@ logger = logging.getLogger(__name__)
 _FEW = 4
 """Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
 
+_LONG_ON_CPU = 1024
+"""A row of so many words that begins within a chunk is multiplied by itself: to pick out its keys,
+which rows of a batch share otherwise, costs more than to start for it."""
+
 MAX_REDRAWS = 4
 """So often keys are drawn once more to see that they are the same."""
 
@@ -257,7 +261,11 @@ class FlatDigest:
         # sum K (bits + 1) = sum K bits + sum K, and the second is the layout's.
         zeros = key_sums[:, positions + lengths] - key_sums[:, positions]
         self._of_zeros = self._keys * zeros
-        self._has_parts = any(row.position for row in rows)
+        self._has_parts = [
+            any(row.position for row in rows[batch.first : batch.stop])
+            for batch in self._rows.batches
+        ]
+        """Of each batch whether some row begins within a chunk."""
 
     def _tensor(self, values: Iterable[object]) -> torch.Tensor:
         return devices.sent(torch.tensor([*values], dtype=torch.int64), self._device)
@@ -291,10 +299,10 @@ class FlatDigest:
     def _by_batch(self, words: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         """The sum of key times word, [mixers, rows]."""
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
-        for batch in self._rows.batches:
+        for batch, has_parts in zip(self._rows.batches, self._has_parts, strict=True):
             wide = _widened(read(words, batch).view(torch.uint32))
             into = sums[:, batch.first : batch.stop]
-            if self._has_parts:
+            if has_parts:
                 _multiply_at(wide, keys, self._positions[batch.first : batch.stop], into)
             else:
                 _multiply(wide, keys[:, : batch.width], into)
@@ -353,10 +361,15 @@ def _of_triton(device: torch.device) -> RowSums | None:
     It is tried before it is used, since it calls a C compiler and writes to a cache of its own.
     """
     keys, _ = _tables(device)
-    words = torch.arange(-1000, 1000, dtype=torch.int32, device=device) * 999_983
-    starts, positions, lengths = (torch.tensor([n], device=device) for n in (32, 7, 1500))
-    expected = torch.empty(_NUM_MIXERS, 1, dtype=torch.int64, device=device)
-    _multiply(_widened(words[32:1532].view(torch.uint32).view(1, -1)), keys[:, 7:1507], expected)
+    words = torch.arange(-3000, 3000, dtype=torch.int32, device=device) * 699_967
+    # A row of several programs, and one that ends its chunk.
+    places = [(32, 7, 4500), (5000, CHUNK - 900, 900)]
+    starts, positions, lengths = torch.tensor(places, device=device).t().contiguous()
+    expected = torch.empty(_NUM_MIXERS, len(places), dtype=torch.int64, device=device)
+    for row, (start, position, length) in enumerate(places):
+        wide = _widened(words[start : start + length].view(torch.uint32).view(1, -1))
+        key = keys[:, position : position + length]
+        _multiply(wide, key, expected[:, row : row + 1])
     try:
         from mainstay_train.exact.row_sums import row_sums
 
@@ -440,6 +453,11 @@ def _multiply_at(
         positions: [rows], of the first word of each in its chunk.
         into: [mixers, rows].
     """
+    if wide.device.type == "cpu" and wide.shape[1] >= _LONG_ON_CPU:
+        for row, position in enumerate(positions.tolist()):
+            key = keys[:, position : position + wide.shape[1]]
+            _multiply(wide[row : row + 1, : key.shape[1]], key, into[:, row : row + 1])
+        return
     at = positions.unsqueeze(1) + torch.arange(wide.shape[1], device=wide.device)
     at.clamp_(max=CHUNK - 1)
     for mixer in range(_NUM_MIXERS):

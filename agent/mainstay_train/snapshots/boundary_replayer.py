@@ -140,6 +140,7 @@ class BoundaryReplayer:
             self._engine.state.refresh()
         for load in compute:
             self._copies.read_unit(self._units, load.key, load.holders, why_wrong)
+        self._copies.acquit(partial(told.prove, record))
 
     def _wanted(self, replay: BoundaryReplay, place: Place) -> Iterator[Wanted]:
         """Yield what neighbours sent, in the order in which it is needed."""
@@ -186,12 +187,14 @@ class BoundaryReplayer:
 
         Raises:
             Unusable: one differs. The masters of these units are as votes told, so what is wrong is
-                what was computed with beside them.
+                what was computed with beside them. Where nothing of that was read, all copies are
+                to blame: if none were, the members would meet again for the same replay.
         """
         differing = told.differing_gradients(step.record, self._active(step))
         if differing:
             at, states = step.record.commit.step, SegmentKind.STATE
             blamed = self._copies.blame(lambda key: key.version == at and key.kind is not states)
+            blamed = blamed or self._copies.blame()
             raise Unusable(_tell(step, differing, blamed))
 
     def _compare_made(

@@ -72,6 +72,9 @@ class UnitChecks(Protocol):
         with in fewer bits than masters have, they tell nothing.
         """
 
+    def prove(self, record: CommitRecord | None, key: SegmentKey) -> bool:
+        """Return whether votes tell all of a segment in whose place nothing was found wrong."""
+
 
 def digests_of_step(engine: Engine, record: CommitRecord, position: int) -> UnitDigests | None:
     """Return the digests of this rank's units in a step that it is about to apply.
@@ -260,6 +263,15 @@ class StageChecks:
         else:
             return ""
         return f"is wrong as it was written: {found[0].why}" if found else ""
+
+    def prove(self, record: CommitRecord | None, key: SegmentKey) -> bool:
+        """Return whether votes tell all of a segment in whose place nothing was found wrong."""
+        if record is None or key.version != record.commit.step or not self.is_known(record):
+            return False
+        is_compute = key.kind is SegmentKind.COMPUTE
+        return key.kind is SegmentKind.GRADIENT or (
+            is_compute and key.unit in self._computes_with_masters
+        )
 
     def _find(self, record: CommitRecord | None) -> Told | None:
         return None if record is None else self._told.find(record, len(self._units.names))

@@ -113,7 +113,8 @@ class CommitRecords:
     def put(self, record: CommitRecord) -> None:
         """Keep a commit, in place of one of the same step.
 
-        Of more than ``MAX_RECORDS``, or of more than ``MAX_RECORD_BYTES``, the oldest go.
+        Of more than ``MAX_RECORDS``, or of more than ``MAX_RECORD_BYTES``, the oldest go, with the
+        digests of units in their steps.
         """
         step, size = record.commit.step, record_bytes(record)
         _, before = self._records.get(step, (None, 0))
@@ -121,7 +122,9 @@ class CommitRecords:
         self._size_bytes += size - before
         self._damaged.discard(step)
         while len(self._records) > MAX_RECORDS or self._size_bytes > MAX_RECORD_BYTES:
-            self._pop(min(self._records))
+            oldest = min(self._records)
+            self._pop(oldest)
+            self._drop_digests([place for place in self._digests if place[0] <= oldest])
 
     def digests_of(self, step: int, position: int) -> UnitDigests | None:
         """Return the digests of a position's units in a step; None if they are not here."""

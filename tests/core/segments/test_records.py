@@ -75,6 +75,12 @@ def test_they_go_with_the_commits_of_their_steps(
     assert [r.commit.step for r in index.records if r.lineage == 0] == left
 
 
+def test_they_go_with_commits_for_which_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records_module, "MAX_RECORDS", 2)
+    index = store(3, 4, 5, 6)
+    assert known(index) == [r.commit.step for r in index.records] == [5, 6]
+
+
 def test_what_is_older_than_all_that_counts_or_came_damaged_is_not_kept() -> None:
     index = store(5)
     index.keep_from(0, 5)

@@ -145,6 +145,9 @@ class NothingTold:
     def why_wrong(self, _record: Any, _key: SegmentKey) -> str:
         return ""
 
+    def prove(self, _record: Any, _key: SegmentKey) -> bool:
+        return False
+
 
 TOLD = cast(UnitChecks, NothingTold())
 

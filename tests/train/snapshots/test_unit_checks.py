@@ -14,8 +14,9 @@ from tests.train.snapshots.test_keeper import keeper_of
 from tests.train.snapshots.trained_chain import LENGTH, RATE, STEPS, train
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
+from mainstay_core.rank.replays.boundaries import Relay
 from mainstay_core.rank.replays.replaying import Replay, UnitReplay
-from mainstay_core.wire.segments import BadSegment, SegmentKind, seal
+from mainstay_core.wire.segments import BadSegment, SegmentKind, boundary_key, seal
 from mainstay_core.wire.unit_digests import UnitDigests, seal_digests, why_void
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.snapshots import boundary_replayer
@@ -151,6 +152,23 @@ def test_a_wrong_moment_is_found_by_the_step_that_uses_it(case: Case) -> None:
     assert case.copies.differs
 
 
+def computes_with_masters(case: Case) -> bool:
+    block = case.engine.state.blocks[0]
+    return block.compute is block.masters
+
+
+def log_wrong(case: Case, step: int) -> None:
+    """Put a wrong bit into the near copy of a step's first activation."""
+    key = boundary_key(0, STAGE - 1, SegmentKind.ACTIVATION, step, 0, 0)
+
+    def digest(memory: memoryview) -> str:
+        tensor = case.trained.logs[STAGE - 1].kept[step, "F", 0, 0].clone()
+        tensor.view(-1).view(dtype=torch.uint8).numpy()[:] = memory
+        return flow_digest(key, tensor)
+
+    case.shelf.write_wrong(key, digest, NEAR)
+
+
 # Replays from boundary logs ---------------------------------------------------------------
 
 
@@ -162,7 +180,7 @@ def test_a_step_is_compared_while_units_are_frozen(case: Case) -> None:
 
     outcome = case.run(replay)
 
-    if case.engine.state.blocks[0].compute is case.engine.state.blocks[0].masters:
+    if computes_with_masters(case):
         # In fp32 it computes with the masters, which votes told: the next copy is used.
         assert is_right(case, outcome)
         assert bad(case) == [BadSegment(key=key, pod=NEAR)]
@@ -177,20 +195,46 @@ def test_a_step_is_compared_while_units_are_frozen(case: Case) -> None:
 
 def test_a_message_that_was_logged_wrong_is_found_by_its_step(case: Case) -> None:
     replay = case.replay()
-    key = case.first_input
-
-    def digest(memory: memoryview) -> str:
-        tensor = case.trained.logs[STAGE - 1].kept[0, "F", 0, 0].clone()
-        tensor.view(-1).view(dtype=torch.uint8).numpy()[:] = memory
-        return flow_digest(key, tensor)
-
-    case.shelf.write_wrong(key, digest, NEAR)
+    log_wrong(case, 0)
 
     outcome = case.run(replay)
 
     assert isinstance(outcome, LoadFailed)
     assert "replayed step 0: the reduced gradient of unit " in outcome.why
+    assert BadSegment(key=case.first_input, pod=NEAR) in bad(case)
+    if computes_with_masters(case):
+        assert COMPUTE not in {b.key.kind for b in bad(case)}, "votes told all of these"
+
+
+def test_where_only_a_neighbour_can_be_wrong_the_next_replay_is_another_one(case: Case) -> None:
+    """The second time: without a void copy the same replay would be tried for ever."""
+    ends = ((STAGE - 1, SegmentKind.ACTIVATION), (STAGE + 1, SegmentKind.INPUT_GRADIENT))
+    relays = (Relay(position=at, kind=kind, holders=(HOLDERS[0],) * 4) for at, kind in ends)
+    replay = replace(case.replay(), relays=tuple(relays))
+    last = max(load.key.version for step in replay.steps for load in step.loads)
+    log_wrong(case, last)  # no unit is frozen, and of moments votes have told nothing
+
+    outcome = case.run(replay)
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"replayed step {last}: the reduced gradient of unit " in outcome.why
+    assert {b.key.kind for b in bad(case)} == {STATE}
+
+
+def test_a_gradient_that_votes_told_is_not_blamed_for_what_they_did_not_tell(case: Case) -> None:
+    """No store knows the units of the steps after the first."""
+    replay = by_gradients(case)
+    for told in case.knows.there.values():
+        for step in range(1, STEPS + 1):
+            del told[step]
+    key = replay.units[0].gradients[1][0]
+    case.shelf.write_wrong(key, case.digest(key), NEAR, byte=3, bit=7)  # a sign
+
+    outcome = run(case, replay)
+
+    assert isinstance(outcome, LoadFailed)
     assert BadSegment(key=key, pod=NEAR) in bad(case)
+    assert replay.units[0].gradients[0][0] not in {b.key for b in bad(case)}
 
 
 def test_a_wrong_moment_is_found_by_the_computed_step_that_uses_it(case: Case) -> None:
