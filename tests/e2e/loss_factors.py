@@ -172,8 +172,6 @@ def _has_units(at: str, place: str, window: Any, lost: str, which: str, model: s
 
 
 RULES = (
-    Rule("two of four stages are lost, neighbours or not",
-         lambda lost, stages: lost not in ("adjacent", "apart") or stages == 4),
     Rule("with one replica each copy of a stage is one trainer",
          lambda lost, replicas: lost != "stage" or replicas == 2),
     Rule("the mixture has one rank to a stage",
@@ -182,10 +180,6 @@ RULES = (
          lambda slots, stages, replicas, inner: slots <= stages * replicas * inner),
     Rule("a window is no longer than the stage with the most units",
          lambda window, model, stages: length_of(window) <= max(num_units(model, stages))),
-    Rule("the other losses have their stages",
-         lambda which, lost: which == "last" or lost in ("trainer", "pod", "stage")),
-    Rule("there is no such stage",
-         lambda which, stages: stages > ("last", "first", "middle").index(which)),
     Rule("of a pod's loss another pod is left",
          lambda lost, stages, replicas, inner, slots:
          lost != "pod" or num_pods(stages, replicas, inner, slots) > 1),
@@ -215,7 +209,7 @@ RULES = (
     Rule("a single stage has no border",
          lambda during, stages: during not in FLOWS or stages > 1),
     Rule("no other stage is left there",
-         lambda further, replay, lost, which, stages: further not in ("beside", "apart") or
+         lambda further, replay, lost, which, stages: further not in OTHERS or
          further_stage(further, replay, lost_stages(lost, which, stages), stages) is not None),
     Rule("a rank of a cell that was broken has no name until it has a cell again",
          lambda further, replicas, inner: further == "nothing" or replicas * inner < 4),
@@ -225,8 +219,6 @@ RULES = (
     Rule("a further pod with copies may be lost where three have them",
          lambda further, stages, replicas, inner, slots:
          further != "holder" or num_peers(stages, replicas, inner, slots) == 2),
-    Rule("losses of several stages leave no pod of which two copies are known to be elsewhere",
-         lambda further, lost: further != "holder" or lost in ("trainer", "stage")),
     Rule("of the loss of the pod that replays another pod is left",
          lambda further, stages, replicas, inner, slots:
          further != "pod" or num_pods(stages, replicas, inner, slots) > 1),
@@ -247,6 +239,13 @@ RULES = (
     Rule("a stage without experts has one order",
          lambda order, lost, which, stages: order == "fixed" or
          stage_of_experts(stages) in lost_stages(lost, which, stages)),
+    # Last, as a pair has the first reason but for which some loss had it.
+    Rule("there is no such stage",
+         lambda which, stages: stages > ("last", "first", "middle").index(which)),
+    Rule("two of four stages are lost, neighbours or not",
+         lambda lost, stages: lost not in ("adjacent", "apart") or stages == 4),
+    Rule("the other losses have their stages",
+         lambda which, lost: which == "last" or lost in ("trainer", "pod", "stage")),
 )  # fmt: skip
 """The conditions of a loss that is possible."""
 

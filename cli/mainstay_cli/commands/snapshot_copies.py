@@ -37,7 +37,8 @@ POLL_S = 0.5
 """How often it is asked whether all stores have answered."""
 SETTLED_S = 2 * STORE_STATUS_S
 """How long a position must stay without cover to be named. Stores tell one by one what they hold,
-while windows come and go: for some seconds their words may not fit together."""
+while windows come and go: for some seconds their words may not fit together. When the timeout ends
+before that, those are named that have no cover then."""
 
 
 def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
@@ -66,8 +67,7 @@ def verify(
         CliError: a copy is damaged, a position is not covered, a store did not answer, or the api
             refused.
     """
-    found, told = asyncio.run(_check(runs.find_running(job), timeout))
-    bare = _uncovered(told)
+    found, told, bare = asyncio.run(_check(runs.find_running(job), timeout))
     if as_json:
         print(json.dumps({**found, "not_covered": bare}, indent=1))
     else:
@@ -98,8 +98,10 @@ async def _fetch(run: runs.Run) -> dict[str, Any]:
         return dict(await api.fetch(run.job, "snapshots"))
 
 
-async def _check(run: runs.Run, timeout_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the outcome of a check, and what the stores hold."""
+async def _check(
+    run: runs.Run, timeout_s: float
+) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """Return the outcome of a check, what the stores hold, and positions that stay uncovered."""
     ends_s = time.monotonic() + timeout_s
     async with run.connect() as api:
         await api.check_snapshots(run.job)
@@ -108,13 +110,20 @@ async def _check(run: runs.Run, timeout_s: float) -> tuple[dict[str, Any], dict[
             await asyncio.sleep(POLL_S)
             found = dict(await api.fetch(run.job, "snapshots/check"))
         told = dict(await api.fetch(run.job, "snapshots"))
-        ends_s = min(ends_s, time.monotonic() + SETTLED_S)
-        while _uncovered(told):
+        bare, named_s = _uncovered(told), min(ends_s, time.monotonic() + SETTLED_S)
+        while bare:
             await asyncio.sleep(POLL_S)
             told = dict(await api.fetch(run.job, "snapshots"))
-            if time.monotonic() >= ends_s:
-                break
-        return found, told
+            before = {position["position"] for position in bare}
+            bare, now_s = _uncovered(told), time.monotonic()
+            stayed = [position for position in bare if position["position"] in before]
+            if now_s >= named_s and (stayed or now_s >= ends_s):
+                return found, told, stayed or bare
+            if stayed:
+                bare = stayed
+            else:
+                named_s = min(ends_s, now_s + SETTLED_S)  # the gaps are others
+        return found, told, bare
 
 
 def _uncovered(told: Mapping[str, Any]) -> list[dict[str, Any]]:

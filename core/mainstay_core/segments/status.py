@@ -159,11 +159,12 @@ class Checksums:
             checksum: CRC-32 of its bytes.
             is_doubted: whether it was found damaged before.
         """
-        if is_doubted:
-            self._doubted.append(header.key)
         written = f"{header.nonce}/{header.digest}"
         before = self._known.get(header.key)
-        if before is not None and before[0] == written and before[1] != checksum:
+        if is_doubted:
+            self._doubted.append(header.key)
+            self._known.pop(header.key, None)  # a good copy may come with the same header
+        elif before is not None and before[0] == written and before[1] != checksum:
             self._changed.append(header.key)
         else:
             self._known[header.key] = written, checksum

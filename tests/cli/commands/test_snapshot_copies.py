@@ -72,7 +72,7 @@ class Job:
     def __init__(self) -> None:
         self.told, self.outcomes = copy.deepcopy(TOLD), [copy.deepcopy(GOOD)]
         self.num_checks = 0
-        self.next_told: dict[str, Any] | None = None
+        self.later: list[dict[str, Any]] = []
 
     def is_running(self) -> bool:
         return True
@@ -97,7 +97,7 @@ class Job:
     async def fetch(self, job: str, what: str) -> Any:
         assert job == self.job
         if what == "snapshots":
-            told, self.told = self.told, self.next_told or self.told
+            told, self.told = self.told, self.later.pop(0) if self.later else self.told
             return told
         assert self.num_checks, "a check is asked for first"
         return self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
@@ -181,13 +181,14 @@ def test_good_copies_are_said_to_be_good(demo: Job, capsys: pytest.CaptureFixtur
     assert "all good; the loss of any one pod is survived" in shown
 
 
+@pytest.mark.parametrize("gaps", [[1], [0, 1]], ids=["one", "one-after-the-other"])
 def test_a_position_is_named_only_if_it_stays_uncovered(
-    demo: Job, capsys: pytest.CaptureFixture[str]
+    demo: Job, capsys: pytest.CaptureFixture[str], gaps: list[int]
 ) -> None:
     """Stores tell one by one: for a moment what they hold may not fit together."""
-    settled = demo.told
-    demo.told = settled | {"positions": [POSITION | {"is_covered": False, "why_not": "a gap"}]}
-    demo.next_told = settled
+    gap = POSITION | {"is_covered": False, "why_not": "a gap"}
+    told = [demo.told | {"positions": [gap | {"position": number}]} for number in gaps]
+    demo.told, *demo.later = [*told, demo.told]
     snapshot_copies.verify("demo")
     shown = capsys.readouterr().out
     assert "all good" in shown

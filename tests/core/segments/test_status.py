@@ -272,3 +272,13 @@ def test_a_check_tells_the_sums_of_each_unit_by_version() -> None:
     assert state.key == key_of(3)
     assert state.versions == (Run(first=3, last=4), Run(first=6, last=6))
     assert state.sums == "0000000100000002ffffffff"
+
+
+def test_a_good_copy_with_the_header_of_one_that_was_doubted_is_not_taken_for_damaged() -> None:
+    """Who sends a copy again sends its header with it."""
+    sums, header = Checksums(), header_of(key_of(4))
+    sums.add(header, 2, is_doubted=True)
+    assert sums.close(1, 0, 0.1).doubted == (key_of(4),)
+    sums.add(header, 1)
+    told = sums.close(2, 0, 0.1)
+    assert (told.changed, told.doubted) == ((), ())
