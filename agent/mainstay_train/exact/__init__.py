@@ -14,6 +14,7 @@
 - ``run_sums``: sums of short runs of memory, for imprints
 - ``norms``: squared norms of gradients
 - ``digests``: digests of tensors
+- ``row_products``: their sums in operations of torch and numpy
 - ``row_sums``: their sums in one pass on a GPU
 - ``unit_sums``: where the units of a stage lie in flat buffers, and their digests
 - ``gradients``: digest and norms of a reduced gradient, bucket by bucket

@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 
-import numpy as np
 import torch
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 from mainstay_core.base.errors import brief
 from mainstay_train.base import device as devices
-from mainstay_train.exact import compiled
-from mainstay_train.exact.rows import Piece, Rows, batch_for, read, scratch, stretches
+from mainstay_train.exact import compiled, row_products
+from mainstay_train.exact.rows import Piece, Rows, batch_for, read, stretches
 
 RowSums = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
@@ -37,10 +36,6 @@ logger = logging.getLogger(__name__)
 
 _FEW = 4
 """Keys of so many chunks are drawn in Python: cheaper than starting tensor operations for them."""
-
-_LONG_ON_CPU = 1024
-"""A row of so many words that begins within a chunk is multiplied by itself: to pick out its keys,
-which rows of a batch share otherwise, costs more than to start for it."""
 
 MAX_REDRAWS = 4
 """So often keys are drawn once more to see that they are the same."""
@@ -95,7 +90,7 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
         begin = (first + row) * CHUNK + low - start
         piece = words[begin : begin + count * (high - low)].view(count, high - low)
         into = sums[:, row : row + count]
-        _multiply(_widened(piece), keys[:, low:high], into)
+        row_products.multiply(row_products.widened(piece), keys[:, low:high], into)
         # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
         into += (key_sums[:, high] - key_sums[:, low]).unsqueeze(1)
     return first, sums
@@ -300,12 +295,14 @@ class FlatDigest:
         """The sum of key times word, [mixers, rows]."""
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch, has_parts in zip(self._rows.batches, self._has_parts, strict=True):
-            wide = _widened(read(words, batch).view(torch.uint32))
+            wide = row_products.widened(read(words, batch).view(torch.uint32))
             into = sums[:, batch.first : batch.stop]
             if has_parts:
-                _multiply_at(wide, keys, self._positions[batch.first : batch.stop], into)
+                row_products.multiply_at(
+                    wide, keys, self._positions[batch.first : batch.stop], into
+                )
             else:
-                _multiply(wide, keys[:, : batch.width], into)
+                row_products.multiply(wide, keys[:, : batch.width], into)
         return sums
 
     def is_like(self, other: FlatDigest) -> bool:
@@ -367,9 +364,9 @@ def _of_triton(device: torch.device) -> RowSums | None:
     starts, positions, lengths = torch.tensor(places, device=device).t().contiguous()
     expected = torch.empty(_NUM_MIXERS, len(places), dtype=torch.int64, device=device)
     for row, (start, position, length) in enumerate(places):
-        wide = _widened(words[start : start + length].view(torch.uint32).view(1, -1))
+        wide = row_products.widened(words[start : start + length].view(torch.uint32).view(1, -1))
         key = keys[:, position : position + length]
-        _multiply(wide, key, expected[:, row : row + 1])
+        row_products.multiply(wide, key, expected[:, row : row + 1])
     try:
         from mainstay_train.exact.row_sums import row_sums
 
@@ -416,52 +413,6 @@ def _words(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     if size == 2:
         return flat.view(torch.uint16), 1
     return flat.view(torch.uint32), size // 4
-
-
-def _widened(words: torch.Tensor) -> torch.Tensor:
-    """Unsigned words as int64, in memory that the thread's next call writes to again."""
-    wide = scratch("wide", words.device, torch.int64, words.numel()).view(words.shape)
-    return wide.copy_(words)
-
-
-def _multiply(wide: torch.Tensor, keys: torch.Tensor, into: torch.Tensor) -> None:
-    """The sum of key times word, by mixer and row.
-
-    Args:
-        wide: [rows, width].
-        keys: [mixers, width].
-        into: [mixers, rows].
-    """
-    if wide.device.type == "cpu":
-        # Two thirds of the time of torch's product of integers.
-        unsigned = (tensor.numpy().view(np.uint64) for tensor in (wide, keys, into))
-        wide_words, key_words, sums = unsigned
-        np.einsum("rp,mp->mr", wide_words, key_words, out=sums)
-        return
-    # There is no product of integer matrices.
-    torch.sum(wide * keys.unsqueeze(1), 2, out=into)
-
-
-def _multiply_at(
-    wide: torch.Tensor, keys: torch.Tensor, positions: torch.Tensor, into: torch.Tensor
-) -> None:
-    """The same of rows that begin anywhere in a chunk; words beyond a row's end are zero.
-
-    Args:
-        wide: [rows, width].
-        keys: [mixers, chunk].
-        positions: [rows], of the first word of each in its chunk.
-        into: [mixers, rows].
-    """
-    if wide.device.type == "cpu" and wide.shape[1] >= _LONG_ON_CPU:
-        for row, position in enumerate(positions.tolist()):
-            key = keys[:, position : position + wide.shape[1]]
-            _multiply(wide[row : row + 1, : key.shape[1]], key, into[:, row : row + 1])
-        return
-    at = positions.unsqueeze(1) + torch.arange(wide.shape[1], device=wide.device)
-    at.clamp_(max=CHUNK - 1)
-    for mixer in range(_NUM_MIXERS):
-        torch.sum(wide * keys[mixer][at], 1, out=into[mixer])
 
 
 def _keyed(name: str, first: int, sums: torch.Tensor) -> torch.Tensor:
