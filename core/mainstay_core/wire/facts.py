@@ -106,7 +106,7 @@ class Cause(enum.StrEnum):
     STATE = "state"
     """The states of some members differ from those of their stage's majority."""
     LOAD = "load"
-    """It cannot read the checkpoint that the job goes on from."""
+    """It cannot read the checkpoint that the job goes on from, or copies to replay from."""
     HEAL = "heal"
     """No source has given it a state that is right."""
     RESULT = "result"
