@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,24 +12,17 @@ from mainstay_train.exact import digests, layout
 from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.exact.rows import Piece
 from mainstay_train.exact.slices import Slice
-from mainstay_train.exact.unit_sums import gather_units, units_of
+from mainstay_train.exact.unit_sums import UnitsOfBlock, gather_units, units_of
 
 
-class MasterBlock(Protocol):
+class MasterBlock(UnitsOfBlock, Protocol):
     """A block, as far as its masters are concerned."""
 
     @property
     def device(self) -> torch.device: ...
     @property
-    def layout(self) -> layout.BlockLayout: ...
-    @property
     def masters(self) -> torch.Tensor:
         """fp32, flat."""
-        ...
-
-    @property
-    def units(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the parameters of each unit, by the unit's name. Each parameter is in one."""
         ...
 
 

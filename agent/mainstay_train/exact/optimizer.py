@@ -19,7 +19,7 @@ from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.exact import digests, layout
 from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
-from mainstay_train.exact.masters import StageMasters
+from mainstay_train.exact.masters import MasterBlock, StageMasters
 from mainstay_train.exact.slices import Slice
 from mainstay_train.exact.unit_sums import whole_of
 
@@ -168,20 +168,11 @@ class Shared:
         return self.whole if mesh.counts_copies else self.own
 
 
-class StatePart(Protocol):
+class StatePart(MasterBlock, Protocol):
     """A layer as its state is seen: a block, or a piece of a plain module."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def layout(self) -> layout.BlockLayout: ...
-    @property
-    def masters(self) -> torch.Tensor:
-        """fp32, flat."""
-        ...
-
     @property
     def compute(self) -> torch.Tensor:
         """What forward and backward use, flat: the masters themselves in fp32."""
@@ -193,11 +184,6 @@ class StatePart(Protocol):
 
     def refresh(self) -> None:
         """Renew what is computed with after the masters were written."""
-        ...
-
-    @property
-    def units(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the parameters of each unit, by the unit's name. Each parameter is in one."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mainstay_core.base.digest import Digest
+from mainstay_train.exact import digests
 from mainstay_train.exact.layout import BlockLayout, StageLayout
 
 
@@ -99,6 +100,4 @@ def packed(sums: torch.Tensor) -> str:
 
 def whole_of(sums: torch.Tensor) -> Digest:
     """Return the digest that those of units make up; argument as of :func:`packed`."""
-    first, second = sums.sum(1).tolist()
-    mask = (1 << 64) - 1
-    return Digest(first & mask, second & mask)
+    return digests.added([sums.sum(1)])
