@@ -120,6 +120,7 @@ def test_without_a_checkpoint_the_job_begins_again(
     check(report, undisturbed, 0)
 
 
+@pytest.mark.chaos
 def test_another_run_goes_on_with_other_replicas_stages_and_slots(
     tmp_path: Path, corpus: Path
 ) -> None:

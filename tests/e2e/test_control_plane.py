@@ -228,6 +228,7 @@ def test_redis_loses_everything_then_falls_back(world: ThreePods) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.chaos
 def test_what_died_while_nobody_decided_is_recovered_and_nobody_else_evicted(
     world: ThreePods,
 ) -> None:
@@ -269,6 +270,7 @@ def test_a_plan_that_one_pod_got_reaches_all_when_the_api_dies(world: ThreePods)
     world.wait_for(3, pods=others)
 
 
+@pytest.mark.chaos
 def test_a_durable_plan_that_nobody_got_is_there_when_the_api_is_back(world: ThreePods) -> None:
     victim, survivor = world.members()
     for pod in world.pods:

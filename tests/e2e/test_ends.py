@@ -56,7 +56,9 @@ def test_a_completed_run_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
         assert processes_of(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.chaos)]
+)
 def test_ctrl_c_stops_everything(tmp_path: Path, corpus: Path, number: int) -> None:
     with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
         wait_until_held(job)
@@ -90,6 +92,7 @@ def test_a_run_that_is_killed_with_9_takes_everything_with_it(tmp_path: Path, co
         wait_until_gone(tmp_path)
 
 
+@pytest.mark.chaos
 def test_two_runs_at_once_do_not_meet(tmp_path: Path, corpus: Path) -> None:
     directories = [tmp_path / "one", tmp_path / "other"]
     for directory in directories:
@@ -104,6 +107,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path: Path, corpus: Path) -> None:
         assert held.fetch()["step"] == HELD_AT
 
 
+@pytest.mark.chaos
 def test_status_and_timeline_of_a_running_and_of_an_ended_job(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "gates").mkdir()
 
@@ -146,6 +150,7 @@ def test_a_user_error_in_the_workload_is_told_and_ends_the_run(
         assert processes_of(tmp_path) == []
 
 
+@pytest.mark.chaos
 def test_a_pod_whose_supervisor_dies_is_made_anew(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "gates").mkdir()
     layout = Layout(stages=1, lanes=2, spares=1)
@@ -195,6 +200,7 @@ def no_more_descriptors(pid: int) -> Iterator[None]:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.chaos
 def test_training_outlives_redis_and_the_api_a_full_disk_and_a_lack_of_descriptors(
     tmp_path: Path, corpus: Path, small_disk: Path | None
 ) -> None:

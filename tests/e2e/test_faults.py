@@ -70,6 +70,7 @@ def test_a_disturbed_run_has_the_bits_of_an_undisturbed_one(
     matrix.check_disturbed_run(tmp_path, layout, kills, corpus, undisturbed[layout.shards_per_lane])
 
 
+@pytest.mark.chaos
 def test_a_killed_spare_is_made_anew_and_disturbs_nobody(tmp_path: Path, corpus: Path) -> None:
     layout, gates = Layout(lanes=2), tmp_path / "gates"
     gates.mkdir()
@@ -83,6 +84,7 @@ def test_a_killed_spare_is_made_anew_and_disturbs_nobody(tmp_path: Path, corpus:
     assert "FaultInjected" in [event["reason"] for event in report["events"]]
 
 
+@pytest.mark.chaos
 def test_what_is_left_of_two_broken_replicas_becomes_one(tmp_path: Path, corpus: Path) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     faults = [

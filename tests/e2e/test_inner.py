@@ -33,6 +33,7 @@ def test_a_lost_inner_rank_and_a_lost_cell_leave_no_trace_in_the_bits(
     matrix.check_disturbed_run(tmp_path, CELL, KILLS, corpus, undisturbed)
 
 
+@pytest.mark.chaos
 def test_a_lost_inner_rank_leaves_no_trace_where_aborted_sums_end_without_an_error(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:

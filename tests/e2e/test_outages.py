@@ -158,6 +158,7 @@ def test_redis_hangs_for_a_minute_in_mid_recovery(run: Run, expected: Any) -> No
     assert gone == [], "nobody is evicted by an outage"
 
 
+@pytest.mark.chaos
 def test_redis_is_emptied_and_falls_back(run: Run, expected: Any) -> None:
     cluster = run.cluster
     # Emptied while nothing else happens.
