@@ -180,7 +180,8 @@ def test_a_flipped_header_is_found_before_a_state_counts(
 
 def misplace_unit(index: SegmentIndex) -> None:
     """Flip a high bit of the unit's number, by which all of its segments are told."""
-    index._units[0, UNIT ^ 64] = index._units.pop((0, UNIT))
+    kept = index._units
+    kept[0, UNIT ^ 64] = kept.pop((0, UNIT))
 
 
 UNIT_FLIPS: dict[str, Callable[[SegmentIndex], None]] = {
