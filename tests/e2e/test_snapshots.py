@@ -37,6 +37,7 @@ RUNS = {
         "all forward first Auto llama float32 1 2",
         "stage snapshot first Auto llama float32 1 2",
         "all snapshot-copied first Auto llama float32 1 2",
+        "stage snapshot-held first Auto llama float32 1 2",
     ],
     "a-holder-too": ["trainer vote first 3 moe bfloat16 4 further=holder during=replay"],
     "before-a-window": ["trainer snapshot early 2 moe bfloat16"],

@@ -161,7 +161,8 @@ class BoundaryReplayer:
                 ) -> None:
                     memory = _memory_of(tensor)
                     if relay is None:
-                        copies.read(key, holders[key], memory, lambda: flow_digest(key, tensor))
+                        found = copies.holders_of(key, holders)
+                        copies.read(key, found, memory, lambda: flow_digest(key, tensor))
                         return
                     holder = relay.holders[key.shard_type]
                     copies.read_awaited(

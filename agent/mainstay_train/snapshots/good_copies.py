@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.base.words import count
-from mainstay_core.wire.segments import BadSegment, Holder, SegmentHeader, SegmentKey, seal
+from mainstay_core.wire.segments import (
+    BadSegment,
+    Holder,
+    Holders,
+    SegmentHeader,
+    SegmentKey,
+    seal,
+)
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.segments import SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
@@ -217,6 +225,24 @@ class GoodCopies:
         if digest() != header.digest:
             self._client.doubt(holder, header)
             raise Unusable(self._note_damaged(key, holder.pod))
+
+    def holders_of(self, key: SegmentKey, told: Mapping[SegmentKey, Holders]) -> Holders:
+        """Return who keeps the log of a micro-batch.
+
+        Args:
+            key: of the log.
+            told: of all logs of its step that stores tell of.
+
+        Raises:
+            Unusable: no store tells of it. Then stores tell a wrong number of micro-batches of this
+                type, and its logs there count as damaged.
+        """
+        if key in told:
+            return told[key]
+        first = replace(key, micro_batch=0)
+        pods = [holder.pod for holder in told.get(first, ())]
+        self.bad += [BadSegment(key=first, pod=pod) for pod in pods]
+        raise Unusable(f"{', '.join(pods)} told of the {first}, but not of the {key}")
 
     def _note_damaged(self, key: SegmentKey, pod: PodUid, why: str = NOT_AS_WRITTEN) -> str:
         self.bad.append(BadSegment(key=key, pod=pod))

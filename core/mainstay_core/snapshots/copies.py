@@ -7,8 +7,9 @@ stages are avoided: they hold the logs with which the stage is replayed, and one
 take both. Spares have stores too. MoEvement (arXiv 2412.15411, section 4) copies to two peers, and
 leaves open which.
 
-When the membership changes, holders stay where the rules let them. So few pods have to meet anew,
-and a pod that a copy leaves keeps what it has until the next window is complete.
+Given the plan in force, holders stay where the rules let them when the membership changes. Ranks
+plan without it: they know the members, and a joiner does not know who kept what before. A pod that
+a copy leaves keeps what it has until the next window is complete.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 KEY = "rules"
 """Entry beside those of the numerics fingerprint."""
-NUMBER = 6
+NUMBER = 7
 """To be raised with each change after which ranks decide otherwise from the same reports, votes or
 plans than the release before."""
 

@@ -178,6 +178,35 @@ def test_a_flipped_header_is_found_before_a_state_counts(
     assert {bad.pod for bad in loser.bad} <= {"a"}
 
 
+def misplace_unit(index: SegmentIndex) -> None:
+    """Flip a high bit of the unit's number, by which all of its segments are told."""
+    kept = index._units
+    kept[0, UNIT ^ 64] = kept.pop((0, UNIT))
+
+
+UNIT_FLIPS: dict[str, Callable[[SegmentIndex], None]] = {
+    "how many units there are": lambda i: setattr(i._units[0, UNIT], "num_units", NUM_UNITS ^ 4),
+    "that there are any": lambda i: setattr(i._units[0, UNIT], "num_units", 0),
+    "the unit": misplace_unit,
+}
+
+
+@pytest.mark.parametrize("num_copies", [1, 2])
+@pytest.mark.parametrize("what", UNIT_FLIPS)
+def test_of_a_unit_whose_place_flips_the_good_copies_are_used(
+    lost: Callable[[int], tuple[Lost, list[Pod]]], what: str, num_copies: int
+) -> None:
+    loser, pods = lost(num_copies)
+    UNIT_FLIPS[what](index_of(pods[0]))
+
+    made = loser.run()
+
+    assert made is (num_copies == 2)
+    assert not loser.bad, "of what is told wrong nothing is read"
+    if made:
+        assert loser.stage.states == expected(VERSION)
+
+
 @pytest.mark.parametrize("num_copies", [1, 2])
 @pytest.mark.parametrize("what", RECORD_FLIPS)
 def test_a_flipped_record_of_a_commit_is_found_before_a_state_counts(

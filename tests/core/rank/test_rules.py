@@ -21,6 +21,7 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.witness import Account, Exchanged, Told, rule
+from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.rank.replays.told_records import choose_records
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.steps.doubts import Doubt, compared_of
@@ -29,10 +30,10 @@ from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.rank.votes import judge
 from mainstay_core.wire import rules
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.segments import StoreReport
+from mainstay_core.wire.segments import Run, StoreReport, UnitHeld
 from mainstay_core.wire.votes import Commit, CommitRecord, seal_record
 
-DECISIONS = {6: "6bf6ff619e6590049c54f2e29197abb5"}
+DECISIONS = {7: "49b090fc24e3a575ad5170789c2f99bd"}
 """Digest of the decisions below, by the number of the rules. What forks come to is not drawn
 here."""
 SHARDS = 2
@@ -210,6 +211,40 @@ def records(rng: random.Random) -> Iterator[Any]:
     ]
 
 
+def units(rng: random.Random) -> Iterator[Any]:
+    """What stores tell of a position's units, now and then with wrong numbers: what it reaches."""
+    known = tuple(draw_record(random.Random(1), step) for step in range(40))
+    known = tuple(r for r in known if r.states and r.lineage == 1)[:4]
+    first, last = known[0].commit.step, known[-1].commit.step
+    reports = [
+        StoreReport(
+            pod=PodUid(name),
+            address=f"{name}:1",
+            lineage=1,
+            records=known,
+            units=tuple(
+                UnitHeld(
+                    position=0,
+                    unit=rng.choice((unit,) * 19 + (unit + 4,)),
+                    unit_name=f"u{unit}",
+                    num_units=rng.choice((2,) * 9 + (1, 3)),
+                    states=(first,),
+                    gradients=(Run(first=first, last=last),),
+                )
+                for unit in range(2)
+                if rng.random() < 0.8
+            ),
+        )
+        for name in rng.sample(NAMES, rng.randint(1, 3))
+    ]
+    stores = Stores(reports, 1)
+    replay = stores.plan_replay(0, first)
+    yield [
+        sorted(stores.reach(0)),
+        [] if replay is None else [[h.pod for h in unit.state_holders] for unit in replay.units],
+    ]
+
+
 def draw_record(rng: random.Random, step: int) -> CommitRecord:
     said = rng.random() < 0.7
     commit = Commit(
@@ -237,7 +272,7 @@ def test_whoever_changes_a_decision_raises_the_number_of_the_rules() -> None:
     rng = random.Random(20_261_126)
     digest = hashlib.sha256()
     for _ in range(400):
-        for kind in (settles, steps, votes, witnesses, records):
+        for kind in (settles, steps, votes, witnesses, records, units):
             for decision in kind(rng):
                 digest.update(json.dumps(decision, default=_shown).encode())
     assert DECISIONS.get(rules.NUMBER) == digest.hexdigest()[:32], (

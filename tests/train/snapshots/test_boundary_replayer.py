@@ -300,6 +300,23 @@ def test_without_a_good_copy_of_a_log_the_replay_fails_and_names_it(case: Case) 
     assert f"nobody has the {case.first_input}" in outcome.why
 
 
+def test_of_a_type_of_which_too_few_micro_batches_are_told_no_log_counts(case: Case) -> None:
+    """Its sender's store has a wrong number of them, so that the last one seems not to be there."""
+    replay = case.replay()
+    first, *others = replay.steps
+    lacking = replace(case.first_input, micro_batch=1)
+    told = tuple((key, holders) for key, holders in first.inputs if key != lacking)
+    assert len(told) == len(first.inputs) - 1
+
+    outcome = case.run(replace(replay, steps=(replace(first, inputs=told), *others)))
+
+    assert isinstance(outcome, LoadFailed)
+    assert f"near, far told of the {case.first_input}, but not of the {lacking}" in outcome.why
+    assert [(b.key, b.pod) for b in case.copies.bad] == [
+        (case.first_input, pod) for pod in ("near", "far")
+    ]
+
+
 def test_a_log_that_was_written_wrong_is_found_by_what_votes_told(case: Case) -> None:
     replay = case.replay()
     case.shelf.damage(case.first_input, "near", "far")

@@ -8,6 +8,7 @@ anything (design section 5, row 3).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -28,6 +29,8 @@ from mainstay_core.wire.segments import (
 from mainstay_core.wire.votes import CommitRecord, SettleReport
 
 ReplayerT = TypeVar("ReplayerT")
+_Copies = list[tuple[Holder, UnitHeld]]
+"""Of one unit, what each pod keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +174,7 @@ class StoreContents:
 
     def __init__(self, reports: Sequence[StoreReport], lineage: int) -> None:
         self._lineage = lineage
-        self._units: dict[int, dict[int, list[tuple[Holder, UnitHeld]]]] = {}
+        self._units: dict[int, dict[int, _Copies]] = {}
         """By position and unit, in the order of pods."""
         self.unasked = {r.pod: r.problem for r in reports if r.problem}
         """Why pods' stores could not be asked, by pod."""
@@ -187,6 +190,7 @@ class StoreContents:
         bad = {(bad.pod, bad.key) for report in told for bad in report.bad}
         for report in told:
             self._add(report, {key for pod, key in bad if pod == report.pod})
+        self._units = {position: _of_most(units) for position, units in self._units.items()}
 
     def _add(self, report: StoreReport, bad: Collection[SegmentKey]) -> None:
         holder = Holder(pod=report.pod, address=report.address)
@@ -204,13 +208,13 @@ class StoreContents:
         record = self.records.get(step)
         return record is not None and bool(record.states)
 
-    def _units_of(self, position: int) -> Mapping[int, list[tuple[Holder, UnitHeld]]] | None:
+    def _units_of(self, position: int) -> Mapping[int, _Copies] | None:
         """Return what is held of each unit of a position; None unless all units are there."""
         units = self._units.get(position)
         if not units:
             return None
-        sizes = {held.num_units for copies in units.values() for _, held in copies}
-        return units if sizes == {len(units)} and set(units) == set(range(len(units))) else None
+        _, held = next(iter(units.values()))[0]
+        return units if len(units) == held.num_units else None
 
 
 class Stores(StoreContents):
@@ -325,6 +329,27 @@ class Stores(StoreContents):
                 (key(SegmentKind.GRADIENT, step), steps[step]) for step in range(newest, version)
             ),
         )
+
+
+def _of_most(units: Mapping[int, _Copies]) -> dict[int, _Copies]:
+    """Return what counts of a position's units: copies that tell as many of them as most do.
+
+    Each copy tells the number of its unit, and how many the position has. Where a store has one of
+    these wrong, this copy counts for nothing, and those of other pods do. Of numbers that equally
+    many tell, one counts of which all units are there.
+    """
+    told = Counter(held.num_units for copies in units.values() for _, held in copies)
+
+    def is_whole(size: int) -> bool:
+        return all(any(h.num_units == size for _, h in units.get(u, ())) for u in range(size))
+
+    size = max(told, key=lambda size: (told[size], is_whole(size), size))
+    of_size = {
+        unit: [(holder, held) for holder, held in copies if held.num_units == size]
+        for unit, copies in units.items()
+        if unit < size
+    }
+    return {unit: copies for unit, copies in of_size.items() if copies}
 
 
 def _without(held: UnitHeld, bad: Collection[SegmentKey]) -> UnitHeld:

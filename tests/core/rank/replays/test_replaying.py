@@ -100,6 +100,15 @@ class Pod:
 # The twin -----------------------------------------------------------------------------
 
 
+def size_of(pods: Sequence[Pod], position: int) -> int:
+    """Return how many units a position has: as most copies of one say."""
+    held = {(p.name, k.unit, p.num_units) for p in pods for k in p.segments
+            if p.lineage == LINEAGE and k.position == position}  # fmt: skip
+    said = [size for _, _, size in held]
+    is_whole = {s: {u for _, u, size in held if size == s} >= set(range(s)) for s in said}
+    return max(said, key=lambda s: (said.count(s), is_whole[s], s), default=0)
+
+
 def keepers(pods: Sequence[Pod], key: SegmentKey) -> set[str]:
     """Return the pods that hold a good copy of a segment."""
     told = [bad for pod in pods if pod.lineage == LINEAGE for bad in pod.bad]
@@ -107,6 +116,7 @@ def keepers(pods: Sequence[Pod], key: SegmentKey) -> set[str]:
         pod.name
         for pod in pods
         if pod.lineage == LINEAGE
+        and pod.num_units == size_of(pods, key.position)
         and key in pod.segments
         and not any(bad.key == key and bad.pod == pod.name for bad in told)
     }
@@ -131,12 +141,9 @@ def starts(pods: Sequence[Pod], position: int, unit: int, version: int) -> list[
 
 
 def twin_reach(pods: Sequence[Pod], position: int, top: int) -> set[int]:
-    here = [p for p in pods if p.lineage == LINEAGE]
-    held = {(k.unit, p.num_units) for p in here for k in p.segments if k.position == position}
-    sizes = {size for _, size in held}
-    if len(sizes) != 1 or {unit for unit, _ in held} != set(range(*sizes)):
+    units = range(size_of(pods, position))
+    if not units:
         return set()
-    units = range(*sizes)
     return {v for v in range(top + 1) if all(starts(pods, position, u, v) for u in units)}
 
 
