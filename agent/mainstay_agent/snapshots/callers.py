@@ -25,7 +25,8 @@ from mainstay_core.segments.deliveries import (
     note_passed,
 )
 from mainstay_core.segments.evictions import needed_in
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 

@@ -33,7 +33,8 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery, note_digests
 from mainstay_core.segments.frames import MAX_PEER_HEAD_BYTES
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.snapshots.recopies import Held, Recopies, Recopy
