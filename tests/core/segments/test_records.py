@@ -39,6 +39,11 @@ def store(*steps: int) -> SegmentIndex:
     return index
 
 
+def listed(index: SegmentIndex, position: int = 0) -> tuple[UnitDigests, ...]:
+    commits = index.commits
+    return commits.list_digests(position)
+
+
 def known(index: SegmentIndex, lineage: int = 0, position: int = 0) -> list[int]:
     asked = (AskDigests(request=1, lineage=lineage, position=position, step=s) for s in range(20))
     answers = (answer_digests(index, one).digests for one in asked)
@@ -49,8 +54,8 @@ def test_what_is_kept_is_told_to_who_asks_for_the_step() -> None:
     index = store(3, 4)
     assert note_digests(index, told(4, position=1))
     assert note_digests(index, told(5))
-    assert index.commits.list_digests(0) == (told(3), told(4), told(5))
-    assert index.commits.list_digests(1) == (told(4, position=1),)
+    assert listed(index) == (told(3), told(4), told(5))
+    assert listed(index, 1) == (told(4, position=1),)
 
     asked = AskDigests(request=7, lineage=0, position=1, step=4)
     assert answer_digests(index, asked).request == 7
@@ -63,7 +68,7 @@ def test_those_of_a_step_that_is_taken_again_take_the_place_of_the_first() -> No
     index = store(3)
     again = seal_digests(replace(told(3), masters="f" * 64))
     assert note_digests(index, again)
-    assert index.commits.list_digests(0) == (again,)
+    assert listed(index) == (again,)
 
 
 def test_a_store_is_passed_on_what_it_lacks_of_a_position() -> None:
