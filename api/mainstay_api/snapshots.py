@@ -119,7 +119,10 @@ def show_check(
         "size_bytes": sum(check.size_bytes for check in told.values()),
         "num_compared": verdict.num_compared,
         "num_alone": verdict.num_alone,
-        "damaged": [{**codec.encode(copy), "segment": str(copy.key)} for copy in verdict.damaged],
+        "damaged": [
+            {**codec.encode(copy), "segment": str(copy.key)}
+            for copy in verdict.damaged + verdict.lost
+        ],
         "num_records": sum(check.num_records for check in told.values()),
         "damaged_records": [
             {"pod": pod, "step": step} for pod in sorted(told) for step in told[pod].bad_records

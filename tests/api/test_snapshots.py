@@ -256,6 +256,20 @@ def test_what_was_found_damaged_is_told_by_number_and_by_name(snapshot_job: Job)
     assert job.agent("store", status("pod-0", 0)) == {"check": number}
 
 
+def test_a_copy_that_no_key_finds_is_named_and_no_good_one_is_doubted_for_it(
+    snapshot_job: Job,
+) -> None:
+    job = snapshot_job
+    number = job.api.post(f"{job.path}/snapshots/check")["check"]
+    key = checked(number, SUMS)["segments"][0]["key"]
+    job.agent("store", status("pod-0", 0, checked=checked(number, SUMS) | {"lost": [key]}))
+    job.agent("store", status("pod-1", 0, checked=checked(number, SUMS)))
+
+    (named,) = job.api.get(f"{job.path}/snapshots/check")["damaged"]
+    assert (named["pod"], named["unit_name"], named["key"]) == ("pod-0", "layers.0", key)
+    assert job.agent("store", status("pod-0", 0)) == {"check": number}
+
+
 def test_a_pod_that_is_gone_has_no_store(snapshot_job: Job) -> None:
     job = snapshot_job
     job.agent("store", status("pod-1", 0, 1))

@@ -209,6 +209,10 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
     right = series("mainstay_check_findings_total", "3x60", verdict="primary", **ours)
     approximate = series("mainstay_job_approximate_since_step", "50x60", **ours)
     damaged = series("mainstay_damaged_copies_total", "0+1x60", **ours)
+    no_more = series("mainstay_damaged_copies_total", "7x60", **ours)
+    still = series("mainstay_job_snapshot_damaged", "0x40 2x20", **ours)
+    was_there = series("mainstay_job_snapshot_damaged", "0x30 1x2 0x30", **ours)
+    all_good = series("mainstay_job_snapshot_damaged", "0x60", **ours)
     cases: list[tuple[str, list[dict[str, str]], dict[str, str] | None]] = [
         ("MainstayJobStalled", [heard, stalled, idle], ours),
         ("MainstayJobStalled", [heard, running, idle], None),
@@ -243,7 +247,10 @@ def test_alerts_fire_on_what_they_are_about(promtool: str, tmp_path: Path) -> No
         ("MainstayJobUncovered", [two, both], None),
         ("MainstaySnapshotsShort", [short], ours),
         ("MainstaySnapshotsShort", [was_short], None),
-        ("MainstayCopiesDamaged", [damaged], ours),
+        ("MainstayCopiesDamaged", [damaged, all_good], ours),
+        ("MainstayCopiesDamaged", [no_more, still], ours),
+        ("MainstayCopiesDamaged", [was_there], ours),
+        ("MainstayCopiesDamaged", [no_more, all_good], None),
     ]
     text = yaml.safe_load(RULES.read_text())
     said = {rule["alert"]: rule for group in text["groups"] for rule in group["rules"]}

@@ -19,13 +19,15 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.segments import frames
 from mainstay_core.segments.deliveries import (
     answer_digests,
+    answer_seals,
     is_here,
     note_digests,
     note_needless,
     note_passed,
 )
 from mainstay_core.segments.evictions import needed_in
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentHeader, SegmentKey, StoreReport
 
@@ -124,6 +126,8 @@ class Caller(Channel):
                 self.send(frames.encode(frames.Noted()))
             case frames.AskDigests():
                 self.send(frames.encode(answer_digests(self._index, message)))
+            case frames.AskSeals():
+                self.send(frames.encode(answer_seals(self._index, message)))
             case frames.PassDigests():
                 note_digests(self._index, message.digests)
             case frames.PassRecord() as message:

@@ -3,7 +3,7 @@
 The digest in a segment's header is its writer's: it depends on the types of the tensors, which a
 store does not know. So a store computes a checksum of the bytes, which must be equal in all copies
 of a segment (:mod:`mainstay_core.snapshots.checks` compares them). A commit has a seal, which a
-store checks by itself.
+store checks by itself. So it does the keys by which it finds segments.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import zlib
 from dataclasses import replace
 
 from mainstay_agent.snapshots.arena import Arena
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums
-from mainstay_core.wire.segments import SegmentKey
+from mainstay_core.wire.segments import MAX_BAD, SegmentKey
 from mainstay_core.wire.stores import StoreCheck
 
 PIECE_BYTES = 4 << 20
@@ -39,6 +40,8 @@ class SegmentCheck:
         self.number = number
         self._index, self._arena, self._sums = index, arena, sums
         self._lineage, self._began_s = index.lineage, time.monotonic()
+        self._lost = index.drop_lost()
+        """Segments that no key found."""
         self._left: list[SegmentKey] = [segment.header.key for segment in index.segments()]
         self._commits = index.commits
         self._steps = [*self._commits.steps]
@@ -85,7 +88,8 @@ class SegmentCheck:
         seconds = time.monotonic() - self._began_s
         done = self._sums.close(self.number, self._lineage, seconds)
         bad = tuple(sorted(self._bad_records))
-        return replace(done, num_records=self._num_records, bad_records=bad)
+        lost = tuple(self._lost[:MAX_BAD])
+        return replace(done, num_records=self._num_records, bad_records=bad, lost=lost)
 
     def give_up(self) -> None:
         """Hold the segment at hand no more."""

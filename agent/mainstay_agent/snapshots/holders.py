@@ -23,7 +23,9 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES
 from mainstay_core.base.proofs import ANSWER_BYTES, NONCE_BYTES, CallerProof, Purpose
 from mainstay_core.segments import frames
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.deliveries import list_lacking
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.wire.segments import Holder, SegmentKey
 from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
@@ -83,12 +85,13 @@ class HolderLine(Channel):
         self._owed_since_s: float | None = None
         """When the oldest of them was all sent, or the last answer came, which is later; None: it
         may not be all sent. What is sent since then, and nobody has to answer, moves nothing."""
-        self._notes: deque[frames.PassRecord | frames.PassDigests] = deque()
+        self._notes: deque[frames.PassRecord | frames.PassDigests | frames.AskSeals] = deque()
         """Commits, and digests of units, that go before the next segment."""
         self.has_passed_on = False
         """Whether any commits were to be sent."""
-        self.digested: set[int] = set()
-        """Positions of which digests of units were to be sent."""
+        self._has_told: dict[int, bool] = {}
+        """Positions of which digests of units were to be sent, and whether the holder has said
+        which it has."""
 
     @property
     def interest(self) -> int:
@@ -111,11 +114,18 @@ class HolderLine(Channel):
         self.has_passed_on = True
         self._notes.extend(frames.PassRecord(record=record) for record in records)
 
-    def pass_digests(self, told: Iterable[UnitDigests]) -> None:
-        """Send digests of units; nobody answers."""
-        for digests in told:
-            self.digested.add(digests.position)
-            self._notes.append(frames.PassDigests(digests=digests))
+    def pass_digests(self, told: UnitDigests) -> None:
+        """Send digests of units that the store keeps.
+
+        The first ones of a position go once the holder has said which it has, with all that it
+        lacks: it may have been chosen just now, or have heard of most steps over a connection
+        before this one.
+        """
+        if told.position not in self._has_told:
+            self._has_told[told.position] = False
+            self._notes.append(frames.AskSeals(position=told.position))
+        elif self._has_told[told.position]:
+            self._notes.append(frames.PassDigests(digests=told))
 
     def turn(self, events: int) -> None:
         if not self._is_open:
@@ -152,6 +162,9 @@ class HolderLine(Channel):
 
     def begin(self, head: dict[str, Any], body_size: int) -> memoryview | None:
         answer = frames.decode_to_holder(head, body_size)
+        if isinstance(answer, frames.ToldSeals):
+            self._pass_lacking(answer)
+            return None
         number, why_not = 1, ""
         if isinstance(answer, frames.Stored):
             number = answer.number
@@ -165,6 +178,14 @@ class HolderLine(Channel):
             self._index.release(segment)
             parcel.done(why_not)
         return None
+
+    def _pass_lacking(self, told: frames.ToldSeals) -> None:
+        """Send the digests of a position's units that the holder does not have."""
+        if self._has_told.get(told.position) is not False:
+            raise RemoteProtocolError("an answer to nothing")
+        self._has_told[told.position] = True
+        lacking = list_lacking(self._index, told)
+        self._notes.extend(frames.PassDigests(digests=digests) for digests in lacking)
 
     def finish(self) -> None:
         """Answers have no body: :meth:`begin` has taken them."""

@@ -33,7 +33,8 @@ from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.proofs import Purpose
 from mainstay_core.segments.deliveries import Delivery, note_digests
 from mainstay_core.segments.frames import MAX_PEER_HEAD_BYTES
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums, status_of
 from mainstay_core.snapshots.recopies import Held, Recopies, Recopy
@@ -348,13 +349,12 @@ class SegmentStore:
 
     def _keep_digests(self, told: UnitDigests, holders: Sequence[Holder]) -> None:
         """Keep the digests of a step's units, and pass them on to the pods that keep copies."""
-        here = note_digests(self._index, told)
+        is_kept = note_digests(self._index, told)
         others = [holder for holder in holders if holder.pod != self._pod]
-        for holder in (others or self._passed_to) if here else ():
+        for holder in (others or self._passed_to) if is_kept else ():
             line = self._line_again(holder)
             if line is not None:
-                # A holder that has just been chosen has heard of no step before.
-                line.pass_digests((told,) if told.position in line.digested else here)
+                line.pass_digests(told)
 
     def _line_again(self, holder: Holder) -> HolderLine | None:
         """Return a connection for what no step waits for; None if it cannot be opened."""

@@ -17,7 +17,8 @@ from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import FIRST_HEAD_BYTES, MAX_HEAD_BYTES
 from mainstay_core.segments import frames
 from mainstay_core.segments.deliveries import answer_digests
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import Holder, SegmentKey, StoreReport
 from mainstay_core.wire.unit_digests import UnitDigests

@@ -30,6 +30,7 @@ from mainstay_core.rank.replays.boundaries import (
     UnitLoad,
     logged_again,
 )
+from mainstay_core.rank.replays.replaying import points_to_apply
 from mainstay_core.wire.segments import Holders, SegmentKey, SegmentKind, boundary_key
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.comm.chains import ChainGroups
@@ -38,7 +39,7 @@ from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.inputs import Inputs, Wanted
 from mainstay_train.snapshots.sent_log import SentLogs, flow_digest, kinds_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.snapshots.unit_checks import Differing, UnitChecks, name_some
+from mainstay_train.snapshots.unit_checks import WRONG_APPLY, Differing, UnitChecks, name_some
 from mainstay_train.snapshots.vote_checks import VoteChecks
 from mainstay_train.snapshots.writer import Place
 
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 READS = {Op.READ_F: SegmentKind.ACTIVATION, Op.READ_B: SegmentKind.INPUT_GRADIENT}
 """What each action that reads logs reads."""
+WRONG_OTHERS = "what others have computed may be what is wrong"
+"""Why no copy is to blame."""
 
 
 class BoundaryReplayer:
@@ -210,15 +213,18 @@ class BoundaryReplayer:
 
         Raises:
             Unusable: a unit differs. If its gradient is known to be as votes told, and its masters
-                were, what is wrong is the rest of the state that it started from.
+                were, what is wrong is the rest of the state that it started from, or how the step
+                was applied.
         """
         differing = told.differing_masters(after, self._active(step))
         if differing and told.is_known(step.record):
             units, states = {unit for unit, _ in differing}, SegmentKind.STATE
             blamed = self._copies.blame(
-                lambda key: key.unit in units and key.kind is states, is_certain=True
+                lambda key: key.unit in units and key.kind is states,
+                is_certain=True,
+                may_be_apply=points_to_apply(self._active(step), units),
             )
-            raise Unusable(_tell(step, differing, blamed))
+            raise Unusable(_tell(step, differing, blamed, WRONG_APPLY))
         if differing:
             raise Unusable(_tell(step, differing, self._copies.blame()))
 
@@ -286,8 +292,10 @@ class _Again:
         self._inputs.take(_key_of(action, self._place, self._step, self._engine), into)
 
 
-def _tell(step: BoundaryStep, differing: Sequence[Differing], blamed: str) -> str:
-    made_of = f"made of {blamed}" if blamed else "what others have computed may be what is wrong"
+def _tell(
+    step: BoundaryStep, differing: Sequence[Differing], blamed: str, else_wrong: str = WRONG_OTHERS
+) -> str:
+    made_of = f"made of {blamed}" if blamed else else_wrong
     return f"replayed step {step.record.commit.step}: {name_some(differing)}; {made_of}"
 
 

@@ -66,6 +66,8 @@ class GoodCopies:
         """Guards the same: inputs are read ahead."""
         self.is_alone = True
         """Whether what is made follows from these copies alone, and not from what others make."""
+        self.has_differed = False
+        """Whether the same replay has come to something wrong before, and nobody was to blame."""
         self.differs = False
         """Whether what was made is another than votes told."""
 
@@ -87,22 +89,26 @@ class GoodCopies:
         may_be_wrong: Callable[[SegmentKey], bool] = lambda _: True,
         *,
         is_certain: bool = False,
+        may_be_apply: bool = False,
     ) -> str:
         """Have copies that were read and are not proven right count as damaged.
 
         What was made of them is wrong. Some copy is wrong as it was written, and nobody can tell
-        which. Where others may have made the mistake, no copy is given up for it. Their stores are
-        told: no settle goes by these copies while this rank is a member, so they cover nothing.
+        which. Where others may have made the mistake, or this trainer as it applied a step, no copy
+        is given up for it the first time. Their stores are told: no settle goes by these copies
+        while this rank is a member, so they cover nothing.
 
         Args:
             may_be_wrong: returns whether a segment may be what is wrong.
             is_certain: whether nobody else can have made the mistake.
+            may_be_apply: whether it may be in how the step was applied.
 
         Returns:
             The copies and their pods, for people; empty if none counts as damaged.
         """
         self.differs = True
-        if not (self.is_alone or is_certain):
+        is_copy = (self.is_alone or is_certain) and not may_be_apply
+        if not (is_copy or self.has_differed):
             return ""
         with self._lock:
             blamed = [read for read in self._read_well if may_be_wrong(read.key)]

@@ -133,7 +133,7 @@ class SegmentKeeper:
         self._at: Place | None = None
         self._bad: list[BadSegment] = []
         self._differed: set[tuple[int, int, int]] = set()
-        """Lineage, position and first step of replays in a stretch that came out differently."""
+        """Lineage, position and first step of replays that came out differently."""
         self._is_full = False
         """Whether one of these found no room for what others of the stretch read."""
         self._unfinished = UnfinishedReplay[Replayer]()
@@ -418,8 +418,8 @@ class SegmentKeeper:
             if isinstance(replay, BoundaryReplay):
                 # What a neighbour in the stretch sent, or another rank of the cell computed, may be
                 # what is wrong: try once more, before good copies are given up.
-                is_alone = not replay.relays and plan.ranks_per_stage == 1
-                copies.is_alone = is_alone or start in self._differed
+                copies.is_alone = not replay.relays and plan.ranks_per_stage == 1
+                copies.has_differed = start in self._differed
                 again = BoundaryReplayer(engine, units, copies, self._learning_rate, chain)
                 place = self._place(plan, index, plan.lineage)
                 outcome = again.run(replay, self._sent, place, told)
@@ -428,6 +428,7 @@ class SegmentKeeper:
                 replayer = self._replayer(before, copies, plan, replay)
                 copies = replayer.copies
                 copies.go_on(lambda: wait.ended)
+                copies.has_differed = start in self._differed
                 num_known = len(copies.bad)
                 outcome = replayer.run(replay, told)
                 if isinstance(outcome, LoadFailed) and wait.ended:

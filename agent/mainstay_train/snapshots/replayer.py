@@ -13,13 +13,13 @@ from functools import partial
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.histories import boosts_of
-from mainstay_core.rank.replays.replaying import Replay, can_go_on
+from mainstay_core.rank.replays.replaying import Replay, can_go_on, points_to_apply
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots.good_copies import GoodCopies, Unusable
 from mainstay_train.snapshots.unit_bytes import UnitBytes
-from mainstay_train.snapshots.unit_checks import UnitChecks, name_some
+from mainstay_train.snapshots.unit_checks import WRONG_APPLY, UnitChecks, name_some
 from mainstay_train.snapshots.vote_checks import VoteChecks
 
 
@@ -145,13 +145,14 @@ class Replayer:
 
         Raises:
             Unusable: a unit differs. Its gradients are as votes told, and its masters were: what is
-                wrong is the rest of the state that it started from.
+                wrong is the rest of the state that it started from, or how the step was applied.
         """
         differing = told.differing_masters(after, made)
         if differing:
             units, knows = {unit for unit, _ in differing}, told.is_known(record)
             blamed = self.copies.blame(
-                lambda key: key.unit in units and (not knows or key.kind is SegmentKind.STATE)
+                lambda key: key.unit in units and (not knows or key.kind is SegmentKind.STATE),
+                may_be_apply=points_to_apply(made, units),
             )
-            step = record.commit.step
-            raise Unusable(f"replayed step {step}: {name_some(differing)}; made of {blamed}")
+            whose = f"made of {blamed}" if blamed else WRONG_APPLY
+            raise Unusable(f"replayed step {record.commit.step}: {name_some(differing)}; {whose}")

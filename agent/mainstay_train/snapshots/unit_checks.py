@@ -36,6 +36,10 @@ from mainstay_train.state.store_connection import StoreGone
 logger = logging.getLogger(__name__)
 
 
+WRONG_APPLY = "how the step was applied may be what is wrong"
+"""Why no copy is to blame."""
+
+
 class Told(NamedTuple):
     """The digests of a position's units in one step, by number."""
 

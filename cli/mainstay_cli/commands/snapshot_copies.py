@@ -30,7 +30,8 @@ store does not answer in time.
 
 Of two copies that differ nobody can tell which is damaged: both are named. A segment with one \
 copy is compared with what the check before has read. A copy that a replay has found damaged is \
-named until it is written again.
+named until it is written again. A segment that its store finds no more, as the key in its memory \
+has changed, is named and dropped.
 
 Example: mainstay snapshots verify demo"""
 POLL_S = 0.5

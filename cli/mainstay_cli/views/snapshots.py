@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from mainstay_core.base.words import count, show_bytes
@@ -18,7 +18,8 @@ def describe_snapshots(told: Mapping[str, Any]) -> str:
     lines = [*describe_summary(told["summary"]), ""]
     lines += [f"  {'position':<9} {'copies':>6} {'replay':>7}  not survived alone"]
     places = {p["position"]: _place(p) for p in told["positions"]}
-    lines += [f"  {_position_line(position, places)}" for position in told["positions"]]
+    renewed = _renewed_stages(told["positions"])
+    lines += [f"  {_position_line(position, places, renewed)}" for position in told["positions"]]
     lines += ["", f"  {'store':<24} {'used':>10} {'of':>10}  position  units (states; gradients)"]
     for store in told["stores"]:
         head = (
@@ -113,20 +114,37 @@ def describe_check(found: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _position_line(position: Mapping[str, Any], places: Mapping[int, str]) -> str:
+def _position_line(
+    position: Mapping[str, Any], places: Mapping[int, str], renewed: Collection[int]
+) -> str:
     lost = [f"pod {name}" for name in position["pods"]]
     lost += [f"domain {name}" for name in position["domains"] if name not in position["pods"]]
     steps = str(position["replay_steps"]) if position["is_covered"] else "-"
     why = "" if position["is_covered"] else f"  NOT COVERED: {position['why_not']}"
-    stretch = position.get("stretch")
-    together = ""
-    if stretch is not None and stretch["first"] < stretch["last"]:
-        first, last = (places.get(stretch[n], str(stretch[n])) for n in ("first", "last"))
-        together = f"  once lost, made anew with {first} to {last}"
     return (
         f"{_place(position):<9} {position['num_copies']:>6} {steps:>7}  "
-        f"{', '.join(lost) or 'none'}{together}{why}"
+        f"{', '.join(lost) or 'none'}{_replay_of(position, places, renewed)}{why}"
     )
+
+
+def _renewed_stages(positions: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Return the stages that are being made anew: stores can, and no member has some state."""
+    return frozenset(p["stage"] for p in positions if p["is_covered"] and not p["num_members"])
+
+
+def _replay_of(
+    position: Mapping[str, Any], places: Mapping[int, str], renewed: Collection[int]
+) -> str:
+    """Return whether a position is being made anew, and with which others, or would be."""
+    stretch = position.get("stretch")
+    others = ""
+    if stretch is not None and stretch["first"] < stretch["last"]:
+        first, last = (places.get(stretch[n], str(stretch[n])) for n in ("first", "last"))
+        others = f" with {first} to {last}"
+    # From boundary logs all inner ranks of a stage are made anew, from gradients each by itself.
+    if position["stage"] in renewed and (stretch is not None or not position["num_members"]):
+        return f"  is being made anew{others}"
+    return f"  once lost, made anew{others}" if others and position["num_members"] else ""
 
 
 def _place(position: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@
 - ``evictions``: what of a full store goes, so that the window in flight finds room
 - ``report_sizes``: how many bytes it takes to tell what a store holds
 - ``records``: the commits beside the segments of one store
+- ``kept``: segments by key, and those that no key finds any more
 - ``index``: the segments of one store
 - ``deliveries``: one segment on its way to its holders
 - ``status``: what a store tells the api: what it holds in short, and the checksums of a check

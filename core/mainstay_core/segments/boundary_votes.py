@@ -59,6 +59,24 @@ class BoundaryVotes:
         """Drop the votes that rest on a log whose bytes are others now."""
         self._voted.pop((key.position, key.version, key.shard_type), None)
 
+    def keep_whole(self, lineage: int) -> None:
+        """Drop the votes that rest on a log which is not kept any more.
+
+        Args:
+            lineage: of all that is kept.
+        """
+        self._voted = {
+            (position, step, shard_type): voted
+            for (position, step, shard_type), voted in self._voted.items()
+            if all(
+                self._is_kept(key)
+                for kind in voted.kinds
+                for key in _keys_of_type(
+                    lineage, position, kind, step, shard_type, voted.micro_batches
+                )
+            )
+        }
+
     def keep_steps(self, *, first: int = 0, stop: int | None = None) -> None:
         """Drop the votes on steps before ``first``, and on ``stop`` and later ones."""
         self._voted = {

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from mainstay_core.base.bounds import cut
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.frames import AskDigests, Segment, ToldDigests
+from mainstay_core.segments.frames import AskDigests, AskSeals, Segment, ToldDigests, ToldSeals
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.records import quorum_of, refusal_of
 from mainstay_core.wire.segments import SegmentHeader
-from mainstay_core.wire.unit_digests import UnitDigests
+from mainstay_core.wire.unit_digests import MAX_TOLD_SEALS, UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 
@@ -96,7 +96,7 @@ def note_passed(index: SegmentIndex, record: CommitRecord) -> str:
     return index.record(record, is_passed=True)
 
 
-def note_digests(index: SegmentIndex, told: UnitDigests) -> tuple[UnitDigests, ...]:
+def note_digests(index: SegmentIndex, told: UnitDigests) -> bool:
     """Keep the digests of a step's units, if what is kept here is of their lineage and no newer.
 
     Args:
@@ -104,12 +104,30 @@ def note_digests(index: SegmentIndex, told: UnitDigests) -> tuple[UnitDigests, .
         told: by a trainer of the pod, or passed on by another store.
 
     Returns:
-        All that is here of their position, ascending; nothing if they are not kept.
+        Whether they are kept.
     """
     if told.lineage != index.lineage or told.step < index.from_version:
-        return ()
+        return False
     commits = index.commits
     return commits.keep_digests(told)
+
+
+def answer_seals(index: SegmentIndex, asked: AskSeals) -> ToldSeals:
+    """Return which digests of a position's units a store has, those of the newest steps."""
+    commits = index.commits
+    kept = commits.list_digests(asked.position)[-MAX_TOLD_SEALS:]
+    return ToldSeals(position=asked.position, seals=tuple(digests.seal for digests in kept))
+
+
+def list_lacking(index: SegmentIndex, told: ToldSeals) -> tuple[UnitDigests, ...]:
+    """Return the digests of a position's units that a store has and another one lacks.
+
+    Args:
+        index: of the store that has them.
+        told: by the other one.
+    """
+    commits, known = index.commits, frozenset(told.seals)
+    return tuple(d for d in commits.list_digests(told.position) if d.seal not in known)
 
 
 def answer_digests(index: SegmentIndex, asked: AskDigests) -> ToldDigests:

@@ -43,7 +43,7 @@ from mainstay_core.wire.segments import (
     SegmentKind,
     StoreReport,
 )
-from mainstay_core.wire.unit_digests import UnitDigests
+from mainstay_core.wire.unit_digests import MAX_TOLD_SEALS, SealText, UnitDigests
 from mainstay_core.wire.votes import CommitRecord
 
 SOCKET_NAME = "snapshots.sock"
@@ -399,8 +399,26 @@ class PassDigests:
     kind: Literal["pass-digests"] = "pass-digests"
 
 
-FromPeer = Segment | Fetch | AskReport | AskDigests | Doubt | PassRecord | PassDigests
-ToHolder = Stored | Refused
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskSeals:
+    """A store wants to know of which steps of a position a pod has the digests of units."""
+
+    position: Index
+    kind: Literal["ask-seals"] = "ask-seals"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldSeals:
+    """A pod says which digests of a position's units it has: others are to be passed on to it."""
+
+    position: Index
+    seals: Annotated[tuple[SealText, ...], Longest(MAX_TOLD_SEALS)]
+    """Of the newest steps."""
+    kind: Literal["seals"] = "seals"
+
+
+FromPeer = Segment | Fetch | AskReport | AskDigests | Doubt | PassRecord | PassDigests | AskSeals
+ToHolder = Stored | Refused | ToldSeals
 ToReader = Segment | Header | Missing | Reported | ToldDigests | Noted
 Message = FromTrainer | ToTrainer | FromPeer | ToHolder | ToReader
 
@@ -417,8 +435,11 @@ _TO_TRAINER: Mapping[str, type[ToTrainer]] = {
 _FROM_PEER: Mapping[str, type[FromPeer]] = {
     "segment": Segment, "fetch": Fetch, "report": AskReport, "digests": AskDigests,
     "doubt": Doubt, "record": PassRecord, "pass-digests": PassDigests,
+    "ask-seals": AskSeals,
 }  # fmt: skip
-_TO_HOLDER: Mapping[str, type[ToHolder]] = {"stored": Stored, "refused": Refused}
+_TO_HOLDER: Mapping[str, type[ToHolder]] = {
+    "stored": Stored, "refused": Refused, "seals": ToldSeals,
+}  # fmt: skip
 _TO_READER: Mapping[str, type[ToReader]] = {
     "segment": Segment, "header": Header, "missing": Missing, "report": Reported,
     "digests": ToldDigests, "noted": Noted,

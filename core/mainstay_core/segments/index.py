@@ -14,13 +14,13 @@ none, a newer quorum's commit of an older step does.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import count, quote
 from mainstay_core.segments.boundary_votes import BoundaryVotes
 from mainstay_core.segments.evictions import COPIES, Kept, plan_evictions
 from mainstay_core.segments.frames import VotedLogs
+from mainstay_core.segments.kept import Segment, UnitKey, UnitSegments, take_lost
 from mainstay_core.segments.records import CommitRecords, refusal_of
 from mainstay_core.segments.report_sizes import bounded
 from mainstay_core.segments.spans import Span, SpanAllocator
@@ -28,61 +28,15 @@ from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
     MAX_EMPTY_SEGMENTS,
     MAX_HELD_LOGS,
-    MAX_HELD_STATES,
     MAX_HELD_UNITS,
-    MAX_RUNS,
     Holder,
     LogsHeld,
     SegmentHeader,
     SegmentKey,
     SegmentKind,
     StoreReport,
-    UnitHeld,
-    runs_of,
 )
 from mainstay_core.wire.votes import CommitRecord
-
-UnitKey = tuple[int, int]
-"""(position, unit)"""
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """A segment whose bytes are all there."""
-
-    header: SegmentHeader
-    span: Span
-    holders: tuple[Holder, ...] = ()
-    """Stores that were to keep it, the writer's first; empty if that is not known."""
-    num_readers: int = 0
-    """How many read or send its bytes now."""
-    is_kept: bool = True
-    """Whether the index has it; else its place goes with its last reader."""
-    is_doubted: bool = False
-    """Whether a reader or a check has found it damaged, or void. It covers nothing."""
-
-
-@dataclass(slots=True)
-class _Unit:
-    """The segments of one unit."""
-
-    unit_name: str
-    num_units: int
-    segments: dict[SegmentKey, Segment] = field(default_factory=dict)
-
-    def told(self, place: UnitKey) -> UnitHeld:
-        versions: dict[SegmentKind, list[int]] = {kind: [] for kind in SegmentKind}
-        for key in sorted(self.segments):
-            versions[key.kind].append(key.version)
-        return UnitHeld(
-            position=place[0],
-            unit=place[1],
-            unit_name=self.unit_name,
-            num_units=self.num_units,
-            states=tuple(versions[SegmentKind.STATE][-MAX_HELD_STATES:]),
-            gradients=tuple(runs_of(versions[SegmentKind.GRADIENT])[-MAX_RUNS:]),
-            computes=tuple(runs_of(versions[SegmentKind.COMPUTE])[-MAX_RUNS:]),
-        )
 
 
 class SegmentIndex:
@@ -98,7 +52,7 @@ class SegmentIndex:
     def __init__(self, job: JobUid, size_bytes: int) -> None:
         self._job, self._size_bytes = job, size_bytes
         self._spans = SpanAllocator(size_bytes)
-        self._units: dict[UnitKey, _Unit] = {}
+        self._units: dict[UnitKey, UnitSegments] = {}
         self._logs: dict[SegmentKey, Segment] = {}
         """What crossed boundaries."""
         self._votes = BoundaryVotes(self._logs.__contains__)
@@ -263,14 +217,14 @@ class SegmentIndex:
             self._logs[header.key] = segment
             return segment
         place = header.key.position, header.key.unit
-        unit = self._units.setdefault(place, _Unit(header.unit_name, header.num_units))
+        unit = self._units.setdefault(place, UnitSegments(header.unit_name, header.num_units))
         if header.key.kind is not SegmentKind.GRADIENT:
             self._drop(self._given_up(unit, header.window))
         unit = self._units.setdefault(place, unit)
         unit.segments[header.key] = segment
         return segment
 
-    def _given_up(self, unit: _Unit, window: int) -> list[SegmentKey]:
+    def _given_up(self, unit: UnitSegments, window: int) -> list[SegmentKey]:
         """Return a unit's copies of windows that were given up: another one has followed.
 
         What is kept begins with the newest complete window, and one is in flight: those between
@@ -324,6 +278,10 @@ class SegmentIndex:
             return
         if unit is not None and not unit.segments:
             del self._units[place]
+        self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        """Note that a segment is kept no more; its place goes with its last reader."""
         self._num_empty -= not segment.header.size_bytes
         segment.is_kept = False
         if not segment.num_readers:
@@ -453,6 +411,23 @@ class SegmentIndex:
         self._lineage, self._from_version, self._fingerprint = lineage, 0, ""
         self._is_broken = self._has_trainers = False
         self._completed_at = -1
+
+    def drop_lost(self) -> list[SegmentKey]:
+        """Keep those no more that no key finds, as a bit of theirs has changed: nobody reads them.
+
+        Returns:
+            As what the index had them, which may be the key that has changed.
+        """
+        lost = take_lost(self._logs, self.find)
+        if lost:
+            self._votes.keep_whole(self._lineage)  # other bytes may come in their place
+        for unit in self._units.values():
+            lost += take_lost(unit.segments, self.find)
+        self._units = {place: unit for place, unit in self._units.items() if unit.segments}
+        for _, segment in lost:
+            self._forget(segment)
+        self.num_discarded += len(lost)
+        return sorted(key for key, _ in lost)
 
     def segments(self) -> list[Segment]:
         """Return all that is kept: of units, and then boundary logs."""

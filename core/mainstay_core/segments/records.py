@@ -130,22 +130,26 @@ class CommitRecords:
         """Return the digests of a position's units in a step; None if they are not here."""
         return self._digests.get((step, position))
 
-    def keep_digests(self, told: UnitDigests) -> tuple[UnitDigests, ...]:
+    def list_digests(self, position: int) -> tuple[UnitDigests, ...]:
+        """Return the digests of a position's units in all steps of which they are here."""
+        return tuple(d for (_, of), d in sorted(self._digests.items()) if of == position)
+
+    def keep_digests(self, told: UnitDigests) -> bool:
         """Keep digests of units, in place of those of the same step and position.
 
         What takes more than ``MAX_DIGESTS_BYTES`` with them goes, the oldest steps first.
 
         Returns:
-            All that is here of the position, ascending; nothing if they came damaged.
+            Whether they are kept: they did not come damaged.
         """
         if not are_sealed(told):
-            return ()
+            return False
         self._drop_digests([(told.step, told.position)])
         self._digests[told.step, told.position] = told
         self._digests_bytes += told.size_bytes
         while self._digests_bytes > MAX_DIGESTS_BYTES:
             self._drop_digests([min(self._digests)])
-        return tuple(d for _, d in sorted(self._digests.items()) if d.position == told.position)
+        return True
 
     def _drop_digests(self, places: Iterable[tuple[int, int]]) -> None:
         for place in places:

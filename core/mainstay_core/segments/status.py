@@ -11,7 +11,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from mainstay_core.base.ids import PodUid
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.wire.segments import (
     BOUNDARY_KINDS,
     MAX_BAD,

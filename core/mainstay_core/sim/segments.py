@@ -34,8 +34,8 @@ from mainstay_core.segments.frames import (
     Written,
 )
 from mainstay_core.segments.frames import Held as HeldEverywhere
-from mainstay_core.segments.index import Segment as Kept
 from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment as Kept
 from mainstay_core.segments.spans import Span
 from mainstay_core.sim import terms
 from mainstay_core.sim.engine import Process, Violation

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from mainstay_core.wire.segments import SegmentKey
 from mainstay_core.wire.stores import SUM_DIGITS, DamagedCopy, StoreCheck
 
+_LOST = (
+    "the key by which the store finds it has changed, so that nobody can read it; it was dropped"
+)
 _DOUBTED = "it was found damaged or void before, and was not written again"
 
 
@@ -22,6 +25,9 @@ class CheckVerdict:
 
     damaged: tuple[DamagedCopy, ...]
     """By segment and pod."""
+    lost: tuple[DamagedCopy, ...]
+    """Copies that no key found any more, as which their stores had them: one that is good may have
+    that key. The stores have dropped them."""
     num_compared: int
     """Segments with two copies or more."""
     num_alone: int
@@ -39,26 +45,32 @@ def judge(checks: Mapping[str, StoreCheck]) -> CheckVerdict:
     lineage = max((check.lineage for check in checks.values()), default=0)
     copies: dict[SegmentKey, dict[str, str]] = {}
     names: dict[SegmentKey, str] = {}
+    """Of units, by key without the version."""
     found: dict[tuple[SegmentKey, str], str] = {}
+    lost: list[tuple[SegmentKey, str]] = []
     for pod, check in checks.items():
         if check.lineage != lineage:
             continue
         for key, name, checksum in _sums_of(check):
             copies.setdefault(key, {})[pod] = checksum
-            names[key] = name
+            names[replace(key, version=0)] = name
         for key in check.changed:
             found[key, pod] = "its bytes are not those that an earlier check has read"
         for key in check.doubted:
             # It need not differ from others: what was written may have been wrong.
             found.setdefault((key, pod), _DOUBTED)
+        lost += [(key, pod) for key in check.lost]
+
+    def named(key: SegmentKey, pod: str, why: str) -> DamagedCopy:
+        name = names.get(replace(key, version=0), "")
+        return DamagedCopy(pod=pod, key=key, unit_name=name, why=why)
+
     for key, sums in copies.items():
         unchanged = {pod: s for pod, s in sums.items() if (key, pod) not in found}
         found |= {(key, pod): why for pod, why in _odd_ones(unchanged).items()}
     return CheckVerdict(
-        damaged=tuple(
-            DamagedCopy(pod=pod, key=key, unit_name=names.get(key, ""), why=found[key, pod])
-            for key, pod in sorted(found)
-        ),
+        damaged=tuple(named(key, pod, found[key, pod]) for key, pod in sorted(found)),
+        lost=tuple(named(key, pod, _LOST) for key, pod in sorted(lost)),
         num_compared=sum(len(sums) > 1 for sums in copies.values()),
         num_alone=sum(len(sums) == 1 for sums in copies.values()),
     )

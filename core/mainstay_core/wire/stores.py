@@ -138,6 +138,8 @@ class StoreCheck:
         default=(), metadata=OMITTED
     )
     """Segments that a reader or an earlier check has found damaged, and nobody has written anew."""
+    lost: Annotated[tuple[SegmentKey, ...], Longest(MAX_BAD)] = field(default=(), metadata=OMITTED)
+    """Segments that no key found any more, as which the store had them. It has dropped them."""
     num_records: Count = field(default=0, metadata=OMITTED)
     """Commits that were checked."""
     bad_records: Annotated[tuple[Count, ...], Longest(MAX_RECORDS)] = field(

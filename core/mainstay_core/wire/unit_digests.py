@@ -24,8 +24,14 @@ MAX_DIGESTED_UNITS = 15_000
 """Units of a position of which digests are told: those of both kinds fit into the head of a message
 between pods. A position with more units is compared as a whole alone."""
 
+MAX_TOLD_SEALS = 1024
+"""Steps of a position of which a store tells that it has the digests: the newest. What it has of
+older ones is passed on to it again."""
+
 PackedDigests = Annotated[str, Longest(DIGEST_CHARS * MAX_DIGESTED_UNITS)]
 """Digests of units, by number, one behind the other."""
+SealText = Annotated[str, Longest(2 * RECORD_SEAL_BYTES)]
+"""A seal of digests of units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments.frames import SOCKET_NAME
 from mainstay_core.wire.segments import Holder
+from mainstay_core.wire.stores import StoreCheck
 from mainstay_train.base import job_secret
 from mainstay_train.state.segments import SegmentClient
 
@@ -140,3 +141,10 @@ def make_client() -> Iterator[Callable[..., SegmentClient]]:
     yield make
     for client in clients:
         client.shutdown("the test is over")
+
+
+def done_check(pod: Pod, number: int) -> StoreCheck:
+    """The outcome of a store's check."""
+    while (check := pod.store.ask(number).result().checked) is None or check.number < number:
+        pass
+    return check

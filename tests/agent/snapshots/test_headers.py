@@ -11,14 +11,17 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.agent.snapshots.conftest import Pod
+from tests.agent.snapshots.conftest import Pod, done_check
 from tests.core.segments.keys import header_of, key_of
 from tests.train.snapshots.test_replayer import NUM_UNITS, TOLD, Stage, content, expected, record
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import StateLoaded
 from mainstay_core.rank.replays.replaying import Stores
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
+from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.snapshots.checks import judge
 from mainstay_core.wire.segments import BadSegment, StoreReport, seal
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
@@ -205,6 +208,33 @@ def test_of_a_unit_whose_place_flips_the_good_copies_are_used(
     assert not loser.bad, "of what is told wrong nothing is read"
     if made:
         assert loser.stage.states == expected(VERSION)
+
+
+@pytest.mark.parametrize("kind", ["state", "gradient"])
+@pytest.mark.parametrize(
+    "what",
+    ["the version by which it is found", "a high bit of that", "the version that readers see"],
+)
+def test_a_check_names_a_segment_that_no_key_finds_and_its_room_is_free_again(
+    lost: Callable[[int], tuple[Lost, list[Pod]]], what: str, kind: str
+) -> None:
+    _, pods = lost(2)
+    index = index_of(pods[0])
+    kept, free = len(index.segments()), index.free_bytes
+    segment = find(index, kind, STATE + 1)
+    FLIPS[what](index, kind)
+
+    verdict = judge({pod.uid: done_check(pod, 1) for pod in pods})
+
+    (named,) = verdict.lost
+    assert (named.pod, named.unit_name, named.key.unit) == ("a", f"layer.{UNIT}", UNIT)
+    assert verdict.damaged == (), "a good copy may have the key that is found"
+    assert segment not in index.segments()
+    assert len(index.segments()) == kept - 1
+    assert index.free_bytes == free + PAGE_BYTES
+    told = pods[0].store.ask().result()
+    assert (told.num_discarded, told.num_damaged) == (1, 0)
+    assert judge({pod.uid: done_check(pod, 2) for pod in pods}).lost == ()
 
 
 @pytest.mark.parametrize("num_copies", [1, 2])

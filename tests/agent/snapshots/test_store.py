@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.agent.snapshots.conftest import HOST, MIB, Pod
+from tests.agent.snapshots.conftest import HOST, MIB, Pod, done_check
 from tests.core.segments.keys import header_of, key_of, record_of
 
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.snapshots.checks import CheckVerdict, judge
 from mainstay_core.wire.segments import Holder, Run, SegmentKey
-from mainstay_core.wire.stores import Doubts, StoreCheck
+from mainstay_core.wire.stores import Doubts
 from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import Fetched, SegmentClient, SegmentMissing
 from mainstay_train.state.store_connection import StoreGone
@@ -564,13 +564,6 @@ def states_of(pod: Pod) -> list[tuple[int, ...]]:
 def checked(pods: Sequence[Pod], number: int) -> CheckVerdict:
     """What a check of stores has found."""
     return judge({pod.uid: done_check(pod, number) for pod in pods})
-
-
-def done_check(pod: Pod, number: int) -> StoreCheck:
-    """The outcome of a store's check."""
-    while (check := pod.store.ask(number).result().checked) is None or check.number < number:
-        pass
-    return check
 
 
 def flip(client: SegmentClient, key: SegmentKey, at: int) -> None:

@@ -10,6 +10,9 @@ from tests.agent.snapshots.test_store import flush, write
 from tests.core.segments.keys import key_of, record_of
 from tests.core.segments.test_records import told
 
+from mainstay_agent.snapshots import callers, holders, store
+from mainstay_core.segments.deliveries import note_digests
+from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.wire.segments import Holder
 from mainstay_core.wire.unit_digests import DIGEST_CHARS, MAX_DIGESTED_UNITS, UnitDigests
 from mainstay_train.state.segments import SegmentClient
@@ -59,6 +62,35 @@ def test_a_holder_that_is_new_hears_of_all_steps_before(
     while there(reader, b.holder, 5) is None:
         pass
     assert [there(reader, b.holder, step) for step in (3, 4)] == [told(3), told(4)]
+
+
+def test_a_holder_whose_connection_had_ended_hears_of_the_new_step_alone(
+    make_store: Make, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[int] = []
+
+    def note(index: SegmentIndex, told: UnitDigests) -> bool:
+        passed.append(told.step)
+        return note_digests(index, told)
+
+    monkeypatch.setattr(callers, "note_digests", note)
+    a, b = make_store("a"), make_store("b")
+    trainer, reader = make_client(a), make_client(make_store("c"))
+    for step in (3, 4):
+        trainer.digests.keep(told(step), [b.holder])
+    while there(reader, b.holder, 4) is None:
+        pass
+    with monkeypatch.context() as short:
+        short.setattr(holders, "LINGER_S", 0.0)
+        short.setattr(store, "SWEEP_S", 0.0)
+        while a.store._lines:
+            a.store.ask().result()  # it has its turn
+
+    trainer.digests.keep(told(5), [b.holder])
+
+    while there(reader, b.holder, 5) is None:
+        pass
+    assert passed == [3, 4, 5]
 
 
 def test_they_go_once_their_window_is_needed_no_more(

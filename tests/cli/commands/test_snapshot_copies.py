@@ -33,8 +33,8 @@ SUMMARY: dict[str, Any] = {
     "coverage": "the loss of any one pod is survived",
 }
 POSITION = {
-    "position": 1, "stage": 1, "inner": 0, "is_covered": True, "why_not": "", "num_copies": 2,
-    "replay_steps": 5, "pods": ["demo-1"], "domains": ["demo-1", "rack-2"],
+    "position": 1, "stage": 1, "inner": 0, "is_covered": True, "why_not": "", "num_members": 1,
+    "num_copies": 2, "replay_steps": 5, "pods": ["demo-1"], "domains": ["demo-1", "rack-2"],
 }  # fmt: skip
 STORE = {
     "name": "demo-1",
@@ -145,6 +145,43 @@ def test_a_position_that_is_made_anew_with_others_is_listed_with_them(
     assert "  s0             2       5  pod demo-1, domain rack-2\n" in shown
     together = "once lost, made anew with s0 to s1"
     assert f"  s1             2       5  pod demo-1, domain rack-2  {together}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_members": 0}, "is being made anew with s0 to s1"),
+        ({"num_members": 0, "stretch": {"first": 1, "last": 1}}, "is being made anew"),
+        ({"num_members": 0, "stretch": None}, "is being made anew"),
+        ({"num_members": 1}, "once lost, made anew with s0 to s1"),
+        # No store can: whether anything is made anew is for the next row of the ladder.
+        ({"num_members": 0, "is_covered": False, "why_not": "gone"}, "NOT COVERED: gone"),
+    ],
+)
+def test_a_position_without_a_state_is_listed_as_what_is_being_made_anew(
+    demo: Job, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], told: str
+) -> None:
+    lost = POSITION | {"stretch": {"first": 0, "last": 1}} | changes
+    demo.told["positions"] = [POSITION | {"position": 0, "stage": 0}, lost]
+    snapshot_copies.ls("demo")
+    line = next(line for line in capsys.readouterr().out.splitlines() if line[2:4] == "s1")
+    assert line.split("  ")[-1] == told
+    assert "domain rack-2  " + told in line
+
+
+def test_a_rank_whose_stage_is_made_anew_is_listed_with_it_though_it_has_its_state(
+    demo: Job, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stretch = {"first": 0, "last": 1}
+    held = POSITION | {"position": 0, "stage": 0, "stretch": stretch}
+    lost = held | {"position": 1, "inner": 1, "num_members": 0}
+    demo.told["positions"] = [held, lost]
+    for number, what in ((2, "  is being made anew with s0 to s0.i1\n"), (1, "rack-2\n")):
+        snapshot_copies.ls("demo")
+        shown = capsys.readouterr().out.partition("not survived alone")[2]
+        assert shown.partition("store")[0].count(what) == number
+        # From gradients each rank is made anew by itself.
+        demo.told["positions"] = [p | {"stretch": None} for p in (held, lost)]
 
 
 def test_boundary_logs_are_listed_with_the_order_of_units(

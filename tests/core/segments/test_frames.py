@@ -12,7 +12,7 @@ from mainstay_core.base.frames import FrameParser
 from mainstay_core.base.ids import PodUid
 from mainstay_core.segments import frames
 from mainstay_core.wire.segments import Holder, StoreReport
-from mainstay_core.wire.unit_digests import UnitDigests, seal_digests
+from mainstay_core.wire.unit_digests import MAX_TOLD_SEALS, UnitDigests, seal_digests
 
 HEADER = header_of(key_of(3), 5)
 HOLDERS = (Holder(pod=PodUid("b"), address="10.0.0.2:1"),)
@@ -70,6 +70,10 @@ def test_what_pods_say_to_each_other_arrives() -> None:
     assert frames.decode_from_peer(head_of(passed), 0) == passed
     digests = frames.PassDigests(digests=DIGESTS)
     assert frames.decode_from_peer(head_of(digests), 0) == digests
+    ask = frames.AskSeals(position=2)
+    assert frames.decode_from_peer(head_of(ask), 0) == ask
+    seals = frames.ToldSeals(position=2, seals=("a" * 32,))
+    assert frames.decode_to_holder(head_of(seals), 0) == seals
     asked = frames.AskDigests(request=0, lineage=1, position=2, step=3)
     assert frames.decode_from_peer(head_of(asked), 0) == asked
     told = frames.ToldDigests(request=0, digests=DIGESTS)
@@ -97,6 +101,13 @@ def test_what_pods_say_to_each_other_arrives() -> None:
         (lambda head: frames.decode_from_peer(head, 0), head_of(frames.Segment(header=HEADER))),
         (lambda head: frames.decode_from_peer(head, 1), head_of(frames.Fetch(key=key_of(3)))),
         (lambda head: frames.decode_to_holder(head, 3), head_of(frames.Stored())),
+        *(
+            (
+                lambda head: frames.decode_to_holder(head, 0),
+                {"kind": "seals", "position": 2, "seals": seals},
+            )
+            for seals in (["a" * 33], ["a"] * (MAX_TOLD_SEALS + 1), "a")
+        ),
     ],
 )
 def test_what_is_no_message_is_refused(decode: Any, head: dict[str, Any]) -> None:

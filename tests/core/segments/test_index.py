@@ -16,7 +16,8 @@ from mainstay_core.segments import records as records_module
 from mainstay_core.segments import report_sizes
 from mainstay_core.segments.deliveries import note_passed
 from mainstay_core.segments.frames import VotedLogs
-from mainstay_core.segments.index import Segment, SegmentIndex
+from mainstay_core.segments.index import SegmentIndex
+from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.report_sizes import (
     MAX_WHY,
     fit_reports,

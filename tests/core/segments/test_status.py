@@ -236,6 +236,59 @@ def test_a_log_that_a_reader_doubts_covers_nothing_until_it_is_written_again() -
     assert len(status_of(index, POD).logs) == 1
 
 
+@pytest.mark.parametrize("other", [3, 9])
+def test_a_segment_whose_key_has_changed_goes_with_its_room(other: int) -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    for version in (2, 3):
+        put(index, version)
+    segment = index.find(key_of(2))
+    assert segment is not None
+    object.__setattr__(segment.header.key, "version", other)
+    assert index.find(key_of(2)) is None
+
+    assert index.drop_lost() == [key_of(other)]
+
+    assert [g.states for g in status_of(index, POD).units] == [(3,)]
+    assert (status_of(index, POD).num_discarded, index.free_bytes) == (1, 3 * PAGE_BYTES)
+    assert index.find(key_of(3)) is not None
+    assert index.drop_lost() == []
+
+
+def test_a_unit_that_is_found_no_more_goes_with_all_its_segments() -> None:
+    index = SegmentIndex(JOB, 4 * PAGE_BYTES)
+    for unit in (0, 1):
+        put(index, 2, unit=unit)
+        put(index, 3, unit=unit)
+    units = index._units
+    units[0, 5] = units.pop((0, 1))
+
+    assert index.drop_lost() == [key_of(2, 1), key_of(3, 1)]
+
+    assert [g.numbers for g in status_of(index, POD).units] == [(0,)]
+    assert index.free_bytes == 2 * PAGE_BYTES
+
+
+def test_no_vote_rests_on_what_comes_in_place_of_a_log_that_no_key_finds() -> None:
+    index = SegmentIndex(JOB, 8 * PAGE_BYTES)
+    keys = [boundary_key(0, 1, SegmentKind.ACTIVATION, step, 0, 0) for step in (2, 3)]
+    for key in keys:
+        index.put(header_of(key), index.take_room(10) or Span(0, 0))
+        voted = VotedLogs(
+            request=1, lineage=0, position=1, step=key.version, quorum="q1-abc",
+            kinds=(SegmentKind.ACTIVATION,), types=(0,), micro_batches=1,
+        )  # fmt: skip
+        assert not index.note_voted(voted)
+    segment = index.find(keys[0])
+    assert segment is not None
+    object.__setattr__(segment.header.key, "version", 9)
+
+    assert [key.version for key in index.drop_lost()] == [9]
+    written = replace(keys[0], version=2)
+    index.put(header_of(written, digest="another"), index.take_room(10) or Span(0, 0))
+
+    assert [(log.first_step, log.last_step) for log in status_of(index, POD).logs] == [(3, 3)]
+
+
 def test_a_check_is_judged_once_and_for_what_it_has_read() -> None:
     sums = Checksums()
     keys = tuple(key_of(version) for version in (3, 4))

@@ -16,6 +16,7 @@ def check(
     *sums: str,
     changed: tuple[SegmentKey, ...] = (),
     doubted: tuple[SegmentKey, ...] = (),
+    lost: tuple[SegmentKey, ...] = (),
     lineage: int = 0,
     number: int = 1,
 ) -> StoreCheck:
@@ -27,7 +28,7 @@ def check(
     )
     return StoreCheck(
         number=number, num_segments=3, size_bytes=30, lineage=lineage, segments=(line,),
-        changed=changed, doubted=doubted,
+        changed=changed, doubted=doubted, lost=lost,
     )  # fmt: skip
 
 
@@ -68,6 +69,15 @@ def test_a_copy_that_a_reader_has_found_damaged_is_named_though_all_have_its_byt
 def test_a_copy_that_differs_from_one_that_was_found_damaged_is_the_good_one() -> None:
     bad = check(*SUMS[:2], "00000000", doubted=(key_of(6),))
     assert named(("a", check(*SUMS)), ("b", bad)) == [("b", 6)]
+
+
+def test_a_copy_that_no_key_finds_is_named_beside_a_good_one_of_that_key() -> None:
+    verdict = judge({"a": check(*SUMS, lost=(key_of(4), key_of(9))), "b": check(*SUMS)})
+    assert [(d.pod, d.key.version, d.unit_name) for d in verdict.lost] == [
+        ("a", 4, "layer.0"),
+        ("a", 9, "layer.0"),
+    ]
+    assert (verdict.damaged, verdict.num_compared) == ((), 3)
 
 
 def test_one_copy_alone_is_counted_and_not_compared() -> None:

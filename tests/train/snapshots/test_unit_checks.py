@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,13 +15,16 @@ from tests.train.snapshots.test_boundary_replayer import HOLDERS, STAGE, Case
 from tests.train.snapshots.test_keeper import keeper_of
 from tests.train.snapshots.trained_chain import LENGTH, RATE, STEPS, train
 
+from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.boundaries import Relay
 from mainstay_core.rank.replays.replaying import Replay, UnitReplay
 from mainstay_core.wire.segments import BadSegment, SegmentKind, boundary_key, seal
 from mainstay_core.wire.unit_digests import UnitDigests, seal_digests, why_void
-from mainstay_core.wire.votes import CommitRecord
+from mainstay_core.wire.votes import Commit, CommitRecord
+from mainstay_train.compute.engine import Engine
 from mainstay_train.snapshots import boundary_replayer
+from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.sent_log import flow_digest
 from mainstay_train.snapshots.unit_checks import holders_of
@@ -248,6 +253,80 @@ def test_a_wrong_moment_is_found_by_the_computed_step_that_uses_it(case: Case) -
     assert isinstance(outcome, LoadFailed)
     assert f"replayed step 0: the masters of unit {load.name} " in outcome.why
     assert bad(case) == [BadSegment(key=load.key, pod=NEAR)]
+
+
+def apply_wrongly(case: Case, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Apply one step with another rate than it was taken with."""
+    apply = Engine.apply_again
+
+    def wrong(engine: Engine, commit: Commit, rate: float, *more: Any) -> None:
+        assert engine is case.engine
+        apply(engine, commit, rate * (2.0 if commit.step == at else 1.0), *more)
+
+    monkeypatch.setattr(Engine, "apply_again", wrong)
+
+
+def begin_again(case: Case, *, has_differed: bool) -> None:
+    """Read for the next attempt, as its quorum does."""
+    case.copies = GoodCopies(cast(Any, case.shelf), PodUid("own"), lambda: "")
+    case.copies.has_differed = has_differed
+
+
+@pytest.mark.parametrize("log", ["gradients", "boundaries"])
+def test_a_step_that_was_applied_wrongly_to_all_units_voids_no_copy_the_first_time(
+    case: Case, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    def attempt() -> StateLoaded | LoadFailed:
+        return run(case, by_gradients(case)) if log == "gradients" else case.run(case.replay())
+
+    with monkeypatch.context() as mistaken:
+        apply_wrongly(case, mistaken, LENGTH - 1)
+        outcome = attempt()
+        assert isinstance(outcome, LoadFailed)
+        assert f"replayed step {LENGTH - 1}: the masters of unit " in outcome.why
+        assert outcome.why.endswith("how the step was applied may be what is wrong")
+        assert (bad(case), case.shelf.doubted) == ([], [])
+        assert case.copies.differs
+
+        # Else the same would be tried for ever.
+        begin_again(case, has_differed=True)
+        assert isinstance(attempt(), LoadFailed)
+        states = {key for key in case.shelf.digests if key.kind is STATE}
+        # The step before has proven older ones.
+        assert {b.key for b in bad(case)} == {k for k in states if k.version == LENGTH - 1}
+
+    begin_again(case, has_differed=True)
+    assert is_right(case, attempt())
+    assert bad(case) == []
+
+
+def test_a_trainer_that_applies_wrongly_twice_gives_the_copies_up(case: Case) -> None:
+    shelf = case.shelf
+    client = SimpleNamespace(
+        fetch=shelf.fetch, doubt=shelf.doubt, interrupt=shelf.interrupt, digests=case.knows
+    )
+    keeper = keeper_of(case.engine, client)
+    keeper._learning_rate = lambda step: RATE * (2.0 if step == LENGTH - 1 else 1.0)
+    replay, plan = by_gradients(case), make_plan({0: ["pod.1"]})
+
+    def attempt() -> StateLoaded | LoadFailed:
+        return asyncio.run(keeper.replay(keeper.begin_wait(), plan, 0, replay, None))
+
+    assert isinstance(attempt(), LoadFailed)
+    assert keeper._bad == []
+    assert isinstance(attempt(), LoadFailed)
+    assert {(b.key.kind, b.key.version) for b in keeper._bad} == {(STATE, LENGTH - 1)}
+
+
+def test_a_unit_that_comes_out_wrong_alone_was_copied_wrong_as_far_as_can_be_told(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = by_gradients(case)
+    apply_wrongly(case, monkeypatch, 0)  # to the first unit, as the others are not there yet
+
+    assert isinstance(run(case, replay), LoadFailed)
+
+    assert bad(case) == [BadSegment(key=replay.units[0].state, pod=NEAR)]
 
 
 def test_masters_that_were_copied_wrong_are_read_from_the_next_copy(case: Case) -> None:

@@ -388,3 +388,17 @@ def _holders_of_step(copies: Sequence[tuple[Holder, UnitHeld]], step: int) -> tu
         for holder, held in copies
         if any(run.first <= step <= run.last for run in held.gradients)
     )
+
+
+def points_to_apply(applied: Collection[int], differing: Collection[int]) -> bool:
+    """Return whether a wrong apply explains better than wrong copies what a step has come to.
+
+    Each unit starts from a copy of its own. What all units of a step have in common is how it was
+    applied: scale, rate, and the device. So where two units or more come out wrong, and none comes
+    out right, one mistake in that is likelier than one in each copy. It is no proof.
+
+    Args:
+        applied: units to which the step was applied.
+        differing: those of them that are not as votes told.
+    """
+    return len(applied) > 1 and frozenset(applied) == frozenset(differing)

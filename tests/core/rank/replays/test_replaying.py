@@ -18,6 +18,7 @@ from mainstay_core.rank.replays.replaying import (
     bytes_to_tell,
     needs_stores,
     others_to_ask,
+    points_to_apply,
     speaks_for_store,
 )
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
@@ -401,3 +402,20 @@ def test_nothing_goes_on_with_a_replay_that_was_forgotten() -> None:
     unfinished.keep(make_plan({0: ["a"]}, quorum=7), "replay")
     unfinished.forget()
     assert unfinished.take(make_plan({0: ["a"]}, quorum=8)) is None
+
+
+@pytest.mark.parametrize(
+    ("applied", "differing", "points"),
+    [
+        ([0, 1, 2], [2, 0, 1], True),
+        ([0, 1, 2], [0, 1], False),
+        ([0, 1], [0], False),
+        # Of one unit alone nobody can tell.
+        ([4], [4], False),
+        ([], [], False),
+    ],
+)
+def test_a_step_that_comes_out_wrong_in_all_of_several_units_points_to_its_apply(
+    applied: list[int], differing: list[int], points: bool
+) -> None:
+    assert points_to_apply(applied, differing) is points
