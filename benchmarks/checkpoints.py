@@ -30,9 +30,10 @@ from mainstay_core.rank.steps.step_plan import plan_step
 from mainstay_core.wire.votes import Commit
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
-from mainstay_train.exact import digests, numerics
+from mainstay_train.exact import numerics
 from mainstay_train.model import workload
 from mainstay_train.state.controller import Checkpointing
+from mainstay_train.sums import digests
 
 SLOT = Slot(pod=PodUid("pod"), index=0)
 MODES = ("none", "synchronous", "asynchronous")

@@ -68,7 +68,8 @@ from mainstay_train.checks import bits, imprints  # noqa: E402
 from mainstay_train.checks.checker import Checks  # noqa: E402
 from mainstay_train.checks.places import Phase  # noqa: E402
 from mainstay_train.checks.recomputes import ForwardRecord  # noqa: E402
-from mainstay_train.exact import digests, numerics  # noqa: E402
+from mainstay_train.exact import numerics  # noqa: E402
+from mainstay_train.sums import digests  # noqa: E402
 
 Config = dict[str, object]
 LARGE: Config = {

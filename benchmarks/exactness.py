@@ -63,9 +63,9 @@ from mainstay_train.compute.loader import Loader  # noqa: E402
 from mainstay_train.exact import numerics  # noqa: E402
 from mainstay_train.exact.draws import Address  # noqa: E402
 from mainstay_train.exact.gradients import GradientSums  # noqa: E402
-from mainstay_train.exact.readout import Readout  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
+from mainstay_train.sums.readout import Readout  # noqa: E402
 
 SEED = 7
 LEARNING_RATE = 1e-4

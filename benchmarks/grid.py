@@ -33,12 +33,13 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from mainstay_core.base.digest import Digest  # noqa: E402
 from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
-from mainstay_train.exact import compiled, digests, numerics  # noqa: E402
-from mainstay_train.exact.digests import FlatDigest  # noqa: E402
+from mainstay_train.exact import numerics  # noqa: E402
 from mainstay_train.exact.gradients import GradientSums  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
 from mainstay_train.exact.reduction import Reducer  # noqa: E402
-from mainstay_train.exact.rows import Piece  # noqa: E402
+from mainstay_train.sums import compiled, digests  # noqa: E402
+from mainstay_train.sums.digests import FlatDigest  # noqa: E402
+from mainstay_train.sums.rows import Piece  # noqa: E402
 
 WARM_UP_ROUNDS = 2
 LAYERS = 4

@@ -29,11 +29,12 @@ import torch  # noqa: E402
 
 from mainstay_core.rank.serving import Source, Wanted  # noqa: E402
 from mainstay_train.comm.registered import read_exactly  # noqa: E402
-from mainstay_train.exact import digests, optimizer  # noqa: E402
+from mainstay_train.exact import optimizer  # noqa: E402
 from mainstay_train.exact.optimizer import StageState  # noqa: E402
 from mainstay_train.model import blocks, split  # noqa: E402
 from mainstay_train.state.chunks import cut  # noqa: E402
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest  # noqa: E402
+from mainstay_train.sums import digests  # noqa: E402
 
 ADDRESS = "127.0.0.1"
 WANTED = Wanted("q1-bench", 0, 1)

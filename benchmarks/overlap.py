@@ -38,9 +38,10 @@ from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.compute.loader import Loader  # noqa: E402
-from mainstay_train.exact import digests, numerics  # noqa: E402
+from mainstay_train.exact import numerics  # noqa: E402
 from mainstay_train.model import workload as workloads  # noqa: E402
 from mainstay_train.model.workload import Workload  # noqa: E402
+from mainstay_train.sums import digests  # noqa: E402
 
 LLAMA = {"dim": 256, "layers": 8, "heads": 4, "kvHeads": 4, "hidden": 704, "sequence": 256}
 HELD = {"deviceMillisecondsPerToken": 6.25, "sequence": 64, "width": 512, "layers": 16}

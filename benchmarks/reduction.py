@@ -31,12 +31,12 @@ from mainstay_core.rank.steps.step_plan import Supply  # noqa: E402
 from mainstay_core.wire.plan import Partial  # noqa: E402
 from mainstay_train.compute.engine import Engine  # noqa: E402
 from mainstay_train.compute.loader import Loader  # noqa: E402
-from mainstay_train.exact import digests  # noqa: E402
 from mainstay_train.exact.gradients import GradientSums  # noqa: E402
 from mainstay_train.exact.layout import BlockLayout, StageLayout  # noqa: E402
 from mainstay_train.exact.reduction import Reducer  # noqa: E402
 from mainstay_train.model import workload  # noqa: E402
 from mainstay_train.state.heal import masters_digest  # noqa: E402
+from mainstay_train.sums import digests  # noqa: E402
 
 WARM_UP_ROUNDS = 3
 BLOCKS = 5

@@ -58,7 +58,8 @@ from mainstay_core.snapshots.orderings import Ordering
 from mainstay_core.snapshots.schedule import PositionState, assign
 from mainstay_core.snapshots.units import Position
 from mainstay_core.theory.popularity import skewness_of
-from mainstay_train.exact import digests, numerics
+from mainstay_train.exact import numerics
+from mainstay_train.sums import digests
 
 HERE = Path(__file__).resolve().parent
 MIB = 2**20

@@ -45,8 +45,9 @@ from mainstay_core.job.sizes.built_in_sizes import built_in_sizes
 from mainstay_core.job.sizes.snapshot_sizes import expected_store_bytes, store_bytes
 from mainstay_core.snapshots.windows import plan_instalments
 from mainstay_core.wire.segments import SegmentKind
-from mainstay_train.exact import digests, numerics
+from mainstay_train.exact import numerics
 from mainstay_train.snapshots.unit_bytes import UnitBytes
+from mainstay_train.sums import digests
 
 MIB = 2**20
 MEMORY_BYTES = 2048 * MIB

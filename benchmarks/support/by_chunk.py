@@ -18,8 +18,8 @@ from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
-from mainstay_train.exact import digests
 from mainstay_train.exact.layout import StageLayout
+from mainstay_train.sums import digests
 
 _chunk_key = lru_cache(maxsize=1 << 16)(digest.chunk_key)
 

@@ -18,11 +18,12 @@ import torch
 
 from mainstay_core.rank.serving import CopyOrder, Source, Wanted
 from mainstay_core.wire.reinitialisation import BlockSource, MadeBlock, MadePosition, SourceKind
-from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact import optimizer
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model import blocks, split
 from mainstay_train.state.beside import BesideStates
 from mainstay_train.state.heal import HealClient, HealServer
+from mainstay_train.sums import digests
 
 ADDRESS = "127.0.0.1"
 QUORUM = "q1-bench"

@@ -5,12 +5,12 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from tests.train.exact.test_digests import DTYPES, _bits
+from tests.train.sums.test_digests import DTYPES, _bits
 
 from mainstay_core.base.digest import CHUNK
 from mainstay_train.checks import imprints
-from mainstay_train.exact import digests
-from mainstay_train.exact.rows import Piece
+from mainstay_train.sums import digests
+from mainstay_train.sums.rows import Piece
 
 SIZES = [1, 31, 500, 9000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 40, 70 * CHUNK + 100]
 

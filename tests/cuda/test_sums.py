@@ -6,16 +6,16 @@ import random
 import pytest
 import torch
 from tests.train.exact import test_gradients, test_reduction
-from tests.train.exact.test_norms import drawn
 from tests.train.exact.test_reduction import LAYOUT, bits, gradients, reduce_all, sum_by_rule_3
+from tests.train.sums.test_norms import drawn
 
 from mainstay_core.base.digest import CHUNK
 from mainstay_train.exact import wire_sums
 from mainstay_train.exact.gradients import GradientSums
-from mainstay_train.exact.norms import FlatNorms
-from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer
-from mainstay_train.exact.rows import Piece
+from mainstay_train.sums.norms import FlatNorms
+from mainstay_train.sums.readout import Readout
+from mainstay_train.sums.rows import Piece
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,7 +6,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from tests.train.crew import Crew, Nursery  # noqa: E402
 
-from mainstay_train.exact import compiled  # noqa: E402
+from mainstay_train.sums import compiled  # noqa: E402
 
 torch.set_num_threads(1)  # as in a trainer
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import torch
 
-from mainstay_train.exact.norms import FlatNorms, fold
-from mainstay_train.exact.rows import Piece
+from mainstay_train.sums.norms import FlatNorms, fold
+from mainstay_train.sums.rows import Piece
 
 
 def block_norms_sq(blocks: Iterable[torch.Tensor]) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mainstay_train.exact import digests, rows
+from mainstay_train.sums import digests, rows
 
 
 class Operations(TorchDispatchMode):

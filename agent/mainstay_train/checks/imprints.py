@@ -1,7 +1,7 @@
 """Imprints: what is left of a forward's tensors until its recompute makes them again.
 
 An imprint is made of every tensor that a kernel makes, so it has to be cheap. On a CPU it is made
-of sums of short runs of memory (:mod:`mainstay_train.exact.run_sums`), if there is compiled code,
+of sums of short runs of memory (:mod:`mainstay_train.sums.runs`), if there is compiled code,
 in one pass. On a GPU it is the ledger's digest. On a CPU without compiled code it is a chain of
 products of small integers, which runs three times as fast as the ledger's digest does there, and is
 no weaker: bytes in rows of 1,024 are multiplied by 16 columns of keys. Every key is odd, so a
@@ -23,7 +23,7 @@ import torch
 from mainstay_core.base import digest
 from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, ImprintPrice
 from mainstay_train.checks.bits import words_of
-from mainstay_train.exact import compiled, digests, run_sums
+from mainstay_train.sums import compiled, digests, runs
 
 ROW_BYTES, NUM_KEYS = 1024, 16
 FEW_BYTES = 8 * ROW_BYTES
@@ -55,7 +55,7 @@ def imprint(tensor: torch.Tensor) -> Imprint:
     size = tensor.nbytes
     if size <= FEW_BYTES_COMPILED:
         return dtype, shape, ctypes.string_at(tensor.data_ptr(), size) + order
-    found = run_sums.memory_sums(tensor.data_ptr(), size)
+    found = runs.memory_sums(tensor.data_ptr(), size)
     if found is None:
         return dtype, shape, _digest(_packed(tensor).view(-1).view(torch.int8))
     return dtype, shape, found + order

@@ -11,10 +11,10 @@ from mainstay_core.wire.ledger import FinalDigests
 from mainstay_train.checks.checker import EXCHANGE, Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.comm.mesh import InnerMesh
-from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import REST_PARTS, Shared, StageState, StateTensor
-from mainstay_train.exact.readout import Later
 from mainstay_train.exact.reduction import Reducer
+from mainstay_train.sums import digests
+from mainstay_train.sums.readout import Later
 
 
 def due(state: StageState, checks: Checks, step: int) -> list[torch.Tensor]:

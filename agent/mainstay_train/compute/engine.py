@@ -39,15 +39,15 @@ from mainstay_train.compute.interpreter import Deliver, Hook, Interpreter
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeResult, read_results
 from mainstay_train.compute.watched import WatchedType
-from mainstay_train.exact import digests
 from mainstay_train.exact.early import BegunReduction
 from mainstay_train.exact.gradients import GradientSums, Read
 from mainstay_train.exact.optimizer import Boosts, Shared, StageState
-from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.exact.unit_sums import units_of
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, WorkloadError, user_code
+from mainstay_train.sums import digests
+from mainstay_train.sums.readout import Readout
 
 
 @dataclass(slots=True, kw_only=True)

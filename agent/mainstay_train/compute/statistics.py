@@ -13,8 +13,8 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_core.wire.votes import TypeStat
 from mainstay_train.comm.chains import Mark
-from mainstay_train.exact.readout import Later, Readout
 from mainstay_train.model.workload import WorkloadError
+from mainstay_train.sums.readout import Later, Readout
 
 
 @dataclass(slots=True)

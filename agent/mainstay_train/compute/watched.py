@@ -24,8 +24,8 @@ from mainstay_train.comm.chains import Mark
 from mainstay_train.comm.mesh import InnerMesh
 from mainstay_train.compute.boundaries import SentLog
 from mainstay_train.compute.held import HeldTypes
-from mainstay_train.exact.digests import tensor_digest
 from mainstay_train.exact.gradients import GradientSums
+from mainstay_train.sums.digests import tensor_digest
 
 MOST_EXCHANGES = 4096
 """Collectives of a type of which a rank tells. With more of them a whole cell is suspected where

@@ -36,9 +36,9 @@ from mainstay_core.wire.reinitialisation import (
     OptimizerState,
     SourceKind,
 )
-from mainstay_train.exact import compiled
 from mainstay_train.exact.optimizer import StatePart, StateTensor
-from mainstay_train.exact.rows import scratch
+from mainstay_train.sums import compiled
+from mainstay_train.sums.rows import scratch
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 import torch
 
 from mainstay_train.base import environment
-from mainstay_train.exact import layout, norms
+from mainstay_train.exact import layout
+from mainstay_train.sums import norms
 
 
 def fingerprint(

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 
 from mainstay_core.base.digest import MIXER_SEEDS, Digest
-from mainstay_train.exact import digests
-from mainstay_train.exact.digests import FlatDigest
 from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
-from mainstay_train.exact.norms import FlatNorms, fold
-from mainstay_train.exact.readout import Later, Readout
-from mainstay_train.exact.rows import Piece, batch_for, restricted
 from mainstay_train.exact.unit_sums import Run, StageUnits, gather_units, whole_blocks, whole_of
+from mainstay_train.sums import digests
+from mainstay_train.sums.digests import FlatDigest
+from mainstay_train.sums.norms import FlatNorms, fold
+from mainstay_train.sums.readout import Later, Readout
+from mainstay_train.sums.rows import Piece, batch_for, restricted
 
 Bounds = tuple[int, int]
 """First element of a bucket in the stage's flat buffer, and one past its last."""

@@ -8,11 +8,12 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mainstay_core.base.digest import MIXER_SEEDS
-from mainstay_train.exact import digests, layout
-from mainstay_train.exact.readout import Later, Readout
-from mainstay_train.exact.rows import Piece
+from mainstay_train.exact import layout
 from mainstay_train.exact.slices import Slice
 from mainstay_train.exact.unit_sums import UnitsOfBlock, gather_units, units_of
+from mainstay_train.sums import digests
+from mainstay_train.sums.readout import Later, Readout
+from mainstay_train.sums.rows import Piece
 
 
 class MasterBlock(UnitsOfBlock, Protocol):

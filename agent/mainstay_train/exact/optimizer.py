@@ -17,11 +17,12 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_train.comm.mesh import InnerMesh
-from mainstay_train.exact import digests, layout
+from mainstay_train.exact import layout
 from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
 from mainstay_train.exact.masters import MasterBlock, StageMasters
 from mainstay_train.exact.slices import Slice
 from mainstay_train.exact.unit_sums import whole_of
+from mainstay_train.sums import digests
 
 OptimizerFactory = Callable[[Sequence[tuple[str, torch.Tensor]]], torch.optim.Optimizer]
 """(model-wide name, fp32 master) of one block -> its optimizer.

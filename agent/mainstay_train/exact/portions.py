@@ -7,11 +7,11 @@ from functools import partial
 
 import torch
 
-from mainstay_train.exact import compiled, digests
 from mainstay_train.exact.masters import whole_masters
 from mainstay_train.exact.optimizer import REST_PARTS, StageState, StateTensor, part_of
-from mainstay_train.exact.readout import Readout
-from mainstay_train.exact.rows import Piece
+from mainstay_train.sums import compiled, digests
+from mainstay_train.sums.readout import Readout
+from mainstay_train.sums.rows import Piece
 
 
 class Portion:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_train.exact import digests
+from mainstay_train.sums import digests
 
 
 class _Rows(NamedTuple):

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mainstay_core.base.digest import Digest
-from mainstay_train.exact import digests
 from mainstay_train.exact.layout import BlockLayout, StageLayout
+from mainstay_train.sums import digests
 
 
 class Run(NamedTuple):

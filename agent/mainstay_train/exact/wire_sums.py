@@ -11,8 +11,8 @@ from itertools import accumulate
 
 import torch
 
-from mainstay_train.exact.digests import FlatDigest, drawn_twice
-from mainstay_train.exact.rows import Piece
+from mainstay_train.sums.digests import FlatDigest, drawn_twice
+from mainstay_train.sums.rows import Piece
 
 _WORDS = 4
 """fp32 numbers whose memory a digest takes: two sums of 8 bytes."""

@@ -23,11 +23,12 @@ from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute import purity
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining, inner_mesh
-from mainstay_train.exact import digests, fingerprint, numerics, optimizer
+from mainstay_train.exact import fingerprint, numerics, optimizer
 from mainstay_train.model import compilation, pipeline, trial, workload
 from mainstay_train.session import failing, loop
 from mainstay_train.session.driver import Driver
 from mainstay_train.session.session import Session
+from mainstay_train.sums import digests
 
 logger = logging.getLogger(__name__)
 

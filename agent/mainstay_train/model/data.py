@@ -19,9 +19,9 @@ import torch
 
 from mainstay_core.base.digest import Digest
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.exact import digests
 from mainstay_train.exact.draws import Address
 from mainstay_train.model.losses import IGNORED_TARGET
+from mainstay_train.sums import digests
 
 STDLIB = "stdlib"
 """As a path: the sources of this Python's standard library, real text on every machine."""

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from mainstay_core.base.digest import Digest
-from mainstay_train.exact import digests, layout
+from mainstay_train.exact import layout
 from mainstay_train.model.workload import DTYPES, WorkloadError
+from mainstay_train.sums import digests
 
 _ROOT = "<model>"
 """Block of the parameters that the model itself holds, outside its children."""

@@ -19,11 +19,11 @@ from mainstay_train.compute import purity
 from mainstay_train.compute.batches import BATCH
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.statistics import TypeSums
-from mainstay_train.exact import digests
 from mainstay_train.exact.draws import Address
 from mainstay_train.model.data import Batch, Dataset
 from mainstay_train.model.workload import WorkloadError
 from mainstay_train.session.driver import Driver
+from mainstay_train.sums import digests
 
 WORK = "work"
 """Stands in findings and flips for a kernel: a loop's gradient and loss of one micro-batch."""

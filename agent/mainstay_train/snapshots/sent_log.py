@@ -26,11 +26,11 @@ from mainstay_train.base import device as devices
 from mainstay_train.base.background import Background
 from mainstay_train.base.device import Copied
 from mainstay_train.comm.chains import Mark
-from mainstay_train.exact import digests
 from mainstay_train.snapshots.writer import Place, SegmentWriter
 from mainstay_train.state.rooms import StoreFull
 from mainstay_train.state.segments import SegmentClient
 from mainstay_train.state.store_connection import StoreGone
+from mainstay_train.sums import digests
 
 logger = logging.getLogger(__name__)
 

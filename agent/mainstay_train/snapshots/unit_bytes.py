@@ -14,10 +14,10 @@ import torch
 from mainstay_core.base.digest import Digest
 from mainstay_core.snapshots.prices import UnitPrice
 from mainstay_core.wire.segments import SegmentKind
-from mainstay_train.exact import digests
 from mainstay_train.exact.layout import ALIGNMENT_BYTES
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.model.blocks import Block
+from mainstay_train.sums import digests
 
 
 class Piece(NamedTuple):

@@ -26,12 +26,12 @@ from mainstay_core.wire.unit_digests import (
 )
 from mainstay_core.wire.votes import CommitRecord
 from mainstay_train.compute.engine import Engine
-from mainstay_train.exact import digests
 from mainstay_train.exact.gradients import identity
 from mainstay_train.exact.unit_sums import packed, units_of, whole_of
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.digest_client import DigestClient
 from mainstay_train.state.store_connection import StoreGone
+from mainstay_train.sums import digests
 
 logger = logging.getLogger(__name__)
 

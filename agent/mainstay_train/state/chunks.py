@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StageState, StateTensor
 from mainstay_train.exact.portions import Portion
+from mainstay_train.sums import digests
 
 CHUNK_BYTES = 4 << 20
 """Size of a chunk; the last one of a flat buffer is smaller. Large enough that asking for it and

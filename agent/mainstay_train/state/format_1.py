@@ -26,8 +26,8 @@ from mainstay_core.base.errors import IntegrityError, MainstayError, brief
 from mainstay_core.base.words import quote
 from mainstay_core.wire.checkpoint_manifest import MANIFEST_OF_FORMAT_1, MAX_FILE_BYTES
 from mainstay_core.wire.votes import Commit
-from mainstay_train.exact import digests
 from mainstay_train.state.part_files import open_file, read_small
+from mainstay_train.sums import digests
 
 T = TypeVar("T")
 

@@ -38,9 +38,9 @@ from mainstay_core.wire.sealed import MAX_SEALED_BYTES, Keys
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
-from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StateTensor
 from mainstay_train.state.chunks import Chunk
+from mainstay_train.sums import digests
 
 PIECE_BYTES = 4 << 20
 """Read, written and hashed at a time. It stays in a cache; system calls cost nothing beside it."""

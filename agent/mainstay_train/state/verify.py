@@ -16,9 +16,9 @@ from mainstay_core.base.errors import IntegrityError
 from mainstay_core.wire.checkpoint_manifest import ManifestPart, parse_name
 from mainstay_core.wire.sealed import Keys
 from mainstay_train.base import checkpoint_key
-from mainstay_train.exact import digests
 from mainstay_train.state.part_files import new_tensor, read_description, walk_tensors
 from mainstay_train.state.versions import look_at, reason_of
+from mainstay_train.sums import digests
 
 
 def verify(directory: Path, keys: Keys = ()) -> Iterator[dict[str, Any]]:

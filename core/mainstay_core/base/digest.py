@@ -25,7 +25,7 @@ fast", 2014, section 3) with keys from splitmix64 (Steele, Lea and Flood, "Fast
 splittable pseudorandom number generators", 2014, figure 16).
 
 This module is the reference, in the standard library alone because it also runs
-in the supervisor and in the user's image; ``mainstay_train.exact.digests`` is the same
+in the supervisor and in the user's image; ``mainstay_train.sums.digests`` is the same
 arithmetic in torch, tested equal.
 """
 

@@ -33,10 +33,11 @@ from mainstay_train.compute import measure
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import inner_mesh
-from mainstay_train.exact import digests, optimizer
+from mainstay_train.exact import optimizer
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.slices import Slice
 from mainstay_train.model import blocks, split, workload
+from mainstay_train.sums import digests
 
 SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequence": 8}
 SIZE, SEED, STEP = 2, 5, 3

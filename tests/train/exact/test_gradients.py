@@ -6,11 +6,12 @@ from tests.train.norms import block_norms_sq
 from tests.train.operations import Operations, without_memory
 
 from mainstay_core.base import digest
-from mainstay_train.exact import digests, numerics, reduction
+from mainstay_train.exact import numerics, reduction
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
-from mainstay_train.exact.readout import Readout
 from mainstay_train.exact.slices import Slice
+from mainstay_train.sums import digests
+from mainstay_train.sums.readout import Readout
 
 
 @pytest.fixture(scope="module", autouse=True)

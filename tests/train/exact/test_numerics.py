@@ -9,8 +9,9 @@ from tests.train.stages import build_stage
 
 from mainstay_core.base import digest
 from mainstay_core.rank import votes
-from mainstay_train.exact import digests, draws, layout, norms, numerics, optimizer
+from mainstay_train.exact import draws, layout, numerics, optimizer
 from mainstay_train.model import data, workload
+from mainstay_train.sums import digests, norms
 
 LANES, SHARDS_PER_LANE, MICRO_BATCHES, SEED = 4, 2, 2, 7
 

@@ -9,11 +9,12 @@ from tests.train.exact.test_gradients import bounds, taken
 
 from mainstay_core.base.digest import total
 from mainstay_core.wire.unit_digests import unpack
-from mainstay_train.exact import compiled, digests, numerics, optimizer, row_products, rows
+from mainstay_train.exact import numerics, optimizer
 from mainstay_train.exact.gradients import GradientSums
 from mainstay_train.exact.layout import CHUNK, BlockLayout, StageLayout
 from mainstay_train.exact.unit_sums import packed, units_of, whole_of
 from mainstay_train.model import workload as workloads
+from mainstay_train.sums import compiled, digests, products, rows
 
 SIZES = [1, 31, 500, 9000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 40]
 
@@ -96,13 +97,13 @@ def test_whole_chunks_do_not_pay_for_parts_beside_them(monkeypatch):
     """Without compiled code the keys of parts are picked row by row, which costs more."""
     monkeypatch.setattr(compiled, "load", lambda: None)
     by_parts = []
-    plain = row_products.multiply_at
+    plain = products.multiply_at
 
     def noted(wide, *others):
         by_parts.append(tuple(wide.shape))
         plain(wide, *others)
 
-    monkeypatch.setattr(row_products, "multiply_at", noted)
+    monkeypatch.setattr(products, "multiply_at", noted)
     flat = torch.randn(4 * CHUNK + 64)
     stops = [0, 4 * CHUNK - 4_992, 4 * CHUNK + 64]
     pieces = [rows.Piece("w", a, b - a, *divmod(a, CHUNK)) for a, b in pairwise(stops)]

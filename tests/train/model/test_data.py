@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.exact import digests, draws
+from mainstay_train.exact import draws
 from mainstay_train.model import data
+from mainstay_train.sums import digests
 
 
 @pytest.fixture

@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from mainstay_core.base import codec
 from mainstay_core.base.errors import IntegrityError
-from mainstay_train.exact import digests
 from mainstay_train.state import format_1
 from mainstay_train.state.convert import convert
 from mainstay_train.state.export import export
+from mainstay_train.sums import digests
 
 KEY = b"a key of sixteen bytes or more"
 

@@ -25,13 +25,14 @@ from mainstay_core.wire.reinitialisation import (
 from mainstay_core.wire.votes import Commit, GuardedDigest
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
-from mainstay_train.exact import compiled, digests, numerics
+from mainstay_train.exact import numerics
 from mainstay_train.exact.blending import make_anew
 from mainstay_train.exact.optimizer import REST_PARTS, StageState, part_of
 from mainstay_train.exact.portions import Portion
 from mainstay_train.models import llama
 from mainstay_train.state.guards import GuardCopies
 from mainstay_train.state.heal import HealClient, HealServer
+from mainstay_train.sums import compiled, digests
 
 COMMIT = Commit(step=0, norm=1, scale=0.5, tokens=1, loss=1, data="0" * 32)
 

@@ -30,11 +30,11 @@ from mainstay_train.comm.registered import (
     read_exactly,
     read_frame,
 )
-from mainstay_train.exact import digests
 from mainstay_train.exact.optimizer import StateTensor
 from mainstay_train.model import workload
 from mainstay_train.state.chunks import CHUNK_BYTES, Staging, cut, shape_of
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest
+from mainstay_train.sums import digests
 
 SMALL = {"dim": 16, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 32, "sequence": 8}
 WANTED = Wanted("q2-abc", 1, 7)

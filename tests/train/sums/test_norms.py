@@ -8,8 +8,9 @@ import torch
 from tests.train.norms import block_norms_sq
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.exact import norms, numerics
-from mainstay_train.exact.rows import Piece
+from mainstay_train.exact import numerics
+from mainstay_train.sums import norms
+from mainstay_train.sums.rows import Piece
 
 
 @pytest.fixture(scope="module", autouse=True)

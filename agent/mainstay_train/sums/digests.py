@@ -5,7 +5,7 @@ definition needs. Elements are widened to int64 as unsigned words, a batch of ch
 time, and multiplied by the mixers' tables of element keys; then each chunk's sums are
 multiplied by the chunk's own keys. The number of tensor operations grows with the
 batches, never with the chunks. Where there is compiled code (``compiled`` on a CPU,
-``row_sums`` on a GPU), it goes over the words once and widens nothing.
+``gpu`` on a GPU), it goes over the words once and widens nothing.
 
 :class:`FlatDigest` does that for flat buffers whose layout is known beforehand,
 :func:`tensor_digest` for any tensor.
@@ -24,13 +24,13 @@ from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
 from mainstay_core.base.errors import brief
 from mainstay_train.base import device as devices
-from mainstay_train.exact import compiled, row_products
-from mainstay_train.exact.rows import Piece, Rows, batch_for, read, stretches
+from mainstay_train.sums import compiled, products
+from mainstay_train.sums.rows import Piece, Rows, batch_for, read, stretches
 
 RowSums = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
 ]
-"""From words, starts, positions and lengths of rows, and keys: see ``row_sums.row_sums``."""
+"""From words, starts, positions and lengths of rows, and keys: see ``gpu.row_sums``."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _chunk_sums(tensor: torch.Tensor, offset: int) -> tuple[int, torch.Tensor]:
         begin = (first + row) * CHUNK + low - start
         piece = words[begin : begin + count * (high - low)].view(count, high - low)
         into = sums[:, row : row + count]
-        row_products.multiply(row_products.widened(piece), keys[:, low:high], into)
+        products.multiply(products.widened(piece), keys[:, low:high], into)
         # sum K (bits + 1) = sum K bits + sum K; the second comes from running sums.
         into += (key_sums[:, high] - key_sums[:, low]).unsqueeze(1)
     return first, sums
@@ -295,14 +295,12 @@ class FlatDigest:
         """The sum of key times word, [mixers, rows]."""
         sums = torch.empty(_NUM_MIXERS, self._num_rows, dtype=torch.int64, device=self._device)
         for batch, has_parts in zip(self._rows.batches, self._has_parts, strict=True):
-            wide = row_products.widened(read(words, batch).view(torch.uint32))
+            wide = products.widened(read(words, batch).view(torch.uint32))
             into = sums[:, batch.first : batch.stop]
             if has_parts:
-                row_products.multiply_at(
-                    wide, keys, self._positions[batch.first : batch.stop], into
-                )
+                products.multiply_at(wide, keys, self._positions[batch.first : batch.stop], into)
             else:
-                row_products.multiply(wide, keys[:, : batch.width], into)
+                products.multiply(wide, keys[:, : batch.width], into)
         return sums
 
     def is_like(self, other: FlatDigest) -> bool:
@@ -364,11 +362,11 @@ def _of_triton(device: torch.device) -> RowSums | None:
     starts, positions, lengths = torch.tensor(places, device=device).t().contiguous()
     expected = torch.empty(_NUM_MIXERS, len(places), dtype=torch.int64, device=device)
     for row, (start, position, length) in enumerate(places):
-        wide = row_products.widened(words[start : start + length].view(torch.uint32).view(1, -1))
+        wide = products.widened(words[start : start + length].view(torch.uint32).view(1, -1))
         key = keys[:, position : position + length]
-        row_products.multiply(wide, key, expected[:, row : row + 1])
+        products.multiply(wide, key, expected[:, row : row + 1])
     try:
-        from mainstay_train.exact.row_sums import row_sums
+        from mainstay_train.sums.gpu import row_sums
 
         found = row_sums(words, starts, positions, lengths, keys)
     except (

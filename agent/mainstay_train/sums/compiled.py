@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 
 from mainstay_core.base.digest import CHUNK, MIXER_SEEDS
 from mainstay_core.base.errors import MainstayError, brief
-from mainstay_train.exact import assembly
-from mainstay_train.exact.rows import scratch
-from mainstay_train.exact.run_assembly import RUN
+from mainstay_train.sums import assembly
+from mainstay_train.sums.rows import scratch
+from mainstay_train.sums.run_assembly import RUN
 
 SWITCH = "MAINSTAY_COMPILED"
 """A variable of the environment: with ``Off`` nothing is compiled."""
@@ -57,7 +57,7 @@ class Loops(NamedTuple):
     within: Callable[..., int]
     """Returns how many rows come before the first one that leaves its memory."""
     run_sums: Callable[..., None]
-    """Writes both sums of each run of some words: see :mod:`mainstay_train.exact.run_sums`."""
+    """Writes both sums of each run of some words: see :mod:`mainstay_train.sums.runs`."""
     squares: Callable[..., None]
     blend: Callable[..., None]
     engine: Any

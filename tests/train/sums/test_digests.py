@@ -8,7 +8,8 @@ from tests.train.operations import Operations, without_memory
 
 from mainstay_core.base import digest
 from mainstay_core.base.digest import CHUNK, Digest
-from mainstay_train.exact import digests, numerics, rows
+from mainstay_train.exact import numerics
+from mainstay_train.sums import digests, rows
 
 DTYPES = [
     torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,

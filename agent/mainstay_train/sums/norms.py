@@ -15,8 +15,8 @@ from itertools import groupby
 import torch
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.exact import compiled
-from mainstay_train.exact.rows import Piece, Rows, read, scratch
+from mainstay_train.sums import compiled
+from mainstay_train.sums.rows import Piece, Rows, read, scratch
 
 COLUMNS = CHUNK // 4
 """Elements of a row, to which the rows behind it are added."""

@@ -1,13 +1,13 @@
 """Sums of keys times the words of rows, in torch's and numpy's operations.
 
-What digests are made of where no code was compiled for it (:mod:`.compiled`, :mod:`.row_sums`).
+What digests are made of where no code was compiled for it (:mod:`.compiled`, :mod:`.gpu`).
 """
 
 import numpy as np
 import torch
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.exact.rows import scratch
+from mainstay_train.sums.rows import scratch
 
 _LONG_ON_CPU = 1024
 """A row of so many words that begins within a chunk is multiplied by itself: to pick out its keys,

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mainstay_core.base import digest
-from mainstay_train.exact import compiled, digests
-from mainstay_train.exact.run_assembly import RUN
+from mainstay_train.sums import compiled, digests
+from mainstay_train.sums.run_assembly import RUN
 
 MAX_RUNS = 4
 """Sums of so many runs are kept as they are."""

@@ -1,6 +1,6 @@
 """Writes the loops over runs of memory in LLVM's own language: imprints are made of their sums.
 
-They are compiled with those of :mod:`assembly`; :mod:`run_sums` says what the sums are.
+They are compiled with those of :mod:`assembly`; :mod:`runs` says what the sums are.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ import sys
 import numpy as np
 import pytest
 import torch
-from tests.train.exact.test_norms import twin
+from tests.train.sums.test_norms import twin
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.exact import assembly, compiled, numerics
+from mainstay_train.exact import numerics
+from mainstay_train.sums import assembly, compiled
 
 pytest.importorskip("llvmlite")
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.exact import digests, numerics
-from mainstay_train.exact.rows import Piece
+from mainstay_train.exact import numerics
+from mainstay_train.sums import digests
+from mainstay_train.sums.rows import Piece
 
 pytest.importorskip("triton")
 
-MODULE = "mainstay_train.exact.row_sums"
+MODULE = "mainstay_train.sums.gpu"
 
 
 def python_modules():

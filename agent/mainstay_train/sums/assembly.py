@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import product
 
 from mainstay_core.base.digest import CHUNK, MIXER_SEEDS
-from mainstay_train.exact.run_assembly import RUN_SUMS
+from mainstay_train.sums.run_assembly import RUN_SUMS
 
 LANES = 8
 """Words that are multiplied side by side. A machine with shorter vectors takes several for them."""

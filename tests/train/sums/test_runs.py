@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from mainstay_train.exact import digests, run_sums
-from mainstay_train.exact.run_sums import MAX_RUNS, RUN, keys_of, memory_sums
+from mainstay_train.sums import digests, runs
+from mainstay_train.sums.runs import MAX_RUNS, RUN, keys_of, memory_sums
 
 pytest.importorskip("llvmlite")
 
@@ -26,14 +26,14 @@ def sums_of(raw: bytes) -> bytes:
     level = 0
     while True:
         keys = keys_of(level)
-        runs = [words[at : at + RUN].tolist() for at in range(0, len(words), RUN)]
+        cut = [words[at : at + RUN].tolist() for at in range(0, len(words), RUN)]
         found = [
             sum(word * key for word, key in zip(run, mixer.tolist(), strict=False)) % 2**64
-            for run in runs
+            for run in cut
             for mixer in keys
         ]
         packed = np.array(found, dtype=np.uint64).tobytes()
-        if len(runs) <= MAX_RUNS:
+        if len(cut) <= MAX_RUNS:
             return packed + behind
         words, level = np.frombuffer(packed, dtype=np.uint32), level + 1
 
@@ -83,16 +83,16 @@ def test_keys_are_not_zero_and_other_ones_at_each_level_and_for_each_sum() -> No
     levels = [keys_of(level) for level in range(4)]
     assert all(keys.all() for keys in levels)
     assert len({mixer.tobytes() for keys in levels for mixer in keys}) == 8
-    assert run_sums.keys_of(0).dtype == np.uint32
+    assert runs.keys_of(0).dtype == np.uint32
 
 
 @pytest.fixture
 def _as_at_first():
     """Nothing is kept of keys and levels, before the test and after it."""
-    for known in (run_sums.keys_of, run_sums._levels_of):
+    for known in (runs.keys_of, runs._levels_of):
         known.cache_clear()
     yield
-    for known in (run_sums.keys_of, run_sums._levels_of):
+    for known in (runs.keys_of, runs._levels_of):
         known.cache_clear()
 
 
@@ -114,8 +114,8 @@ def test_threads_that_make_their_first_sums_together_keep_the_keys_that_they_use
     monkeypatch.setattr(digests, "element_keys", drawn)
     assert len(calls) == 2, "each thread has made the keys"
 
-    for runs in (1, 2):
-        known = run_sums._levels_of(runs)
+    for num_runs in (1, 2):
+        known = runs._levels_of(num_runs)
         assert known.first == known.keys[0].ctypes.data
         assert np.array_equal(known.keys[0], keys_of(0))
     written = [np.full(2 * RUN, 7, dtype=np.uint32) for _ in range(100)]  # as a step does
@@ -127,5 +127,5 @@ def test_threads_that_make_their_first_sums_together_keep_the_keys_that_they_use
 def test_sizes_of_as_many_runs_share_their_levels() -> None:
     raw = np.zeros(2 * RUN * 4, dtype=np.uint8)
     for size in range(RUN * 4 + 4, len(raw) + 1, 4):
-        run_sums.memory_sums(raw.ctypes.data, size)
-    assert run_sums._levels_of.cache_info().misses == 1
+        runs.memory_sums(raw.ctypes.data, size)
+    assert runs._levels_of.cache_info().misses == 1
