@@ -21,9 +21,8 @@ from tests.core.rank.replays.test_boundary_stores import (
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.replays.boundary_stores import BoundaryStores
-from mainstay_core.segments.index import runs_of
 from mainstay_core.snapshots.coverage import CoveredPod, cover, describe, summarize
-from mainstay_core.wire.segments import Run, SegmentKind
+from mainstay_core.wire.segments import Run, SegmentKind, runs_of
 from mainstay_core.wire.stores import CommittedSteps, PositionCoverage, StoreStatus, UnitsHeld
 
 PLACES = tuple((stage, 0) for stage in range(NUM_STAGES))
