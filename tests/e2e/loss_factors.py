@@ -54,8 +54,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
 - further: what else is lost while a state is made anew. ``inside``: the trainer that does it.
   ``pod``: that trainer's pod, which is the spare after the loss of a pod. ``beside``: all copies
   of a stage beside it, which joins it in a replay from boundary logs; ``apart``: of a stage that is
-  not beside it. ``holder``: a pod that has copies, or with boundary logs the logs of the stage
-  beside it. ``api``: the api, which comes back.
+  not beside it. Of two replicas one is masked by then: lost is the other's cell of that stage, and
+  the masked one's computes in its place. ``holder``: a pod that has copies, or with boundary logs
+  the logs of the stage beside it. ``api``: the api, which comes back.
 - during: the action of the replay at which that happens. Where it is another one that is lost, the
   trainer that replays stands still there meanwhile.
 - order: of the units; ``changing``: it is another one in the window before the loss than in that
