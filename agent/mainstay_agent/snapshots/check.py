@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from mainstay_agent.snapshots.arena import Arena
@@ -17,7 +18,7 @@ from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.report_sizes import record_bytes
 from mainstay_core.segments.status import Checksums
-from mainstay_core.wire.segments import MAX_BAD, SegmentKey
+from mainstay_core.wire.segments import MAX_BAD, SegmentKey, cut_to_bounds
 from mainstay_core.wire.stores import StoreCheck
 
 PIECE_BYTES = 4 << 20
@@ -34,14 +35,22 @@ class SegmentCheck:
         index: what is in the store.
         arena: its memory.
         sums: of the store's checks before.
+        lost: of a check before, which this one replaces: segments that no key found.
     """
 
-    def __init__(self, number: int, index: SegmentIndex, arena: Arena, sums: Checksums) -> None:
+    def __init__(
+        self,
+        number: int,
+        index: SegmentIndex,
+        arena: Arena,
+        sums: Checksums,
+        lost: Sequence[SegmentKey] = (),
+    ) -> None:
         self.number = number
         self._index, self._arena, self._sums = index, arena, sums
         self._lineage, self._began_s = index.lineage, time.monotonic()
-        self._lost = index.drop_lost()
-        """Segments that no key found."""
+        self.lost = [*lost, *index.drop_lost()]
+        """Segments that no key found. They are dropped."""
         self._left: list[SegmentKey] = [segment.header.key for segment in index.segments()]
         self._commits = index.commits
         self._steps = [*self._commits.steps]
@@ -88,7 +97,7 @@ class SegmentCheck:
         seconds = time.monotonic() - self._began_s
         done = self._sums.close(self.number, self._lineage, seconds)
         bad = tuple(sorted(self._bad_records))
-        lost = tuple(self._lost[:MAX_BAD])
+        lost = tuple(cut_to_bounds(key) for key in self.lost[:MAX_BAD])
         return replace(done, num_records=self._num_records, bad_records=bad, lost=lost)
 
     def give_up(self) -> None:

@@ -314,9 +314,11 @@ class SegmentStore:
             future, wanted = self._asked.popleft()
             begun = self._check or self._checked
             if wanted > (begun.number if begun is not None else 0):
+                lost: Sequence[SegmentKey] = ()
                 if self._check is not None:
                     self._check.give_up()
-                self._check = SegmentCheck(wanted, self._index, self._arena, self._sums)
+                    lost = self._check.lost
+                self._check = SegmentCheck(wanted, self._index, self._arena, self._sums, lost)
             status = status_of(self._index, self._pod, self.address)
             status = replace(status, checked=self._checked)
             if future.set_running_or_notify_cancel():

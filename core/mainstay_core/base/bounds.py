@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+MAX_COUNT = 2**53
+"""Of a count: what each JSON reader keeps exactly."""
 MAX_MEMBERS = 65_536
 """Members of a plan: ranks of all replicas and followers together."""
 MAX_SLOTS_PER_POD = 1024
@@ -163,7 +165,7 @@ Sentence = Annotated[str, Longest(MAX_SENTENCE)]
 Text = Annotated[str, Longest(1 << 20)]
 """A text of the user, e.g. an argument of the program."""
 
-Count = Annotated[int, Range(0, 2**53)]
+Count = Annotated[int, Range(0, MAX_COUNT)]
 """How many, or a number that only grows: steps, versions, tokens, ids of quorums, bytes."""
 CountOrNone = Annotated[int, Range(-1, 2**53)]
 """A count, or -1 for none."""

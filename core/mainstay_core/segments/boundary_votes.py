@@ -51,7 +51,9 @@ class BoundaryVotes:
         for shard_type in voted.types:
             place = voted.position, voted.step, shard_type
             known = self._voted.get(place)
-            quorums = {voted.quorum} | (set() if known is None else known.quorums)
+            # After a loss of one kind, earlier votes do not rest on what was written in its place.
+            are_same = known is not None and known.kinds == voted.kinds
+            quorums = {voted.quorum} | (known.quorums if known is not None and are_same else set())
             self._voted[place] = _Voted(quorums, voted.kinds, voted.micro_batches)
         return ""
 
@@ -60,22 +62,26 @@ class BoundaryVotes:
         self._voted.pop((key.position, key.version, key.shard_type), None)
 
     def keep_whole(self, lineage: int) -> None:
-        """Drop the votes that rest on a log which is not kept any more.
+        """Drop what votes say of a kind of which some log is not kept any more.
 
         Args:
             lineage: of all that is kept.
         """
-        self._voted = {
-            (position, step, shard_type): voted
-            for (position, step, shard_type), voted in self._voted.items()
-            if all(
-                self._is_kept(key)
+        kept: dict[LogPlace, _Voted] = {}
+        for (position, step, shard_type), voted in self._voted.items():
+            kinds = tuple(
+                kind
                 for kind in voted.kinds
-                for key in _keys_of_type(
-                    lineage, position, kind, step, shard_type, voted.micro_batches
+                if all(
+                    self._is_kept(key)
+                    for key in _keys_of_type(
+                        lineage, position, kind, step, shard_type, voted.micro_batches
+                    )
                 )
             )
-        }
+            if kinds:
+                kept[position, step, shard_type] = replace(voted, kinds=kinds)
+        self._voted = kept
 
     def keep_steps(self, *, first: int = 0, stop: int | None = None) -> None:
         """Drop the votes on steps before ``first``, and on ``stop`` and later ones."""

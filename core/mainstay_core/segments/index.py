@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from mainstay_core.base.bounds import MAX_MEMBERS
 from mainstay_core.base.ids import JobUid, PodUid
 from mainstay_core.base.words import count, quote
 from mainstay_core.segments.boundary_votes import BoundaryVotes
@@ -452,7 +453,12 @@ class SegmentIndex:
             pod=pod,
             address=address,
             lineage=lineage,
-            units=tuple(self._units[place].told(place) for place in sorted(self._units)),
+            units=tuple(
+                unit.told(place)
+                for place, unit in sorted(self._units.items())
+                # Of a larger number bits have changed, and no message carries it.
+                if max(*place, unit.num_units) <= MAX_MEMBERS
+            ),
             records=self.records,
             logs=tuple(self.log_runs()[-MAX_HELD_LOGS:]),
         )

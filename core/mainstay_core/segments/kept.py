@@ -7,7 +7,7 @@ it was written does not come to it, nor does one for the key as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mainstay_core.segments.spans import Span
 from mainstay_core.wire.segments import (
@@ -77,7 +77,9 @@ def take_lost(
     Returns:
         Each with the key that the table had it under.
     """
-    lost = [(key, s) for key, s in table.items() if find(s.header.key) is not s]
+    # A dict may find the very object that is its key also by a hash that is not the key's any more.
+    # Whoever reads has an object of its own.
+    lost = [(key, s) for key, s in table.items() if find(replace(s.header.key)) is not s]
     if lost:
         gone = {id(segment) for _, segment in lost}
         left = {key: segment for key, segment in table.items() if id(segment) not in gone}

@@ -11,10 +11,11 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 from mainstay_core.base.bounds import (
+    MAX_COUNT,
     MAX_MEMBERS,
     MAX_TYPES,
     Address,
@@ -107,6 +108,21 @@ class SegmentKey:
             else f"unit {self.unit}"
         )
         return f"{self.kind} of {what} of position {self.position} at {self.version}"
+
+
+def cut_to_bounds(key: SegmentKey) -> SegmentKey:
+    """Return a key that a message can carry, of one in whose memory bits have changed."""
+    flow = (key.shard_type, key.micro_batch)
+    shard_type, micro_batch = (min(max(number, -1), MAX_TYPES) for number in flow)
+    return replace(
+        key,
+        lineage=min(max(key.lineage, 0), MAX_COUNT),
+        position=min(max(key.position, 0), MAX_MEMBERS),
+        unit=min(max(key.unit, 0), MAX_MEMBERS),
+        version=min(max(key.version, 0), MAX_COUNT),
+        shard_type=shard_type,
+        micro_batch=micro_batch,
+    )
 
 
 def seal(key: SegmentKey, digest: str) -> str:

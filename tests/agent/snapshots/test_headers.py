@@ -15,14 +15,18 @@ from tests.agent.snapshots.conftest import Pod, done_check
 from tests.core.segments.keys import header_of, key_of
 from tests.train.snapshots.test_replayer import NUM_UNITS, TOLD, Stage, content, expected, record
 
+from mainstay_agent.snapshots.check import SegmentCheck
+from mainstay_core.base import codec
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.events import StateLoaded
 from mainstay_core.rank.replays.replaying import Stores
 from mainstay_core.segments.index import SegmentIndex
 from mainstay_core.segments.kept import Segment
 from mainstay_core.segments.spans import PAGE_BYTES
+from mainstay_core.segments.status import Checksums
 from mainstay_core.snapshots.checks import judge
 from mainstay_core.wire.segments import BadSegment, StoreReport, seal
+from mainstay_core.wire.stores import StoreCheck
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.state.segments import SegmentClient
@@ -181,16 +185,17 @@ def test_a_flipped_header_is_found_before_a_state_counts(
     assert {bad.pod for bad in loser.bad} <= {"a"}
 
 
-def misplace_unit(index: SegmentIndex) -> None:
+def misplace_unit(index: SegmentIndex, bit: int = 64) -> None:
     """Flip a high bit of the unit's number, by which all of its segments are told."""
     kept = index._units
-    kept[0, UNIT ^ 64] = kept.pop((0, UNIT))
+    kept[0, UNIT ^ bit] = kept.pop((0, UNIT))
 
 
 UNIT_FLIPS: dict[str, Callable[[SegmentIndex], None]] = {
     "how many units there are": lambda i: setattr(i._units[0, UNIT], "num_units", NUM_UNITS ^ 4),
     "that there are any": lambda i: setattr(i._units[0, UNIT], "num_units", 0),
     "the unit": misplace_unit,
+    "the unit, beyond what a message carries": lambda i: misplace_unit(i, 1 << 40),
 }
 
 
@@ -235,6 +240,34 @@ def test_a_check_names_a_segment_that_no_key_finds_and_its_room_is_free_again(
     told = pods[0].store.ask().result()
     assert (told.num_discarded, told.num_damaged) == (1, 0)
     assert judge({pod.uid: done_check(pod, 2) for pod in pods}).lost == ()
+
+
+@pytest.mark.parametrize("name", ["lineage", "position", "unit", "version", "shard_type"])
+def test_a_lost_key_that_no_message_carries_is_told_within_its_bounds(
+    lost: Callable[[int], tuple[Lost, list[Pod]]], name: str
+) -> None:
+    _, pods = lost(1)
+    key = find(index_of(pods[0]), "state", STATE + 1).header.key
+    object.__setattr__(key, name, getattr(key, name) ^ (1 << 60))
+
+    check = done_check(pods[0], 1)
+
+    assert len(check.lost) == 1
+    assert codec.decode(StoreCheck, codec.encode(check)) == check
+
+
+def test_a_check_tells_what_one_that_it_replaces_has_dropped(
+    lost: Callable[[int], tuple[Lost, list[Pod]]],
+) -> None:
+    _, pods = lost(1)
+    index, sums = index_of(pods[0]), Checksums()
+    rename(find(index, "state", STATE + 1), 64)
+    first = SegmentCheck(1, index, pods[0].store._arena, sums)
+
+    second = SegmentCheck(2, index, pods[0].store._arena, sums, first.lost)
+
+    assert len(first.lost) == 1
+    assert second.lost == first.lost
 
 
 @pytest.mark.parametrize("num_copies", [1, 2])

@@ -754,6 +754,41 @@ def test_what_comes_in_place_of_a_damaged_log_has_no_votes() -> None:
     assert told(index) == []
 
 
+def test_where_a_log_is_lost_those_of_the_other_kind_still_count() -> None:
+    index = with_logs((3, 0))
+    for micro_batch in range(2):
+        put_log(index, log_key(3, 0, micro_batch, "input-gradient"))
+    both = (SegmentKind("activation"), SegmentKind("input-gradient"))
+    assert index.note_voted(replace(vote_on(3, 0), kinds=both)) == ""
+    lost = index.find(log_key(3, 0, 1))
+    assert lost is not None
+    object.__setattr__(lost.header.key, "version", 7)  # a bit of it has changed
+
+    assert [key.version for key in index.drop_lost()] == [7]
+    assert [log.kind for log in index.log_runs()] == ["input-gradient"]
+    # What is written in its place counts for the vote that follows alone.
+    put_log(index, log_key(3, 0, 1), digest="other")
+    assert index.note_voted(replace(vote_on(3, 0, quorum="q2"), kinds=both)) == ""
+    assert {(log.kind, log.voted_in) for log in index.log_runs()} == {
+        ("activation", "q2"),
+        ("input-gradient", "q2"),
+    }
+
+
+def test_a_unit_whose_number_no_message_carries_is_not_told_and_the_others_are() -> None:
+    index = store()
+    put(index, header_of(key_of(5)))
+    kept = index._units
+    (place,) = kept
+    kept[place[0], place[1] ^ (1 << 40)] = kept.pop(place)
+    put(index, header_of(key_of(5)))
+
+    report_of_it = report(index)
+
+    assert [(held.position, held.unit) for held in report_of_it.units] == [place]
+    assert codec.decode(StoreReport, codec.encode(report_of_it)) == report_of_it
+
+
 def test_an_outdated_log_goes_with_its_votes_and_was_not_damaged() -> None:
     index = with_logs((3, 0))
     assert index.note_voted(vote_on(3, 0)) == ""

@@ -347,9 +347,10 @@ class BoundaryStores(StoreContents):
         found = []
         for shard_type in range(self._num_types):
             holders = self._holders_of_type(border, step, shard_type)
-            unique = tuple(dict.fromkeys(holder for holder, _ in holders))
-            keys = self._keys(border, step, shard_type, holders[0][1])
-            found += [(key, unique) for key in keys]
+            most = max(micro_batches for _, micro_batches in holders)
+            for number, key in enumerate(self._keys(border, step, shard_type, most)):
+                of_key = (holder for holder, micro_batches in holders if micro_batches > number)
+                found.append((key, tuple(dict.fromkeys(of_key))))
         return found
 
     def _keys(

@@ -339,9 +339,10 @@ def _of_most(units: Mapping[int, _Copies]) -> dict[int, _Copies]:
     many tell, one counts of which all units are there.
     """
     told = Counter(held.num_units for copies in units.values() for _, held in copies)
+    there = {(unit, held.num_units) for unit, copies in units.items() for _, held in copies}
 
     def is_whole(size: int) -> bool:
-        return all(any(h.num_units == size for _, h in units.get(u, ())) for u in range(size))
+        return all((unit, size) in there for unit in range(size))
 
     size = max(told, key=lambda size: (told[size], is_whole(size), size))
     of_size = {

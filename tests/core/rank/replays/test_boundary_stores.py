@@ -292,6 +292,35 @@ def test_a_lost_stage_comes_again_with_the_logs_of_both_sides() -> None:
     assert [step.frozen for step in replay.steps] == [(1,), (), ()]
 
 
+@pytest.mark.parametrize("wrong", [1, 3])
+def test_a_store_that_tells_a_wrong_number_of_micro_batches_hides_no_log_of_others(
+    wrong: int,
+) -> None:
+    pods = whole_pods()
+    teller = next(pod for pod in pods if pod.logs)
+    good = replace(teller, name="z", units=set())  # another store with the same logs
+
+    def report(pod: Pod, micro_batches: int) -> StoreReport:
+        told = pod.report()
+        logs = tuple(replace(log, micro_batches=micro_batches) for log in told.logs)
+        return replace(told, logs=logs)
+
+    reports = [report(pod, wrong if pod is teller else 2) for pod in [*pods, good]]
+    replay = BoundaryStores(reports, plan_of()).plan_replay(1, 4, {1})
+
+    assert replay is not None
+    (position,) = {at for at, _, _, _, _ in teller.logs}
+    for step in replay.steps:
+        told = {
+            (key.shard_type, key.micro_batch): {holder.pod for holder in holders}
+            for key, holders in step.inputs
+            if key.position == position
+        }
+        for shard_type in range(2):
+            assert told[shard_type, 0] == {teller.name, "z"}
+            assert told[shard_type, 1] == ({"z"} if wrong == 1 else {teller.name, "z"})
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
