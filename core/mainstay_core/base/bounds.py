@@ -167,7 +167,7 @@ Text = Annotated[str, Longest(1 << 20)]
 
 Count = Annotated[int, Range(0, MAX_COUNT)]
 """How many, or a number that only grows: steps, versions, tokens, ids of quorums, bytes."""
-CountOrNone = Annotated[int, Range(-1, 2**53)]
+CountOrNone = Annotated[int, Range(-1, MAX_COUNT)]
 """A count, or -1 for none."""
 Signed = Annotated[int, Range(-(2**63), 2**64 - 1)]
 """Any integer of a machine, e.g. a seed."""

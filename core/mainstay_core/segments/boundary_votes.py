@@ -51,9 +51,10 @@ class BoundaryVotes:
         for shard_type in voted.types:
             place = voted.position, voted.step, shard_type
             known = self._voted.get(place)
+            quorums = {voted.quorum}
             # After a loss of one kind, earlier votes do not rest on what was written in its place.
-            are_same = known is not None and known.kinds == voted.kinds
-            quorums = {voted.quorum} | (known.quorums if known is not None and are_same else set())
+            if known is not None and known.kinds == voted.kinds:
+                quorums |= known.quorums
             self._voted[place] = _Voted(quorums, voted.kinds, voted.micro_batches)
         return ""
 
