@@ -34,6 +34,7 @@ from mainstay_core.rank.replays.replaying import Replay, Stores
 from mainstay_core.rank.settled_windows import find_basis, find_kept_from, list_unnoted
 from mainstay_core.rank.steps.doubts import Doubt, find_doubt, plan_settled_step
 from mainstay_core.rank.steps.step_plan import StepPlan
+from mainstay_core.snapshots.stores import store_domains
 from mainstay_core.wire.plan import Member, Partial, Plan
 from mainstay_core.wire.reinitialisation import Fork, History
 from mainstay_core.wire.segments import StoreReport
@@ -186,8 +187,9 @@ def settle(
 
 
 def _stores(plan: Plan, reports: Sequence[StoreReport], log: LogKind) -> AnyStores:
-    by_gradients = log is LogKind.GRADIENTS
-    return Stores(reports, plan.lineage) if by_gradients else BoundaryStores(reports, plan)
+    if log is LogKind.GRADIENTS:
+        return Stores(reports, plan.lineage, store_domains(plan))
+    return BoundaryStores(reports, plan)
 
 
 def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:

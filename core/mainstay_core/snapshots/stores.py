@@ -16,6 +16,13 @@ def store_addresses(plan: Plan) -> dict[PodUid, str]:
     return found | {other.pod: other.address for other in plan.other_stores}
 
 
+def store_domains(plan: Plan) -> dict[PodUid, str]:
+    """Return the failure domain of each pod with a store that a plan names, where it is known."""
+    places = [(host.pod, host.domain) for host in plan.hosts if host.snapshots]
+    places += [(other.pod, other.domain) for other in plan.other_stores]
+    return {pod: domain for pod, domain in places if domain}
+
+
 def plan_record_line(plan: Plan, pod: PodUid) -> tuple[Holder, ...]:
     """Return the stores to which a pod's store passes commits on.
 
@@ -54,16 +61,15 @@ def store_pods(plan: Plan, *, peers: int) -> list[StorePod]:
         stages.setdefault(member.slot.pod, set()).add(member.rank.stage)
     num_members = Counter(member.slot.pod for member in plan.members)
     room = (2 + peers) * max(num_members.values(), default=1)
-    hosts = [(host.pod, host.domain) for host in plan.hosts if host.snapshots]
-    others = [(other.pod, other.domain) for other in plan.other_stores]
+    domains = store_domains(plan)
     return [
         StorePod(
             pod=pod,
-            domain=domain,
+            domain=domains.get(pod, ""),
             stages=tuple(sorted(stages.get(pod, ()))),
             room=None if pod in stages else room,
         )
-        for pod, domain in sorted([*hosts, *others])
+        for pod in sorted(store_addresses(plan))
     ]
 
 

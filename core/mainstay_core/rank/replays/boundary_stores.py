@@ -27,6 +27,7 @@ from mainstay_core.rank.replays.boundaries import (
     relay_holders,
 )
 from mainstay_core.rank.replays.replaying import StoreContents, Stores
+from mainstay_core.snapshots.stores import store_domains
 from mainstay_core.snapshots.stretches import Border, Stretch, borders_of, find_stretch
 from mainstay_core.snapshots.windows import MAX_LENGTH, Window
 from mainstay_core.wire.plan import Plan
@@ -54,7 +55,7 @@ class BoundaryStores(StoreContents):
 
     def __init__(self, reports: Iterable[StoreReport], plan: Plan) -> None:
         reports = tuple(reports)
-        super().__init__(reports, plan.lineage)
+        super().__init__(reports, plan.lineage, store_domains(plan))
         self._plan, self._num_types = plan, len(plan.suppliers)
         self._num_stages, self._width = plan.num_stages, plan.ranks_per_stage
         self._logs: dict[Border, list[tuple[Holder, LogsHeld]]] = {}
@@ -294,7 +295,7 @@ class BoundaryStores(StoreContents):
             if number not in held:
                 return f"no store holds unit {number} of position {position}"
             if not any(v <= version for v in self._fulls(position, number)):
-                pods = ", ".join(sorted({holder.pod for holder, _ in held[number]}))
+                pods = self._name_pods(holder for holder, _ in held[number])
                 return (
                     f"unit {held[number][0][1].unit_name} of position {position} has no full state "
                     f"up to version {version} that votes have judged, on {pods}"
@@ -319,8 +320,8 @@ class BoundaryStores(StoreContents):
         for position, kind in borders_of(stretch, self._num_stages, self._width):
             for shard_type in range(self._num_types):
                 if not self._holders_of_type((position, kind), step, shard_type):
-                    pods = sorted({h.pod for h, _ in self._logs.get((position, kind), ())})
-                    where = f"; others of its logs are on {', '.join(pods)}" if pods else ""
+                    pods = self._name_pods(h for h, _ in self._logs.get((position, kind), ()))
+                    where = f"; others of its logs are on {pods}" if pods else ""
                     return (
                         f"{stretch} lacks the {kind} of position {position}, type {shard_type}, in "
                         f"step {step}{where}"

@@ -9,11 +9,13 @@ anything (design section 5, row 3).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from mainstay_core.base.frames import MAX_BODY_BYTES
+from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.replays.told_records import choose_records
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
 from mainstay_core.wire.plan import OtherStore, Plan
@@ -31,6 +33,8 @@ from mainstay_core.wire.votes import CommitRecord, SettleReport
 ReplayerT = TypeVar("ReplayerT")
 _Copies = list[tuple[Holder, UnitHeld]]
 """Of one unit, what each pod keeps."""
+NO_DOMAINS: Mapping[PodUid, str] = MappingProxyType({})
+"""Of no pod its failure domain is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +174,16 @@ class StoreContents:
     Args:
         reports: of the stores; those of another lineage hold nothing that counts.
         lineage: of the plan.
+        domains: the failure domain of each pod with a store, as far as it is known.
     """
 
-    def __init__(self, reports: Sequence[StoreReport], lineage: int) -> None:
-        self._lineage = lineage
+    def __init__(
+        self,
+        reports: Sequence[StoreReport],
+        lineage: int,
+        domains: Mapping[PodUid, str] = NO_DOMAINS,
+    ) -> None:
+        self._lineage, self._domains = lineage, domains
         self._units: dict[int, dict[int, _Copies]] = {}
         """By position and unit, in the order of pods."""
         self.unasked = {r.pod: r.problem for r in reports if r.problem}
@@ -207,6 +217,14 @@ class StoreContents:
         """Return whether the votes on a step, and what they said of each position, are known."""
         record = self.records.get(step)
         return record is not None and bool(record.states)
+
+    def _name_pods(self, holders: Iterable[Holder]) -> str:
+        """Return the pods of some holders, each with its failure domain, for a sentence."""
+        pods = sorted({holder.pod for holder in holders})
+        return ", ".join(
+            f"{pod} (failure domain {self._domains[pod]})" if pod in self._domains else pod
+            for pod in pods
+        )
 
     def _units_of(self, position: int) -> Mapping[int, _Copies] | None:
         """Return what is held of each unit of a position; None unless all units are there."""
@@ -269,7 +287,7 @@ class Stores(StoreContents):
                 return f"no store holds unit {number} of position {position}"
             if version in self._reach_of_unit(copies):
                 continue
-            pods = ", ".join(sorted({holder.pod for holder, _ in copies}))
+            pods = self._name_pods(holder for holder, _ in copies)
             states = sorted({v for _, u in copies for v in u.states}) or "none"
             return (
                 f"unit {copies[0][1].unit_name} of position {position} does not reach version "

@@ -38,7 +38,11 @@ def plan_of(width: int = 1) -> Plan:
     """A pipeline of three stages with one replica, of two types; ``width`` inner ranks a stage."""
     slots = [f"{pod}.{inner + 1}" for pod in "abc" for inner in range(width)]
     plan = make_plan({0: slots}, lanes=1, shards_per_lane=NUM_TYPES, ranks_per_stage=width)
-    return replace(plan, lineage=LINEAGE)
+    hosts = [
+        Rendezvous(pod=PodUid(pod), gather=f"{pod}:1", snapshots=f"{pod}:2", domain=f"node-{pod}")
+        for pod in "abc"
+    ]
+    return replace(plan, lineage=LINEAGE, hosts=tuple(hosts))
 
 
 Log = tuple[int, SegmentKind, int, int, str]
@@ -328,7 +332,7 @@ def test_a_store_that_tells_a_wrong_number_of_micro_batches_hides_no_log_of_othe
             lambda pods: pods[0].logs.remove((0, ACTIVATION, 2, 1, COMMITTED)),
             (
                 "stage 1 lacks the activation of position 0, type 1, in step 2; others of its logs "
-                "are on a"
+                "are on a (failure domain node-a)"
             ),
         ),
         (
@@ -343,7 +347,7 @@ def test_a_store_that_tells_a_wrong_number_of_micro_batches_hides_no_log_of_othe
             lambda pods: pods[0].units.remove((1, 1, STATE, 2)),
             (
                 "unit block1 of position 1 has no full state up to version 4 that votes have "
-                "judged, on a"
+                "judged, on a (failure domain node-a)"
             ),
         ),
         (

@@ -285,6 +285,17 @@ def test_a_damaged_copy_is_left_out_and_another_one_is_used() -> None:
     assert "block0 of position 0 does not reach version 5" in left.why_not(0, 5)
 
 
+def test_the_reason_names_pods_and_the_failure_domains_that_are_known() -> None:
+    held = pod("a", key_of(0, 0, STATE, 4), records=[4]), pod("b", key_of(0, 0, STATE, 3))
+    domains = {PodUid("a"): "node-1"}
+    stores = Stores([one.report() for one in held], LINEAGE, domains)
+
+    assert stores.why_not(0, 5) == (
+        "unit block0 of position 0 does not reach version 5: its states at [3, 4] and the "
+        "gradients since, on a (failure domain node-1), b, have gaps"
+    )
+
+
 def test_a_damaged_copy_in_the_middle_of_a_run_leaves_both_its_ends() -> None:
     steps = [key_of(0, 0, GRADIENT, s) for s in range(3, 8)]
     states = [key_of(0, 0, STATE, 3), key_of(0, 0, STATE, 6)]
