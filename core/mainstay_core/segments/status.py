@@ -43,8 +43,8 @@ from mainstay_core.wire.stores import (
 from mainstay_core.wire.votes import CommitRecord
 
 _KINDS_OF_UNITS = (SegmentKind.STATE, SegmentKind.GRADIENT, SegmentKind.COMPUTE)
-_Alike = tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""(position, versions of states, steps of gradients, versions of compute weights)."""
+_Alike = tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""(position, its units, versions of states, steps of gradients, versions of compute weights)."""
 
 
 def status_of(index: SegmentIndex, pod: PodUid, address: str = "") -> StoreStatus:
@@ -112,30 +112,29 @@ def _certified(records: Iterable[CommitRecord]) -> tuple[CommittedSteps, ...]:
 
 def _groups(headers: Iterable[SegmentHeader]) -> tuple[UnitsHeld, ...]:
     """Return what is held of each unit, those with the same versions in one group."""
-    held: dict[tuple[int, int], dict[SegmentKind, list[int]]] = {}
-    sizes: dict[int, int] = {}
+    held: dict[tuple[int, int, int], dict[SegmentKind, list[int]]] = {}
     for header in headers:
         key = header.key
         if key.kind in BOUNDARY_KINDS:
             continue  # of no unit
-        held.setdefault((key.position, key.unit), {}).setdefault(key.kind, []).append(key.version)
-        sizes[key.position] = header.num_units
+        unit = (key.position, header.num_units, key.unit)
+        held.setdefault(unit, {}).setdefault(key.kind, []).append(key.version)
     groups: dict[_Alike, list[int]] = {}
-    for (position, unit), by_kind in sorted(held.items()):
+    for (position, size, unit), by_kind in sorted(held.items()):
         states, gradients, computes = (
             tuple(sorted(by_kind.get(kind, ()))) for kind in _KINDS_OF_UNITS
         )
-        groups.setdefault((position, states, gradients, computes), []).append(unit)
+        groups.setdefault((position, size, states, gradients, computes), []).append(unit)
     told = [
         UnitsHeld(
             position=position,
-            num_units=sizes[position],
+            num_units=size,
             units=tuple(runs_of(units)),
             states=states[-MAX_HELD_STATES:],
             gradients=tuple(runs_of(gradients)[-MAX_RUNS:]),
             computes=tuple(runs_of(computes)[-MAX_RUNS:]),
         )
-        for (position, states, gradients, computes), units in sorted(groups.items())
+        for (position, size, states, gradients, computes), units in sorted(groups.items())
     ]
     return tuple(told[:MAX_GROUPS])
 

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.base.values import replace
 from mainstay_core.base.words import count
 from mainstay_core.job.config import MAX_LAG_STEPS, LogKind
 from mainstay_core.snapshots.boundary_coverage import BoundaryCopies, Reach, steps_of
 from mainstay_core.snapshots.stretches import find_stretch
+from mainstay_core.snapshots.units import agreed_number
 from mainstay_core.wire.segments import Run
 from mainstay_core.wire.stores import (
     MAX_LOSSES,
@@ -65,6 +67,7 @@ def cover(
         lineage: of the plan in force; stores of another one hold nothing that counts.
         num_types: shard types of a step in a job that logs boundaries; 0: the job logs gradients.
     """
+    pods = _with_what_counts(pods, lineage)
     if num_types:
         return _cover_by_boundaries(positions, pods, lineage, num_types)
     commits = _Commits(_told(pods, lineage))
@@ -94,6 +97,7 @@ def summarize(
         log_reason: why the job has this kind of log, for people.
     """
     stores = [_store_of(pod) for pod in pods if pod.store is not None]
+    pods = _with_what_counts(pods, lineage)
     windows = _windows(pods, lineage)
     complete = [w for w in windows if _is_complete(w, len(coverage), pods, lineage)]
     window = complete[-1] if complete else None
@@ -396,6 +400,31 @@ def _add_up(kinds: Iterable[SegmentBytes]) -> tuple[SegmentBytes, ...]:
         SegmentBytes(kind=name, num_segments=number, size_bytes=size)
         for name, (number, size) in sorted(sums.items())
     )
+
+
+def _with_what_counts(pods: Sequence[CoveredPod], lineage: int) -> list[CoveredPod]:
+    """Return pods with those units alone whose copies tell as many of a position as most do.
+
+    A store that has such a number wrong has it for some copies. They count for nothing, as in a
+    settle; those of other stores do.
+    """
+    told: dict[int, list[tuple[int, int]]] = {}
+    for pod in _told(pods, lineage):
+        for group in _store_of(pod).units:
+            copies = told.setdefault(group.position, [])
+            copies += ((unit, group.num_units) for unit in group.numbers)
+    sizes = {position: agreed_number(copies) for position, copies in told.items()}
+
+    def counts(group: UnitsHeld) -> bool:
+        number = sizes.get(group.position, group.num_units)
+        return group.num_units == number and all(unit < number for unit in group.numbers)
+
+    return [
+        replace(pod, store=replace(pod.store, units=tuple(filter(counts, pod.store.units))))
+        if pod.store is not None and not all(map(counts, pod.store.units))
+        else pod
+        for pod in pods
+    ]
 
 
 def _told(pods: Sequence[CoveredPod], lineage: int) -> list[CoveredPod]:

@@ -14,6 +14,7 @@ what none holds would be lost. Padding belongs to the unit that has the paramete
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -87,3 +88,24 @@ def merge_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
             span = Span(start=last.start, stop=max(last.stop, span.stop))
         merged.append(span)
     return tuple(merged)
+
+
+def agreed_number(told: Iterable[tuple[int, int]]) -> int:
+    """Return how many units a position has, where copies of them tell different numbers.
+
+    The number counts that most copies tell. Of numbers that equally many tell, one counts of which
+    all units are there, and then the larger.
+
+    Args:
+        told: of each copy the number of its unit, and how many units it says there are; at least
+            one copy.
+    """
+    copies = Counter(told)
+    votes: Counter[int] = Counter()
+    for (_, number), how_many in copies.items():
+        votes[number] += how_many
+
+    def is_whole(number: int) -> bool:
+        return all((unit, number) in copies for unit in range(number))
+
+    return max(votes, key=lambda number: (votes[number], is_whole(number), number))

@@ -62,6 +62,18 @@ def test_a_status_says_of_each_unit_what_the_report_says(seed: int) -> None:
     assert status.windows == tuple(WindowHeld(first=f, length=2) for f in sorted(firsts))
 
 
+def test_a_header_with_another_number_of_units_gives_it_to_its_own_copy_alone() -> None:
+    index = SegmentIndex(JOB, 20 * PAGE_BYTES)
+    for version, num_units in ((8, 4), (9, 4), (10, 5)):
+        header = header_of(key_of(version, unit=version - 8), num_units=num_units)
+        room = index.take_room(header.size_bytes)
+        assert room is not None
+        index.put(header, room)
+
+    told = {group.states: group.num_units for group in status_of(index, POD).units}
+    assert told == {(8,): 4, (9,): 4, (10,): 5}
+
+
 def test_boundary_logs_are_told_as_in_the_report_and_belong_to_no_unit() -> None:
     index = SegmentIndex(JOB, 200 * PAGE_BYTES)
     assert put(index, 2, kind="state", position=1)

@@ -305,6 +305,25 @@ def is_missed(one: CoveredPod, pods: list[CoveredPod]) -> bool:
     return bool(one.store and one.store.judged and not others)
 
 
+@pytest.mark.parametrize("wrong", [1, 7])
+@pytest.mark.parametrize("num_types", [0, 1])
+def test_one_wrong_number_of_units_does_not_hide_the_copies_of_other_stores(
+    num_types: int, wrong: int
+) -> None:
+    """As in a settle, which would use these."""
+
+    def covers(*groups: UnitsHeld) -> tuple[bool, int, bool]:
+        pods = [pod("a", *groups), pod("b", held()), pod("c", held())]
+        told = cover(((0, 0),), pods, 0, num_types)
+        summary = summarize(told, pods, 0)
+        return told[0].is_covered, told[0].num_copies, summary.window is not None
+
+    assert covers(held()) == (True, 3, True)
+    torn = [held(units=(0,)), replace(held(units=(1,)), num_units=wrong)]
+    assert covers(*torn) == (True, 2, True)
+    assert covers(replace(held(), num_units=wrong)) == (True, 2, True)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_settle_can_make_anew_counts_as_covered(seed: int) -> None:
     """After the newest step a settle finds the version; so the status must not deny it."""

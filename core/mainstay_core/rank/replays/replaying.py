@@ -8,7 +8,6 @@ anything (design section 5, row 3).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from mainstay_core.base.frames import MAX_BODY_BYTES
 from mainstay_core.base.ids import PodUid
 from mainstay_core.rank.replays.told_records import choose_records
 from mainstay_core.segments.report_sizes import MAX_TOLD_BYTES
+from mainstay_core.snapshots.units import agreed_number
 from mainstay_core.wire.plan import OtherStore, Plan
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.segments import (
@@ -353,16 +353,11 @@ def _of_most(units: Mapping[int, _Copies]) -> dict[int, _Copies]:
     """Return what counts of a position's units: copies that tell as many of them as most do.
 
     Each copy tells the number of its unit, and how many the position has. Where a store has one of
-    these wrong, this copy counts for nothing, and those of other pods do. Of numbers that equally
-    many tell, one counts of which all units are there.
+    these wrong, this copy counts for nothing, and those of other pods do.
     """
-    told = Counter(held.num_units for copies in units.values() for _, held in copies)
-    there = {(unit, held.num_units) for unit, copies in units.items() for _, held in copies}
-
-    def is_whole(size: int) -> bool:
-        return all((unit, size) in there for unit in range(size))
-
-    size = max(told, key=lambda size: (told[size], is_whole(size), size))
+    size = agreed_number(
+        (unit, held.num_units) for unit, copies in units.items() for _, held in copies
+    )
     of_size = {
         unit: [(holder, held) for holder, held in copies if held.num_units == size]
         for unit, copies in units.items()
