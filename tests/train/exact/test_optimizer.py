@@ -1,4 +1,5 @@
 import operator
+import random
 import subprocess
 import sys
 
@@ -113,6 +114,32 @@ def test_apply_repeats_itself_bit_by_bit_and_leaves_the_gradient_alone(dtype):
         assert torch.equal(computed, state.state_tensors()[0].tensor.to(dtype))
     for outcome in outcomes[1:]:
         assert all(map(torch.equal, outcome, outcomes[0]))
+
+
+@pytest.mark.parametrize("kind", ["adamw", torch.optim.Adagrad])
+def test_the_bits_do_not_depend_on_how_an_apply_is_cut(kind):
+    """A replay applies unit by unit what an ordinary step applies at once."""
+    factory = optimizer.adamw() if kind == "adamw" else optimizer.each(kind)
+    whole, cut = _state(factory), _state(factory)
+    for state in (whole, cut):
+        state.initialize(3)
+    names = [s.name for s in whole.state_tensors() if s.kind == "master"]
+    generator = random.Random(1)
+    for step in range(5):
+        gradient = _gradient(whole, step)
+        whole.apply(gradient, 1 / 7, 1e-2)
+        generator.shuffle(names)
+        edge = generator.randint(1, len(names) - 1)
+        for part in (names[:edge], names[edge:]):
+            cut.apply(gradient, 1 / 7, 1e-2, only=frozenset(part))
+        assert [s.digest() for s in cut.state_tensors()] == [
+            s.digest() for s in whole.state_tensors()
+        ]
+        assert all(map(torch.equal, _computed(cut), _computed(whole)))
+
+
+def _computed(state):
+    return [parameter for block in state.blocks for parameter in block.module.parameters()]
 
 
 def test_state_is_allocated_before_the_first_step_in_canonical_order():
