@@ -13,7 +13,7 @@ from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.ids import Incarnation, QuorumId
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import forks, histories, machine, repeating
+from mainstay_core.rank import machine
 from mainstay_core.rank.events import (
     Applied,
     Apply,
@@ -24,7 +24,9 @@ from mainstay_core.rank.events import (
     SendFact,
     VotesGathered,
 )
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks import histories, repeats
+from mainstay_core.rank.forks.makers import plan_making
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.reports import entry_of
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState, extend_commit_chain
@@ -392,7 +394,7 @@ def test_all_cells_of_a_lost_stage_make_their_own_copy_by_turns() -> None:
     assert [outcome.actions[i] for i in joiners] == [MAKE, MAKE]
     stages = [[m.index for m in members] for members in plan.positions]
     holders = {0: stages[0], 1: [], 2: stages[2]}
-    turns = [forks.plan_making(plan, outcome.fork, i, holders, told) for i in joiners]
+    turns = [plan_making(plan, outcome.fork, i, holders, told) for i in joiners]
     assert [[b.members for b in t.beside] for t in turns] == [
         [tuple(stages[0]), tuple(stages[2])],
         [tuple(reversed(stages[0])), tuple(reversed(stages[2]))],
@@ -502,7 +504,7 @@ def test_a_maker_without_a_source_says_so() -> None:
     fork = settled(plan, told).fork
     assert fork is not None
 
-    making = forks.plan_making(plan, fork, 1, {0: [], 2: [2]}, told)
+    making = plan_making(plan, fork, 1, {0: [], 2: [2]}, told)
 
     assert [b.members for b in making.beside] == [(), (2,)]
 
@@ -729,7 +731,7 @@ def test_an_order_to_average_moments_is_recorded_and_whole_states_are_copied() -
         (place,) = outcome.fork.made.positions
         assert place.optimizer_state == name
         assert ("optimizer" in describe_fork(outcome.fork)) == (not copied)
-        making = forks.plan_making(ordered, outcome.fork, 1, {0: [0], 2: [2]}, told)
+        making = plan_making(ordered, outcome.fork, 1, {0: [0], 2: [2]}, told)
         assert [beside.wanted("q2-n", 8).masters_only for beside in making.beside] == [copied] * 2
     wrong = replace(order(plan, 1), fork=ForkOrder(positions=(1,), since=0, how=UNHEARD_OF))
     with pytest.raises(LocalProtocolError, match="with optimizer state 'Best'"):
@@ -927,15 +929,15 @@ def test_a_fork_is_due_at_its_version_once_those_before_it_are_made() -> None:
     first = forked_at_8()
     second = replace(first, chain="then")
     third = replace(first, version=9)
-    repeats = (first, second, third)
+    forks = (first, second, third)
 
-    assert repeating.find_due(repeats, (), 7) is None
-    assert repeating.find_due(repeats, (), 8) == 0
-    assert repeating.find_due(repeats, (first,), 8) == 1
-    assert repeating.find_due(repeats, (first, second), 8) is None
-    assert repeating.find_due(repeats, (first, second), 9) == 2
-    assert repeating.find_due(repeats, repeats, 9) is None
-    assert repeating.find_due(repeats, (second,), 8) is None
+    assert repeats.find_due(forks, (), 7) is None
+    assert repeats.find_due(forks, (), 8) == 0
+    assert repeats.find_due(forks, (first,), 8) == 1
+    assert repeats.find_due(forks, (first, second), 8) is None
+    assert repeats.find_due(forks, (first, second), 9) == 2
+    assert repeats.find_due(forks, forks, 9) is None
+    assert repeats.find_due(forks, (second,), 8) is None
 
 
 @pytest.mark.parametrize(("chain", "told"), [("same", Parked), ("another", Failed)])
