@@ -77,7 +77,13 @@ def _made_at(history: History, version: int) -> set[Position]:
 
 
 def is_made_once_more(history: History, lost: Collection[Position], version: int) -> bool:
-    """Return whether what is lost was made at this very version, and is made of the same again."""
+    """Return whether what is lost was made at this very version, and is made of the same again.
+
+    Args:
+        history: of the states there.
+        lost: positions.
+        version: at which all go on.
+    """
     return bool(history) and history[-1].version == version and set(lost) <= places_of(history[-1])
 
 

@@ -31,6 +31,14 @@ def left_of(
 
     A part that is older than the policy allows does not count, as the ladder and the prospects say.
     Nor does one of the very version of a fork, which may be from before or after it.
+
+    Args:
+        rules: of the job.
+        lost: the positions.
+        version: at which all go on.
+        durable: newest version on the disk; 0: there is none.
+        history: of the states at the version.
+        guards: whose copies of what ends alone have count.
     """
     left = Left(guards=by_block(rules.outline, guards))
     is_clear = not any(fork.version == durable for fork in history)
