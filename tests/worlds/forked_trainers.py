@@ -20,13 +20,12 @@ from tests.worlds.trainers import (
 )
 
 from mainstay_core.planning.partials import grow
-from mainstay_core.rank import forks
 from mainstay_core.rank.events import Event, LoadFailed, LoadState, QuorumLost, StateLoaded
-from mainstay_core.rank.forks import ForkRules
-from mainstay_core.rank.histories import digest_of, history_at
+from mainstay_core.rank.forks.histories import digest_of, history_at
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.wire.plan import Partial, Plan
-from mainstay_core.wire.reinitialisation import BlockOutline, ForkOrder, History, MadePosition
+from mainstay_core.wire.reinitialisation import BlockOutline, Fork, ForkOrder, History, MadePosition
 from mainstay_core.wire.votes import SettleReport
 
 
@@ -49,7 +48,7 @@ def true_states(history: History, version: int, positions: int, num_types: int) 
     return tuple(params)
 
 
-def places(fork: forks.Fork) -> tuple[MadePosition, ...]:
+def places(fork: Fork) -> tuple[MadePosition, ...]:
     return fork.made.positions
 
 

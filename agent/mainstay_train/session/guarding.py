@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.rank import events
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.reports import guard_finding
 from mainstay_core.rank.serving import CopyOrder, Sources, Wanted
 from mainstay_core.rank.session import RankSession

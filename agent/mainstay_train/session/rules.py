@@ -9,7 +9,7 @@ from mainstay_core.base.ids import Incarnation, PodUid, Slot
 from mainstay_core.job.config import JobConfig, SnapshotConfig, check_window
 from mainstay_core.rank import machine
 from mainstay_core.rank.adoption import follow
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.reinitialisation.sources import Policy, policy_of
 from mainstay_core.snapshots.job_units import check_ordering
 from mainstay_core.snapshots.orderings import Ordering

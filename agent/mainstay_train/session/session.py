@@ -25,7 +25,7 @@ from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.early import EarlyReduction
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.reports import AppliedStep, Ballot, finding_of
 from mainstay_core.rank.serving import Sources, Wanted
 from mainstay_core.rank.shell import Message, MessageT, run_blocking

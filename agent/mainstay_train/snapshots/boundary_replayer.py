@@ -22,7 +22,7 @@ import torch
 
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank.events import LoadFailed, StateLoaded
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from mainstay_core.rank.events import LoadFailed, StateLoaded
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on, points_to_apply
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_core.wire.votes import CommitRecord

@@ -18,7 +18,7 @@ from mainstay_core.base.ids import JobUid, PodUid, Slot
 from mainstay_core.base.shape import JobShape, Order
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Extent, route_of
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.rank.votes import clip
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks

@@ -3,11 +3,7 @@
 - ``events``: what happens to a rank, and what its shell is told to do
 - ``state``: what a rank holds, and what a newer plan means for it
 - ``steps/``: who computes what in a step, and what becomes of types on which chains disagree
-- ``guard_copies``: which copies of guards count
-- ``histories``: what a history of forks comes to
-- ``forks``: who makes which lost state anew of others, and what follows from it
-- ``courses``: whose states are of the course on which a quorum goes on
-- ``repeating``: when a fork of another run is made again, and whose state is from before it
+- ``forks/``: what is made anew where nobody holds a position, and what follows from it for ever
 - ``refusals``: what a rank tells whose state does not count, as others have gone on without it
 - ``settled_windows``: what reports tell of windows of snapshots
 - ``reach``: which versions members can come to

@@ -21,8 +21,8 @@ from mainstay_core.rank.events import (
     WaitForPlan,
     WriteCheckpoint,
 )
+from mainstay_core.rank.forks.repeats import OTHER_JOB, differing_norms
 from mainstay_core.rank.refusals import tell_left_behind
-from mainstay_core.rank.repeating import OTHER_JOB, differing_norms
 from mainstay_core.rank.state import RankState, Transition, fact_of, must_adopt, report_of
 from mainstay_core.wire.facts import MAX_SOURCES, Cause, Failed, Parked, Phase
 from mainstay_core.wire.plan import Member, Plan

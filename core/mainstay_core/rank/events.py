@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mainstay_core.base.ids import Slot
 from mainstay_core.dmr.witness import Deviation
 from mainstay_core.gather.client import QuorumAborted
-from mainstay_core.rank.forks import Making
+from mainstay_core.rank.forks.makers import Making
 from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.settle import StateAction

@@ -16,7 +16,7 @@ from typing import Any
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.values import replace
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import checkpoints, forks, histories, recheck, refusals, repeating, windows
+from mainstay_core.rank import checkpoints, recheck, refusals, windows
 from mainstay_core.rank.adoption import adopt, ask_first, fail, park, wait_for_fork
 from mainstay_core.rank.events import (
     Action,
@@ -47,7 +47,8 @@ from mainstay_core.rank.events import (
     VotesGathered,
     WaitForPlan,
 )
-from mainstay_core.rank.guard_copies import is_outnumbered, rivals_of_copies, void_copies
+from mainstay_core.rank.forks import histories, orders, repeats
+from mainstay_core.rank.forks.guard_copies import is_outnumbered, rivals_of_copies, void_copies
 from mainstay_core.rank.making import forked, making_of, missed_fork
 from mainstay_core.rank.saving.saves import judge_saves
 from mainstay_core.rank.settle import PositionDigests, StateAction, settle
@@ -237,7 +238,7 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
     settled = windows.begin_window(replace(state, settled=state.plan.quorum.id))
     made = state.settlement is not None and (
         state.settlement.fork is not None
-        or forks.is_made(state.plan, state.history, state.settlement.version)
+        or orders.is_made(state.plan, state.history, state.settlement.version)
     )
     history = histories.tell_history(state.history, made=made) if state.index == 0 else None
     told = fact_of(settled, Settled, durable=settled.durable, replayed=replayed, history=history)
@@ -247,7 +248,7 @@ def _begin(state: RankState, *prefix: Action, replayed: Replayed | None = None) 
 def _compute(state: RankState, *prefix: Action) -> Transition:
     """Begin the step at ``version``, go on with it, or finish."""
     assert state.plan is not None
-    due = repeating.find_due(state.repeats, state.history, state.version)
+    due = repeats.find_due(state.repeats, state.history, state.version)
     if due is not None and not state.plan.pause:
         return wait_for_fork(state, due, *prefix)
     over = state.version >= state.num_steps or state.plan.pause
@@ -352,7 +353,7 @@ def _on_votes(state: RankState, event: VotesGathered) -> Transition:
     if verdict.commit is None:
         return _refused(state, verdict, (*rename, *deviations))
     commit = verdict.commit
-    others = repeating.differing_states(
+    others = repeats.differing_states(
         plan, state.outcomes, state.history, state.version, event.votes
     )
     if others:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mainstay_core.rank import forks
+from mainstay_core.rank.forks.makers import Making, plan_making
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState
 from mainstay_core.wire.votes import SettleReport
@@ -24,9 +24,7 @@ def missed_fork(state: RankState, outcome: Settlement) -> bool:
     return outcome.history not in ((), state.history)
 
 
-def making_of(
-    state: RankState, outcome: Settlement, reports: Sequence[SettleReport]
-) -> forks.Making:
+def making_of(state: RankState, outcome: Settlement, reports: Sequence[SettleReport]) -> Making:
     """Return of what this rank makes its stage, and who has what it takes."""
     assert state.plan is not None
     assert outcome.fork is not None
@@ -38,4 +36,4 @@ def making_of(
         for position, members in enumerate(state.plan.positions)
     }
     made = state.plan, outcome.fork, state.index, holders, reports
-    return forks.plan_making(*made, outcome.guards, outcome.history)
+    return plan_making(*made, outcome.guards, outcome.history)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mainstay_core.rank import forks
+from mainstay_core.rank.forks.orders import positions_to_make
 from mainstay_core.rank.replays.boundary_stores import AnyStores
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import SettleReport
@@ -60,7 +60,7 @@ def newest(
     if stores is not None:
         for position in lost:
             reached[position] |= stores.reach(position, lost)
-    made = forks.positions_to_make(plan, lost)
+    made = positions_to_make(plan, lost)
     held = [versions for position, versions in enumerate(reached) if position not in made]
     common: set[int] = set.intersection(*held) if held else set()
     if stores is not None and common and lost:

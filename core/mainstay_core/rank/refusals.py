@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mainstay_core.rank.courses import of_one_course
 from mainstay_core.rank.events import Action, SendFact
-from mainstay_core.rank.repeating import without_unmade
+from mainstay_core.rank.forks.courses import of_one_course
+from mainstay_core.rank.forks.repeats import without_unmade
 from mainstay_core.rank.state import RankState, fact_of
 from mainstay_core.wire.facts import StateRefused
 from mainstay_core.wire.plan import Member, Method, Plan

@@ -12,8 +12,8 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.job.config import LogKind
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import histories
 from mainstay_core.rank.events import CastVote, TellDeviation, TellVoidGuard
+from mainstay_core.rank.forks import histories
 from mainstay_core.rank.replays.boundaries import BoundaryReplay
 from mainstay_core.rank.replays.replaying import Replay
 from mainstay_core.rank.state import RankState

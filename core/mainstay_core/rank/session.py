@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 from mainstay_core.base.values import replace
 from mainstay_core.gather.client import QuorumAborted
 from mainstay_core.planning.program import Action, Op
-from mainstay_core.rank import events, histories, machine
+from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
 from mainstay_core.rank.early import early_reduction
-from mainstay_core.rank.forks import Making, copy_orders
+from mainstay_core.rank.forks import histories
+from mainstay_core.rank.forks.makers import Making, copy_orders
 from mainstay_core.rank.guarding import guard, serve_guards, tell_own
 from mainstay_core.rank.keeping import Keeper, Writer
 from mainstay_core.rank.replays.boundaries import BoundaryReplay

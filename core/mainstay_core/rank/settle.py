@@ -25,8 +25,11 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.values import replace
 from mainstay_core.base.words import count
 from mainstay_core.job.config import LogKind
-from mainstay_core.rank import courses, forks, repeating
-from mainstay_core.rank.guard_copies import LeftGuards, find_guards
+from mainstay_core.rank.forks import courses, fork_plan, orders, repeats
+from mainstay_core.rank.forks.guard_copies import LeftGuards, find_guards
+from mainstay_core.rank.forks.histories import last_known
+from mainstay_core.rank.forks.rules import ForkRules, rules_of
+from mainstay_core.rank.forks.sources import ends_without_guards, lacks_sources
 from mainstay_core.rank.reach import certificates_of, lost_positions, newest, reach
 from mainstay_core.rank.replays.boundaries import BoundaryReplay, replaying_members
 from mainstay_core.rank.replays.boundary_stores import AnyStores, BoundaryStores, why_not_replayed
@@ -121,7 +124,7 @@ def settle(
     reports: Sequence[SettleReport],
     store_reports: Sequence[StoreReport] = (),
     log: LogKind = LogKind.GRADIENTS,
-    fork_rules: forks.ForkRules | None = None,
+    fork_rules: ForkRules | None = None,
 ) -> Settlement:
     """Return the settled version, what each rank does, and the table of the step.
 
@@ -138,7 +141,7 @@ def settle(
             replica, or it orders a fork that the job's rules do not allow.
     """
     ordered, others = courses.of_one_course(plan, _in_order(plan, reports))
-    fork_rules = forks.rules_of(plan, fork_rules)
+    fork_rules = rules_of(plan, fork_rules)
     stores = _stores(plan, store_reports, log)
     goal = _choose_version(plan, ordered, stores, fork_rules, asked=bool(store_reports))
     version, history = goal.version, _history(plan, goal, stores)
@@ -194,13 +197,13 @@ def _stores(plan: Plan, reports: Sequence[StoreReport], log: LogKind) -> AnyStor
 
 def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
     """Return a goal at which a fork of another run is made again, if the plan orders it there."""
-    again = repeating.positions_to_repeat(plan, goal.version, history)
+    again = repeats.positions_to_repeat(plan, goal.version, history)
     if goal.from_disk or not again:
         return goal
     guards = _guards(plan, goal.counted, goal.version)
     assert plan.fork is not None
     assert plan.fork.repeats is not None
-    for end in forks.ends_without_guards(plan.fork.repeats, guards):
+    for end in ends_without_guards(plan.fork.repeats, guards):
         # A guard that is new copies in a step. The owners have the same bits, if none was lost.
         owners = [m.index for m in plan.members if m.rank.stage == end]
         there = {
@@ -214,11 +217,11 @@ def _repeating(plan: Plan, goal: _Goal, history: History) -> _Goal:
 
 
 def _fork(
-    plan: Plan, rules: forks.ForkRules | None, goal: _Goal, history: _History, durable: int
-) -> forks.Forked:
-    known = forks.Forked(None, history.forks, history.chain)
+    plan: Plan, rules: ForkRules | None, goal: _Goal, history: _History, durable: int
+) -> fork_plan.Forked:
+    known = fork_plan.Forked(None, history.forks, history.chain)
     about = plan, rules, goal.made, goal.version, history.commit, known
-    return forks.plan_fork(*about, goal.guards, durable)
+    return fork_plan.plan_fork(*about, goal.guards, durable)
 
 
 def _ways(
@@ -269,7 +272,7 @@ def _in_order(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]
             f"settle needs one report of each of {len(plan.members)} members, got "
             f"{sorted(r.index for r in reports)}"
         )
-    return repeating.without_unmade(plan, [by_index[i] for i in range(len(plan.members))])
+    return repeats.without_unmade(plan, [by_index[i] for i in range(len(plan.members))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +293,7 @@ def _choose_version(
     plan: Plan,
     ordered: Sequence[SettleReport],
     stores: AnyStores,
-    rules: forks.ForkRules | None,
+    rules: ForkRules | None,
     *,
     asked: bool,
 ) -> _Goal:
@@ -302,7 +305,7 @@ def _choose_version(
         if version is None:
             continue
         if version >= durable or newest(plan, counted) is not None:
-            made = forks.positions_to_make(plan, lost_positions(plan, counted))
+            made = orders.positions_to_make(plan, lost_positions(plan, counted))
             left = _guards(plan, counted, version) if made else ()
             goal = _Goal(
                 version=version,
@@ -312,16 +315,11 @@ def _choose_version(
                 made=made,
                 guards=left,
             )
+            known = _history(plan, goal, stores).forks
             if made and (
-                forks.goes_back(plan, rules, version, durable)
-                or forks.lacks_sources(
-                    plan,
-                    rules,
-                    made,
-                    version,
-                    durable=durable,
-                    history=_history(plan, goal, stores).forks,
-                    guards=left,
+                orders.goes_back(plan, rules, version, durable)
+                or lacks_sources(
+                    plan, rules, made, version, durable=durable, history=known, guards=left
                 )
             ):
                 continue
@@ -368,7 +366,7 @@ def _history(plan: Plan, goal: _Goal, stores: AnyStores) -> _History:
     if there:
         commit = next((r.commit for r in there if r.commit is not None), None)
         certified_in = next((r.certified_in for r in there if r.certified_in is not None), None)
-        known, chain = forks.last_known(there)
+        known, chain = last_known(there)
         # A checkpoint has its own; the seed's initial state has none.
         known = () if goal.from_disk else known
         return _History(commit, certified_in, chain, goal.origin, known)

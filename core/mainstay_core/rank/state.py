@@ -19,7 +19,7 @@ from mainstay_core.dmr.verdicts import Verdict
 from mainstay_core.dmr.witness import Told
 from mainstay_core.job.config import LogKind
 from mainstay_core.rank.events import Action, PlacedUnit
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.steps.doubts import Watched, doubted_of
 from mainstay_core.rank.steps.step_plan import Compared, StepPlan

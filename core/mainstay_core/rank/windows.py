@@ -17,7 +17,7 @@ from functools import lru_cache
 from mainstay_core.base.values import replace
 from mainstay_core.job.config import MAX_AUTO_WINDOW, MAX_LAG_STEPS, LogKind
 from mainstay_core.rank.events import GoBack, KeepFrom, KeepRecord, PlacedUnit, Snapshot
-from mainstay_core.rank.histories import digest_of
+from mainstay_core.rank.forks.histories import digest_of
 from mainstay_core.rank.replays.authors import author_of
 from mainstay_core.rank.replays.replaying import StoreContents
 from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction

@@ -33,7 +33,7 @@ from mainstay_core.coordinator.situation import find_situation
 from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.rank.histories import tell_history
+from mainstay_core.rank.forks.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.ledger import ForkedState, LedgerEntry
 from mainstay_core.wire.plan import Member, Method, Plan

@@ -20,7 +20,7 @@ from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import judge_permission
 from mainstay_core.job.config import ApproximateConfig, SnapshotConfig
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.rank.histories import tell_history
+from mainstay_core.rank.forks.histories import tell_history
 from mainstay_core.wire.facts import FactKind
 from mainstay_core.wire.plan import Method
 from mainstay_core.wire.reinitialisation import BlockOutline, Fork, Outline, Reinitialisation

@@ -19,7 +19,7 @@ from mainstay_core.planning.partials import grow_all
 from mainstay_core.planning.program import Action
 from mainstay_core.rank import events
 from mainstay_core.rank.connections import GroupEnded, QuorumConnections
-from mainstay_core.rank.forks import Beside, Making
+from mainstay_core.rank.forks.makers import Beside, Making
 from mainstay_core.rank.reports import AppliedStep, Ballot
 from mainstay_core.rank.serving import CopyOrder, HealFailed, Source, Wanted
 from mainstay_core.rank.session import RankSession

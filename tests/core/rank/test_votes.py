@@ -11,15 +11,17 @@ from tests.core.plans import make_plan
 from mainstay_core.base.codec import dumps, loads
 from mainstay_core.base.digest import Digest
 from mainstay_core.rank.saving.saves import Attempt
+from mainstay_core.rank.state import extend_commit_chain
 from mainstay_core.rank.votes import (
     CLIP_EPSILON,
     Verdict,
     clip,
     judge,
     judge_states,
+    norms_by_block,
 )
 from mainstay_core.wire.plan import Plan
-from mainstay_core.wire.votes import TypeStat, Vote
+from mainstay_core.wire.votes import Commit, TypeStat, Vote
 
 GRID = make_plan({0: ["a.1", "b.1"], 1: ["c.1", "d.1"]}, quorum=3)
 """Members 0 and 1 hold stage 0, 2 and 3 stage 1; the even ones are of replica 0."""
@@ -398,4 +400,42 @@ def test_a_state_that_differs_beside_its_masters_is_as_bad_as_one_whose_masters_
     assert verdict.reason == (
         f"the optimizer's moments, or the weights that are computed with, of r1.s0.i0 on "
         f"{plan.members[1].slot} differ from the rest of the stage"
+    )
+
+
+def test_norms_of_inner_ranks_add_up_by_block() -> None:
+    plan = make_plan({0: ["a.1", "b.1", "c.1", "d.1"]}, ranks_per_stage=2)
+    told = [(1.0, 2.0), (0.5, 0.0), (3.0,), (0.25,)]
+    votes = [
+        Vote(
+            step=0,
+            attempt=0,
+            ok=True,
+            norms_sq=norms,
+            gradient="",
+            state="",
+            stats=(),
+            newest_plan=1,
+            newest_nonce="n",
+        )
+        for norms in told
+    ]
+
+    assert norms_by_block(plan, votes) == (1.5, 2.0, 3.25)
+
+
+def test_the_chain_of_commits_is_of_what_is_told_and_not_of_what_equals_it() -> None:
+    """Ranks with equal numbers of other bytes would have other certificates."""
+    commit = Commit(step=1, norm=0.0, scale=1.0, tokens=1, loss=1.0, data="0" * 32)
+    chains = [extend_commit_chain("x", replace(commit, norm=norm)) for norm in (0.0, -0.0)]
+    assert chains[0] != chains[1]
+
+
+def test_norms_are_no_part_of_the_commit_chain() -> None:
+    with_norms = Commit(
+        step=3, norm=1.0, scale=1.0, tokens=1, loss=1.0, data="0" * 32, norms_sq=(1.0, 2.0)
+    )
+
+    assert extend_commit_chain("x", with_norms) == extend_commit_chain(
+        "x", replace(with_norms, norms_sq=())
     )

@@ -16,7 +16,7 @@ from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.coordinator.ladder import Decision, Row, Situation, StageHolders, decide
 from mainstay_core.job.stages import cut_blocks, tell_unlike_twins
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import Left, Policy

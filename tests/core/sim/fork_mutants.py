@@ -16,8 +16,9 @@ from mainstay_core.coordinator.events import ApproximationWithdrawn
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.coordinator.lineage import tell_forks
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank import adoption, courses, forks, histories
+from mainstay_core.rank import adoption
 from mainstay_core.rank import machine as rank_machine
+from mainstay_core.rank.forks import courses, fork_plan, histories, rules, sources
 from mainstay_core.rank.state import RankState
 from mainstay_core.sim import World, disk, draw
 from mainstay_core.sim.compute import Compute
@@ -314,17 +315,17 @@ async def _make_of_turns(own: Trainer, made: MadePosition, **how: Any) -> Any:
     return await _MAKE_ANEW(own, made, **how)
 
 
-_PLAN_FORK = forks.plan_fork
+_PLAN_FORK = fork_plan.plan_fork
 
 
 def _plan_without_norms(
     plan: Plan, rules: Any, positions: Any, version: int, commit: Any, *known: Any
-) -> forks.Forked:
+) -> fork_plan.Forked:
     told = None if commit is None else replace(commit, norms_sq=())
     return _PLAN_FORK(plan, rules, positions, version, told, *known)
 
 
-_POLICY_OF = forks.policy_of
+_POLICY_OF = rules.policy_of
 
 
 def _of_any_age(*args: Any) -> Any:
@@ -343,10 +344,10 @@ def _left_of_any_age(
     return _LEFT_OF(replace(rules, policy=policy), lost, version, durable, history, guards)
 
 
-_LEFT_OF = forks._left_of
+_LEFT_OF = sources.left_of
 
 
-def _planned_again(fork: Fork, known: forks.Forked) -> forks.Forked:
+def _planned_again(fork: Fork, known: fork_plan.Forked) -> fork_plan.Forked:
     """Weigh the sources alike, whatever the record says."""
     uniform = [
         replace(
@@ -362,7 +363,7 @@ def _planned_again(fork: Fork, known: forks.Forked) -> forks.Forked:
     return _REPEATED(other, known)
 
 
-_REPEATED = forks._repeated
+_REPEATED = fork_plan._repeated
 
 
 _FORKED = seating._forked
@@ -474,7 +475,7 @@ FORK_MUTANTS = {
     ),
     "fork-twice-in-the-history": Mutant(
         "a fork that is repeated is added to the history",
-        [(forks, "_places", lambda _: {(-1, -1)})],
+        [(owner, "places_of", lambda _: {(-1, -1)}) for owner in (fork_plan, histories)],
         FORKING,
         draws=draw_forks_again,
     ),
@@ -511,19 +512,23 @@ FORK_MUTANTS = {
     ),
     "any-age-is-young": Mutant(
         "a stage loads its own checkpoint alone, however old that is",
-        [(forks, "policy_of", _of_any_age), (forks, "_left_of", _left_of_any_age)],
+        [
+            (rules, "policy_of", _of_any_age),
+            (sources, "left_of", _left_of_any_age),
+            (fork_plan, "left_of", _left_of_any_age),
+        ],
         FORKING,
         draws=draw_stale,
     ),
     "moments-from-nothing": Mutant(
         "the optimizer's state begins from nothing, though it is to be the sources' average",
-        [(forks, "policy_of", _from_nothing)],
+        [(rules, "policy_of", _from_nothing)],
         FORKING,
         draws=draw_forks,
     ),
     "repeated-of-other-sources": Mutant(
         "a fork of another run is made again of what the last commit here gives",
-        [(forks, "_repeated", _planned_again)],
+        [(fork_plan, "_repeated", _planned_again)],
         FORKING,
         draws=draw_repeats,
     ),
@@ -541,7 +546,7 @@ FORK_MUTANTS = {
     ),
     "weights-without-norms": Mutant(
         "the weights do not follow from the last commit's norms",
-        [(forks, "plan_fork", _plan_without_norms)],
+        [(fork_plan, "plan_fork", _plan_without_norms)],
         FORKING,
         draws=draw_forks,
     ),

@@ -10,7 +10,7 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.shape import Order
 from mainstay_core.job.config import ApproximateConfig
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.settle import StateAction, settle
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.sim import terms

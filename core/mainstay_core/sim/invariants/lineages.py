@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Order
 from mainstay_core.job.config import JobConfig
-from mainstay_core.rank.courses import of_one_course
 from mainstay_core.rank.events import (
     Event,
     ReportsGathered,
@@ -24,8 +23,9 @@ from mainstay_core.rank.events import (
     StateLoaded,
     VotesGathered,
 )
-from mainstay_core.rank.forks import ForkRules
-from mainstay_core.rank.histories import digest_of, history_at
+from mainstay_core.rank.forks.courses import of_one_course
+from mainstay_core.rank.forks.histories import digest_of, history_at
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.settle import Settlement, StateAction
 from mainstay_core.rank.state import RankState, extend_commit_chain
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mainstay_core.rank.forks import ForkRules
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.reinitialisation.guards import ends_of, guarded_blocks
 from mainstay_core.reinitialisation.sources import (
     Left,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mainstay_core.planning.program import Action
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.replays.boundaries import (
     BoundaryReplay,
     BoundaryStep,

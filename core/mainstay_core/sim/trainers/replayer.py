@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.replays.replaying import Replay, can_go_on
 from mainstay_core.sim import terms
 from mainstay_core.sim.trainers.boundary_replayer import DiffersError

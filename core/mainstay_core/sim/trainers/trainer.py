@@ -10,7 +10,7 @@ from mainstay_core.dmr.witness import Account
 from mainstay_core.planning.program import Action, Op
 from mainstay_core.rank import events, machine
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
 from mainstay_core.rank.reports import AppliedStep
 from mainstay_core.rank.saving.saves import name_attempt
 from mainstay_core.rank.serving import CopyOrder, Sources, Wanted

@@ -10,16 +10,16 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.shape import Order
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_core.rank import forks
 from mainstay_core.rank.events import TellVoidGuard
-from mainstay_core.rank.forks import ForkRules
-from mainstay_core.rank.guard_copies import (
+from mainstay_core.rank.forks.guard_copies import (
     find_guards,
     is_outnumbered,
     undecided_members,
     void_copies,
 )
-from mainstay_core.rank.histories import boosts_of
+from mainstay_core.rank.forks.histories import boosts_of
+from mainstay_core.rank.forks.makers import plan_making
+from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.reports import guard_finding
 from mainstay_core.rank.settle import Settlement, StateAction, settle
 from mainstay_core.rank.state import RankState
@@ -112,7 +112,7 @@ def test_makers_take_guards_by_turns_and_their_copies_with_all_that_belongs_to_t
     first = []
     for life in "ad":
         holders = {1: guards}
-        making = forks.plan_making(
+        making = plan_making(
             plan, outcome.fork, index_of(plan, life), holders, told, outcome.guards
         )
         twin, guarded = making.beside
@@ -333,7 +333,7 @@ def test_a_fork_that_is_made_again_takes_what_its_owners_have_if_nobody_guards(
     if not behind:
         owner = index_of(plan, "a")
         twins = {1: [index_of(plan, life) for life in "be"]}
-        making = forks.plan_making(plan, first, owner, twins, told, outcome.guards)
+        making = plan_making(plan, first, owner, twins, told, outcome.guards)
         assert making.keeps_own
         assert [beside.guarded for beside in making.beside] == [None]
 

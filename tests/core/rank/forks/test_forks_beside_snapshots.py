@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.core.plans import make_plan
-from tests.core.rank.test_forks import adopted, commit, order, pipeline, rank, reports
+from tests.core.rank.forks.pipelines import adopted, commit, order, pipeline, rank, reports
 
 from mainstay_core.base.ids import PodUid
 from mainstay_core.job.config import LogKind

@@ -1,16 +1,20 @@
-"""Says what a history of forks comes to: its digest, the boosts, and what is told of it."""
+"""Says what a history of forks comes to: its digest, the boosts, and what was made at a version."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Sequence
 
 from mainstay_core.base import codec
+from mainstay_core.reinitialisation.sources import Position
 from mainstay_core.wire.reinitialisation import (
     MAX_TOLD_FORKS,
+    Fork,
     History,
     ToldHistory,
     since_of,
 )
+from mainstay_core.wire.votes import SettleReport
 
 
 def tell_history(history: History, *, made: bool) -> ToldHistory | None:
@@ -53,3 +57,36 @@ def digest_of(history: History) -> str:
     if not history:
         return ""
     return hashlib.sha256(codec.dumps(history).encode()).hexdigest()[:32]
+
+
+def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
+    """Return (history, commit chain) of the states at a version.
+
+    A member that missed the quorum of a fork at this very version does not know of it; its state is
+    the same with and without. The newest history names the most positions at this version: one that
+    is repeated takes the place of one of fewer positions, so a longer history may be older.
+    """
+    if not reports:
+        return (), ""
+    newest = max(reports, key=lambda r: (len(_made_at(r.history, r.version)), len(r.history)))
+    return newest.history, newest.chain
+
+
+def _made_at(history: History, version: int) -> set[Position]:
+    return {place for fork in history if fork.version == version for place in places_of(fork)}
+
+
+def is_made_once_more(history: History, lost: Collection[Position], version: int) -> bool:
+    """Return whether what is lost was made at this very version, and is made of the same again.
+
+    Args:
+        history: of the states there.
+        lost: positions.
+        version: at which all go on.
+    """
+    return bool(history) and history[-1].version == version and set(lost) <= places_of(history[-1])
+
+
+def places_of(fork: Fork) -> set[Position]:
+    """Return the positions that a fork makes anew."""
+    return {(made.stage, made.inner) for made in fork.made.positions}

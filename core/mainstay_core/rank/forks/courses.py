@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mainstay_core.rank.histories import history_at
+from mainstay_core.rank.forks.histories import history_at
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.reinitialisation import History, MadePosition
 from mainstay_core.wire.votes import SettleReport
