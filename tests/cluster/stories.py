@@ -52,6 +52,7 @@ class Story:
         self.num_pods = shape["replicas"] * shape["stages"] + job["spec"]["spares"]["replicas"]
         self.uid = platform.apply(job)["metadata"]["uid"]
         self.num_recoveries = 0
+        self.last_told = ""
 
     def stand_at(self, gate: int) -> None:
         wait_for((self.platform.gates / f"at-{gate}").exists, f"training before step {gate}")
@@ -111,8 +112,20 @@ class Story:
         return len(there) == self.num_pods and there == {str(pod["uid"]) for pod in listed}
 
     def last_reason(self) -> str:
-        """Return what the status says of the newest recovery: why it was made, and how."""
-        return str(self.platform.job(self.name)["status"]["recovery"]["last"]["reason"])
+        """Return what the status says of a recovery that is over: why it was made, and how.
+
+        A recovery counts from its decision on, so one that is counted may not be over yet. Each is
+        returned once.
+        """
+
+        def find() -> Object | None:
+            status = self.platform.job(self.name)["status"]
+            last: Object = status["recovery"].get("last", {"quorum": self.last_told})
+            return last if last["quorum"] != self.last_told else None
+
+        last = wait_for(find, "another recovery that is over")
+        self.last_told = last["quorum"]
+        return str(last["reason"])
 
     def lose_pod(self, grace: bool = False) -> None:
         """Delete a pod that holds a rank; without grace nobody is told before."""

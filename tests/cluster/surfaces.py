@@ -86,8 +86,11 @@ def metrics_of(story: Story, *names: str) -> Iterator[tuple[str, str, float]]:
 
 
 def count_metrics(story: Story, *names: str) -> dict[tuple[str, str], float]:
-    """Return a job's counters by name and further label, summed over the replicas of the api."""
+    """Return a job's counters by name and further label, summed over the replicas of the api.
+
+    Counters are there from the beginning: those of what has not happened are zero, and left out.
+    """
     sums = Counter[tuple[str, str]]()
     for name, label, value in metrics_of(story, *names):
         sums[name, label] += value
-    return dict(sums)
+    return {key: value for key, value in sums.items() if value}
