@@ -56,7 +56,7 @@ def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point,
     assert [plan.method for plan in run.plans] == [Method.START, Method.MASK]
 
 
-@pytest.mark.parametrize("more", [0, 1, 5])
+@pytest.mark.parametrize("more", [0, pytest.param(1, marks=pytest.mark.chaos), 5])
 @pytest.mark.parametrize("point", ["computing", "reduce-scattered", "vote-posted", "vote-gathered"])
 def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
     crew, tmp_path, undisturbed, point, more
@@ -91,7 +91,7 @@ def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
 
 
 @pytest.mark.parametrize("fate", ["lives", "dies", "stops"])
-@pytest.mark.parametrize("index", [0, 3])
+@pytest.mark.parametrize("index", [0, pytest.param(3, marks=pytest.mark.chaos)])
 def test_a_vote_that_completes_on_exactly_one_rank(crew, tmp_path, undisturbed, fate, index):
     config = make_config(steps=8)
     lucky = f"life{[0, 2, 1, 3][index]}"  # members are in the order of (stage, replica)
@@ -156,7 +156,9 @@ def test_a_kill_during_settle_at_each_report(crew, tmp_path, undisturbed, point,
     [(2, ("life0", "life3")), (3, ("life2", "life3", "life4", "life5")), (3, ("life1", "life2"))],
     ids=["remains-are-mated", "all-but-one-replica", "two-of-three-broken"],
 )
-@pytest.mark.parametrize("point", ["computed", "vote-posted"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("computed", marks=pytest.mark.chaos), "vote-posted"]
+)
 def test_several_at_once_without_a_spare(crew, tmp_path, undisturbed, lanes, victims, point):
     at = f"{point}@{STEP}"
     world = PlayedSupervisors(

@@ -226,6 +226,7 @@ BOUNDARY_MUTANTS = {
         [(BoundaryStores, "_find_holders", _find_whoever_voted)],
         (),
         draws=draw_refusals,
+        first=9,
     ),
     "stretch-not-enlarged": Mutant(
         "lost stages beside each other are computed again each by itself",
@@ -238,6 +239,7 @@ BOUNDARY_MUTANTS = {
         [(settle, "_replays", _lost_alone)],
         LOSSES_OF_CELLS,
         draws=draw_cells,
+        first=10,
     ),
     "frozen-unit-updated": Mutant(
         "a unit without its full state is updated as if it had it",

@@ -214,6 +214,7 @@ CHECK_MUTANTS = {
         [(witness, "_routes", _by_stage)],
         WITNESSED,
         draws=draw_swapped_witness,
+        first=8,
     ),
     "tainted-guard-used": Mutant(
         "what a guard has copied of tainted steps counts when the job has gone back before them",
@@ -230,11 +231,13 @@ CHECK_MUTANTS = {
         "a settle does not hear that chains have computed a type differently",
         [(doubts, "open_doubt", lambda *_: None)],
         WITNESSED,
+        first=7,
     ),
     "account-forgotten": Mutant(
         "what a chain has computed before the vote that would compare it is not reported",
         [(session, "unheard", lambda *_: ())],
         WITNESSED,
+        first=7,
     ),
     "nobody-else-asked": Mutant(
         "two that insist are asked again and again, and no other device is",
@@ -252,7 +255,7 @@ CHECK_MUTANTS = {
         [(step_plan, "_counted_copies", _any_copies)],
         ("break-chain",),
         draws=draw_broken_chains,
-        first=14,
+        first=28,
     ),
     # Where copies of two chains do not mix, what the chain has left in other stages counts no more.
     "bad-state-keeps-gradients": Mutant(

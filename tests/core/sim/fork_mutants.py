@@ -455,6 +455,7 @@ FORK_MUTANTS = {
         [(adoption, "_is_of", _of_its_lineage)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "fork-keeps-held": Mutant(
         "what came through the lost stage counts in the step that is computed again",
@@ -472,12 +473,14 @@ FORK_MUTANTS = {
         [(rank_machine, "forked", lambda state, _: state)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "fork-twice-in-the-history": Mutant(
         "a fork that is repeated is added to the history",
         [(owner, "places_of", lambda _: {(-1, -1)}) for owner in (fork_plan, histories)],
         FORKING,
         draws=draw_forks_again,
+        first=18,
     ),
     "boost-compounds": Mutant(
         "a second loss of a stage raises its learning rate once more",
@@ -525,12 +528,14 @@ FORK_MUTANTS = {
         [(rules, "policy_of", _from_nothing)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "repeated-of-other-sources": Mutant(
         "a fork of another run is made again of what the last commit here gives",
         [(fork_plan, "_repeated", _planned_again)],
         FORKING,
         draws=draw_repeats,
+        first=1,
     ),
     "boost-of-what-guards-had": Mutant(
         "what a guard had learns faster, though it is as it was",
@@ -543,25 +548,28 @@ FORK_MUTANTS = {
         [(Trainer, "make_anew", _make_of_turns)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "weights-without-norms": Mutant(
         "the weights do not follow from the last commit's norms",
         [(fork_plan, "plan_fork", _plan_without_norms)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "fork-in-its-lineage": Mutant(
         "a fork begins no lineage",
         [(seating, "_forked", _forked_in_its_lineage)],
         FORKING,
         draws=draw_forks,
+        first=1,
     ),
     "courses-mixed": Mutant(
         "a state of another course counts, as its lineage has the number",
         [(courses, "of_one_course", lambda _, reports: (list(reports), frozenset()))],
         ("part-ways",),
         draws=draw_parting,
-        first=11,
+        first=18,
     ),
     "way-back-removed": Mutant(
         "the newest exact checkpoint goes while the job is approximate",
@@ -592,11 +600,13 @@ FORK_MUTANTS = {
         [(situation, "permitted_rules", _by_the_jobs_limit)],
         FORKING,
         draws=draw_permitted,
+        first=1,
     ),
     "withdrawal-unheard": Mutant(
         "what was allowed and taken back is used",
         [(machine, "_TABLE", _deaf_to_withdrawals())],
         FORKING,
         draws=draw_ahead,
+        first=6,
     ),
 }

@@ -266,12 +266,13 @@ MEMORY_MUTANTS = {
         "each rank plans its next window from what it has measured itself",
         [(windows, "note_commit", _own_clock)],
         _IN_MEMORY,
-        first=40,
+        first=53,
     ),
     "own-order": Mutant(
         "a rank that joins does not learn what the others have measured and counted",
         [(windows, "settled_basis", _own_basis)],
         _IN_MEMORY,
+        first=20,
     ),
     "log-of-another-attempt": Mutant(
         "the gradient of an attempt that was refused counts as that of the step",
@@ -287,6 +288,7 @@ MEMORY_MUTANTS = {
         ],
         ("corrupt-state",),
         draws=draw_snapshots,
+        first=13,
     ),
     "voted-before-logged": Mutant(
         "a rank votes that its gradient is kept as soon as it has sent it",
@@ -298,7 +300,7 @@ MEMORY_MUTANTS = {
         [(keeper, "is_whole", lambda *_: True)],
         ("damage-segment", "damage-segment", "kill-stage", "kill-all"),
         draws=draw_snapshots,
-        first=60,
+        first=69,
     ),
     "needed-goes-for-room": Mutant(
         "a full store drops what the window in flight needs",
@@ -318,6 +320,7 @@ MEMORY_MUTANTS = {
         "nobody asks the stores of pods without a member",
         [(session, "others_to_ask", lambda *_: ())],
         _IN_MEMORY,
+        first=4,
     ),
     "not-sent-again": Mutant(
         "what has lost a holder stays with those that are left until the next window is complete",
@@ -341,6 +344,6 @@ MEMORY_MUTANTS = {
         "a gradient that is kept is applied again whether or not its step was committed",
         [(settle, "newest", _newest_without_commits)],
         _IN_MEMORY,
-        first=23,
+        first=50,
     ),
 }

@@ -332,6 +332,7 @@ MUTANTS = {
         "membership is bound to the slot, not to the process",
         [(Plan, "member_of", _any_life)],
         ("kill-trainer",),
+        first=24,
     ),
     "no-tiers": Mutant(
         "states of returning ranks count like those of members",
@@ -343,6 +344,7 @@ MUTANTS = {
         "a mark is rolled forward without a certificate of its quorum",
         [(settle, "reach", _reach_any_certificate), (reach, "reach", _reach_any_certificate)],
         ("corrupt-gradient", "kill-meeting", "kill-trainer"),
+        first=13,
     ),
     "told-once": Mutant(
         "a fault is an event, told once",
@@ -361,6 +363,7 @@ MUTANTS = {
         "the reduction overwrites the retained gradients",
         [(Compute, "reduce", _reduce_in_place)],
         ("kill-trainer",),
+        first=7,
     ),
     "abort-in-apply": Mutant(
         "an abort interrupts apply",
@@ -388,6 +391,7 @@ MUTANTS = {
         "two api replicas commit from one base",
         [(StoredJob, "is_current", lambda *_: True)],
         ("kill-trainer", "kill-two"),
+        first=13,
     ),
     "pauses-unsaved": Mutant(
         "a rank pauses before its version is on the disk",
@@ -398,14 +402,14 @@ MUTANTS = {
         "nobody looks at the states that are saved where no step follows",
         [(rank_machine, "judge_states", _all_good), (rank_machine, "judge_reports", _all_good)],
         ("suspend", "corrupt-state"),
-        first=10,
+        first=20,
     ),
     "bad-state-settles": Mutant(
         "nobody looks at the states that a settle goes on from",
         [(rank_machine, "judge_reports", _all_good)],
         ("kill-trainer",),
         draws=draw_deaths_with_bad_states,
-        first=160,
+        first=164,
     ),
     "gone-state-keeps-gradients": Mutant(
         "what was computed with a cell that never voted counts",
@@ -424,5 +428,6 @@ MUTANTS = {
         "a cause that comes back again and again is met in the same way each time",
         [(repeats, "escalate", _never_more)],
         LASTING,
+        first=1,
     ),
 }

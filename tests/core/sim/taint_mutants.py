@@ -96,5 +96,6 @@ TAINT_MUTANTS = {
         [(store_recovery, "recovered", lambda state, _: state)],
         BESIDE,
         draws=draw_lost_stores,
+        first=2,
     ),
 }

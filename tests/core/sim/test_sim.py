@@ -69,6 +69,12 @@ ALL_MUTANTS = {
 }
 
 
+def few_or_all(few: range, everything: range) -> pytest.MarkDecorator:
+    """Run a test over few seeds; ``make chaos`` runs it over all that once found something."""
+    whole = pytest.param(everything, marks=pytest.mark.chaos)
+    return pytest.mark.parametrize("seeds", [few, whole], ids=["few", "all"])
+
+
 @pytest.mark.parametrize(
     "first",
     [
@@ -208,24 +214,29 @@ def test_a_hand_over_connects_no_group_whose_members_stay() -> None:
     assert kept
 
 
-def test_a_bad_state_is_found_whoever_ends_before_the_vote_while_most_copies_are_right() -> None:
-    for seed in range(12):
+@few_or_all(range(7), range(12))
+def test_a_bad_state_is_found_whoever_ends_before_the_vote_while_most_copies_are_right(
+    seeds: range,
+) -> None:
+    for seed in seeds:
         outcome = simulate(draw_deaths_with_bad_states(seed, ("kill-trainer",)))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
 
 
-def test_a_recovery_that_repeats_itself_escalates_and_the_job_goes_on() -> None:
+@few_or_all(range(7), range(12))
+def test_a_recovery_that_repeats_itself_escalates_and_the_job_goes_on(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in seeds:
         outcome = simulate(draw(seed, kinds=LASTING))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
     assert seen["plan re-form"]
 
 
-def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
+@few_or_all(range(4, 25), range(30))
+def test_a_lost_stage_is_made_anew_from_the_memory_of_pods(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(30):
+    for seed in seeds:
         outcome = simulate(draw(seed, kinds=IN_MEMORY))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
@@ -237,9 +248,12 @@ def test_a_lost_stage_is_made_anew_from_the_memory_of_pods() -> None:
         assert seen[f"fault at {point}"]
 
 
-def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_history() -> None:
+@few_or_all(range(7), range(12))
+def test_a_lost_inner_stage_is_made_anew_and_what_follows_is_a_function_of_the_history(
+    seeds: range,
+) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in seeds:
         outcome = simulate(draw_forks(seed, FORKING))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
@@ -396,9 +410,10 @@ def test_a_checkpoint_that_is_too_old_at_a_version_nobody_had_told_of_is_loaded_
     assert not outcome.seen["fork"]
 
 
-def test_without_permission_no_stage_is_made_anew_whatever_is_lost() -> None:
+@few_or_all(range(6), range(12))
+def test_without_permission_no_stage_is_made_anew_whatever_is_lost(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in seeds:
         outcome = simulate(draw_forbidden(seed, FORKING))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
@@ -480,9 +495,10 @@ def test_a_cell_of_which_a_rank_is_lost_computes_again_as_a_whole() -> None:
     assert replayed > 10
 
 
-def test_what_a_check_finds_late_never_counts_whoever_dies_before_the_vote() -> None:
+@few_or_all(range(5), range(10))
+def test_what_a_check_finds_late_never_counts_whoever_dies_before_the_vote(seeds: range) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(10):
+    for seed in seeds:
         for draws, kinds in (
             (draw_wrong_types, INTERRUPTIONS),
             (draw_broken_chains, ("break-chain",)),
@@ -493,12 +509,15 @@ def test_what_a_check_finds_late_never_counts_whoever_dies_before_the_vote() -> 
     assert seen["settle with wrong types"]
 
 
+@few_or_all(range(1, 6), range(1, 11))
 @pytest.mark.parametrize(
     ("kind", "verdict"), [("corrupt-unseen", "transient"), ("stick", "deterministic")]
 )
-def test_what_no_check_of_a_device_sees_is_found_by_its_witness(kind: str, verdict: str) -> None:
+def test_what_no_check_of_a_device_sees_is_found_by_its_witness(
+    kind: str, verdict: str, seeds: range
+) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(1, 11):  # in 0 whole pods are silent time and again: 9 to 37 plans
+    for seed in seeds:  # in 0 whole pods are silent time and again: 9 to 37 plans
         outcome = simulate(draw(seed, kinds=(kind,)))
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
         seen.update(outcome.seen)
@@ -514,10 +533,11 @@ def test_guards_of_tainted_steps_copy_anew_in_a_swapped_pipeline_that_goes_back(
     assert min(seen["went back"], seen["guards connected"], seen["named deterministic"]) > 0
 
 
-def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on() -> None:
+@few_or_all(range(40, 52), range(30, 52))
+def test_a_disagreement_outlives_whoever_is_lost_before_it_is_ruled_on(seeds: range) -> None:
     """With two replicas, too: another device is asked, or waited for."""
     seen: Counter[str] = Counter()
-    for seed in range(30, 52):
+    for seed in seeds:
         scenario = draw(seed, kinds=WITNESSED)
         outcome = simulate(scenario)
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
@@ -537,10 +557,13 @@ def test_a_named_device_leaves_and_its_steps_are_told_whatever_the_store_forgets
     assert seen["plan restored"]
 
 
-def test_one_of_two_replicas_that_is_hit_once_and_lost_leaves_a_word_that_counts() -> None:
+@few_or_all(range(7), range(14))
+def test_one_of_two_replicas_that_is_hit_once_and_lost_leaves_a_word_that_counts(
+    seeds: range,
+) -> None:
     """The one that lives says the same as that word when it is asked again, or a third decides."""
     seen: Counter[str] = Counter()
-    for seed in range(14):
+    for seed in seeds:
         world = World(draw_lost_words(seed, ("kill-pod", "node-loss")))
         outcome = world.run()
         assert not outcome.violation, f"seed {seed}: {outcome.violation}"
