@@ -142,13 +142,14 @@ class Release:
         """The job's pods that are not on their way out, by index."""
         return self._pods(self.jobs, f"mainstay.dev/job-name={name}")
 
-    def system(self, component: str) -> list[Object]:
-        """The pods of one of the release's own components that are not on their way out."""
-        return self._pods(self.namespace, f"app.kubernetes.io/component={component}")
+    def system(self, component: str, *, leaving: bool = False) -> list[Object]:
+        """The pods of one of the release's own components; those on their way out if wanted."""
+        selector = f"app.kubernetes.io/component={component}"
+        return self._pods(self.namespace, selector, leaving=leaving)
 
-    def _pods(self, namespace: str, selector: str) -> list[Object]:
+    def _pods(self, namespace: str, selector: str, *, leaving: bool = False) -> list[Object]:
         listed = self.api.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)
-        pods = [pod for pod in listed if "deletionTimestamp" not in pod["metadata"]]
+        pods = [pod for pod in listed if leaving or "deletionTimestamp" not in pod["metadata"]]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
     def open_gates(self, *steps: int) -> None:

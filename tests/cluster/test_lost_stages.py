@@ -61,6 +61,11 @@ def upgradable(roomy: Platform) -> Iterator[Platform]:
     roomy.install()
 
 
+def tags_of(pods: Sequence[Object]) -> set[str]:
+    images = [pod["spec"]["containers"][0]["image"] for pod in pods]
+    return {image.rpartition(":")[2] for image in images}
+
+
 def wait_until_covered(story: Story, version: int) -> Object:
     """Wait until the status says that each stage survives any loss of a pod or a node.
 
@@ -171,8 +176,12 @@ def test_an_upgrade_of_the_chart_leaves_snapshots_as_they_are(
         story.stand_at(13)
         upgraded.result()
     for component in ("operator", "api"):
-        images = {pod["spec"]["containers"][0]["image"] for pod in upgradable.system(component)}
-        assert {image.rpartition(":")[2] for image in images} == {building.NEXT_TAG}
+        assert tags_of(upgradable.system(component)) == {building.NEXT_TAG}
+    # What a replica of the api has counted goes with it. So the old ones must not decide any more.
+    wait_for(
+        lambda: tags_of(upgradable.system("api", leaving=True)) == {building.NEXT_TAG},
+        "the end of the api's old replicas",
+    )
     assert [pod["metadata"]["uid"] for pod in upgradable.pods("kept")] == pods
     wait_until_covered(story, 7)
     assert upgradable.job("kept")["status"]["recovery"]["total"] == 0
