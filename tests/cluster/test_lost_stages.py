@@ -186,8 +186,9 @@ def test_an_upgrade_of_the_chart_leaves_snapshots_as_they_are(
     wait_until_covered(story, 7)
     assert upgradable.job("kept")["status"]["recovery"]["total"] == 0
 
-    # What the new api and operator make of a loss.
-    story.lose_pod()
+    # What the new api and operator make of a loss. A pod that is deleted may still hand its work
+    # over, also without grace: the kubelet tells it to end before it kills it.
+    run_out_of_memory(upgradable, story.serving())
     story.go_on(13, then=19)
     wait_until_covered(story, 13)
     assert supervisor_tags(upgradable.pods("kept")) == {building.TAG}

@@ -249,6 +249,7 @@ def test_the_api_dies_around_a_decision(run: Run, expected: Any) -> None:
     assert gone == [], "nobody is evicted by an outage"
 
 
+@pytest.mark.chaos
 def test_the_times_of_a_silent_pods_recovery_are_those_of_the_ledger(
     run: Run, expected: Any
 ) -> None:

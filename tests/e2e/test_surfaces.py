@@ -154,6 +154,7 @@ def test_every_surface_of_an_approximate_job_says_since_when(
     assert silent == [], shown
 
 
+@pytest.mark.chaos
 def test_no_surface_of_a_job_that_was_masked_and_restarted_says_so(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -117,8 +117,8 @@ def _groups(headers: Iterable[SegmentHeader]) -> tuple[UnitsHeld, ...]:
         key = header.key
         if key.kind in BOUNDARY_KINDS:
             continue  # of no unit
-        unit = (key.position, header.num_units, key.unit)
-        held.setdefault(unit, {}).setdefault(key.kind, []).append(key.version)
+        place = (key.position, header.num_units, key.unit)
+        held.setdefault(place, {}).setdefault(key.kind, []).append(key.version)
     groups: dict[_Alike, list[int]] = {}
     for (position, size, unit), by_kind in sorted(held.items()):
         states, gradients, computes = (

@@ -69,7 +69,9 @@ def test_three_cells_come_to_the_bits_of_one_that_computes_all_types() -> None:
     alone.close()
 
 
-@pytest.mark.parametrize("variant", [Variant.NAIVE, Variant.DYNAMIC])
+@pytest.mark.parametrize(
+    "variant", [pytest.param(Variant.NAIVE, marks=pytest.mark.chaos), Variant.DYNAMIC]
+)
 def test_flips_of_all_classes_are_found_in_several_cells(
     chain: CellsChain, variant: Variant
 ) -> None:
@@ -102,7 +104,9 @@ def test_a_wrong_bit_on_the_wire_is_found_by_its_digest_and_by_nothing_else(
     assert come_to(Variant.NAIVE) == (False, False)
 
 
-@pytest.mark.parametrize("setting", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize(
+    "setting", [BF16, pytest.param(FP32, marks=pytest.mark.chaos)], ids=["bf16", "fp32"]
+)
 def test_state_that_only_apply_reads_heals_and_what_is_computed_with_is_promised_nothing(
     setting: Setting,
 ) -> None:
