@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,5 +217,13 @@ def kill(platform: Platform, component: str) -> None:
 
 def supervisor_tags(pods: Sequence[Object]) -> set[str]:
     containers = [c for pod in pods for c in pod["spec"]["initContainers"]]
-    images = [c["image"] for c in containers if c["name"] == "supervisor"]
-    return {image.rpartition(":")[2] for image in images}
+    return _tags(c for c in containers if c["name"] == "supervisor")
+
+
+def tags_of(pods: Sequence[Object]) -> set[str]:
+    """Return the tags of the images of pods' first containers."""
+    return _tags(pod["spec"]["containers"][0] for pod in pods)
+
+
+def _tags(containers: Iterable[Object]) -> set[str]:
+    return {container["image"].rpartition(":")[2] for container in containers}

@@ -18,6 +18,7 @@ from tests.cluster.stories import (
     run_out_of_memory,
     run_undisturbed,
     supervisor_tags,
+    tags_of,
     wait_for,
 )
 from tests.cluster.surfaces import count_metrics, events_of, recoveries_of, run_plugin
@@ -59,11 +60,6 @@ def upgradable(roomy: Platform) -> Iterator[Platform]:
     yield roomy
     roomy.chart = CHART
     roomy.install()
-
-
-def tags_of(pods: Sequence[Object]) -> set[str]:
-    images = [pod["spec"]["containers"][0]["image"] for pod in pods]
-    return {image.rpartition(":")[2] for image in images}
 
 
 def wait_until_covered(story: Story, version: int) -> Object:

@@ -315,7 +315,7 @@ def _choose_version(
                 made=made,
                 guards=left,
             )
-            known = _history(plan, goal, stores).forks
+            known = _history(plan, goal, stores).forks if made else ()
             if made and (
                 orders.goes_back(plan, rules, version, durable)
                 or lacks_sources(
