@@ -196,11 +196,14 @@ def _killed(run: LocalRun, stage: int) -> tuple[str, dict[str, float]]:
     interrupted, quorum = recovery["from_step"], recovery["quorum"]["id"]
 
     def committed_at_s() -> float | None:
-        # The lost cell may have been the only one to tell the step that was just committed.
-        step = max(interrupted, recovery.get("approximate_since", 0))
-        entries = run.fetch("ledger", since=max(0, step - 1))
-        mine = [e for e in entries if e["step"] == step and e["quorum"]["id"] >= quorum]
-        return max(e["committed_at_s"] for e in mine) if len(mine) == run.stages else None
+        # The lost cell may have been the only one that had not told a step that all had committed:
+        # then the one behind it is the first that the new quorum computes.
+        told: dict[int, list[float]] = {}
+        for entry in run.fetch("ledger", since=max(0, interrupted - 1)):
+            if entry["step"] >= interrupted and entry["quorum"]["id"] >= quorum:
+                told.setdefault(entry["step"], []).append(entry["committed_at_s"])
+        whole = [step for step, times in told.items() if len(times) == run.stages]
+        return max(told[min(whole)]) if whole else None
 
     back_s: float = run.until(committed_at_s, "the interrupted step")
     since_s = recovery["started_at_s"]

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
 from mainstay_core.coordinator.situation import left_of_lost, permitted_rules, rules_of
-from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery
+from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery, all_settled
 from mainstay_core.job.config import ApproximateConfig
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
@@ -50,8 +50,22 @@ def note_course(state: CoordinatorState, event: StepsCommitted) -> CoordinatorSt
     if plan is None or event.quorum != plan.quorum or since == state.approximate_since:
         return state
     if state.is_history_told:
-        return state
+        # Who commits has gone on: only the others' word that they do is missing.
+        told = state.told_history
+        is_told = told is not None and told.since == since
+        return _on_course(state, since) if is_told and not all_settled(state) else state
     return _on_course(state, since)
+
+
+def apply_finals(state: CoordinatorState) -> Transition:
+    """Return the state with what the last states of a job that is complete say of themselves."""
+    told = [final.approximate_since for final in state.finals]
+    since = min((each for each in told if each is not None), default=None)
+    if since is None or since == state.approximate_since:
+        return Transition(state=state)
+    message = f"{describe_course(since)}: the job's last states say so"
+    announce = Announce(code=REINITIALISED, message=message, warning=True)
+    return Transition(state=_on_course(state, since), actions=(announce,), reason=message)
 
 
 def apply_told(state: CoordinatorState) -> Transition:

@@ -1046,6 +1046,75 @@ def test_the_first_members_word_counts_though_commits_were_quicker(world: Any) -
     assert (world.state.approximate_since, world.state.history) == (5, (fork_at(5, 1),))
 
 
+def finish_without(world: Any, *silent: Member, history: ToldHistory | None) -> None:
+    """All but some members say that they go on in the plan, and that they have finished."""
+    since = history.since if history is not None else None
+    for member in world.plan.members:
+        if member in silent:
+            continue
+        known = history if member.index == 0 else None
+        world.tell(world.about(FactKind.SETTLED, member, step=5, history=known))
+        world.finish(member, masters="m", history="h", approximate_since=since)
+
+
+@pytest.fixture
+def doubled(start: Start) -> Any:
+    """Two replicas of five stages, and four spares."""
+    world = start(spares=4, replicas=2, lanes=2, stages=5, approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    world.tell(*(world.down_fact(world.member(replica, 1)) for replica in (0, 1)))
+    return world
+
+
+def test_a_job_that_is_complete_before_all_told_that_they_go_on_says_since_when(
+    doubled: Any,
+) -> None:
+    """As where no replica of the api was up from the plan of the fork to the last step."""
+    world = doubled
+    joiner = next(m for m in world.plan.members if m.joining and m.rank.replica)
+    finish_without(world, joiner, history=FORKED)
+
+    state = world.state
+    assert state.phase is JobPhase.COMPLETE
+    assert (state.approximate_since, state.history) == (5, (fork_at(5, 1),))
+    last = record(world)
+    assert (last.exact, last.approximate_since) == (False, 5)
+    assert list(world.announced())[-3:] == ["StageReinitialised", "Settled", "Complete"]
+
+
+def test_last_states_say_since_when_if_the_first_member_did_not(doubled: Any) -> None:
+    world = doubled
+    first = world.plan.members[0]
+    at = {(m.rank.stage): m for m in world.plan.members if m is not first}
+    for member in at.values():
+        world.finish(member, masters="m", history="h", approximate_since=5)
+    world.tell(world.down_fact(first))
+
+    state = world.state
+    assert state.phase is JobPhase.COMPLETE
+    assert (state.approximate_since, state.history) == (5, ())
+    assert "approximate since step 5: the job's last states say so" in world.messages()
+
+
+def test_a_commit_says_since_when_though_not_all_have_told_that_they_go_on(doubled: Any) -> None:
+    world = doubled
+    first = world.plan.members[0]
+    world.tell(world.about(FactKind.SETTLED, first, step=5, history=FORKED))
+    assert world.state.approximate_since is None, "it may have gone on alone"
+    commit(world, 5, since=5)
+
+    assert world.state.approximate_since == 5
+    assert "StageReinitialised" not in world.announced()
+    rest = [m for m in world.plan.members if m is not first]
+    world.tell(*(world.about(FactKind.SETTLED, member, step=5) for member in rest))
+    assert world.state.history == (fork_at(5, 1),)
+    assert world.announced().count("StageReinitialised") == 1
+
+
+
 def park_for(world: Any, number: int) -> None:
     """All members have come to the version of a fork that they make again."""
     facts = (world.about(FactKind.PARKED, m, repeats=number) for m in world.plan.members)

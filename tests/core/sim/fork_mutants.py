@@ -12,7 +12,7 @@ from tests.core.sim.mutants import Mutant
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, JobShape, Order
 from mainstay_core.coordinator import machine, recovery, seating, situation
-from mainstay_core.coordinator.events import ApproximationWithdrawn
+from mainstay_core.coordinator.events import ApproximationWithdrawn, Transition
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.coordinator.lineage import tell_forks
 from mainstay_core.job.config import ApproximateConfig
@@ -213,6 +213,24 @@ def draw_parting(seed: int, kinds: tuple[str, ...]) -> Scenario:
     return replace(scenario, config=config, apis=1, faults=faults)
 
 
+def draw_absent_api(seed: int, kinds: tuple[str, ...]) -> Scenario:
+    """Return one whose api is away from the loss of a stage until all have applied the last step.
+
+    Each cell of a stage has a place to copy into, and not all pods tell at the same moment.
+    """
+    scenario, rng = draw_forks_again(seed, ()), random.Random(f"absent {seed}")
+    shape = replace(scenario.config.shape, stages=3, lanes=2, replicas=2, steps=6)
+    absent = Fault(
+        kind=rng.choice(kinds),
+        point=rng.choice(FORK_POINTS),
+        times=rng.randint(1, 12),
+        lasts_s=rng.choice((2.0, 4.0)),
+    )
+    loss = Fault(kind="kill-inner", point="applied", times=rng.randint(12, 24))
+    config = replace(scenario.config, shape=shape, spares=3)
+    return replace(scenario, config=config, apis=1, faults=(loss, absent))
+
+
 def draw_return(seed: int, kinds: tuple[str, ...]) -> Scenario:
     """Return one in which a stage is silent for so long that it is made anew, and comes back."""
     scenario = draw_forks_again(seed, ())
@@ -323,6 +341,11 @@ def _plan_without_norms(
 ) -> fork_plan.Forked:
     told = None if commit is None else replace(commit, norms_sq=())
     return _PLAN_FORK(plan, rules, positions, version, told, *known)
+
+
+def _untold(state: Any, now_s: float) -> Transition:
+    """The end of a job says nothing of its course."""
+    return Transition(state=state)
 
 
 _POLICY_OF = rules.policy_of
@@ -481,6 +504,13 @@ FORK_MUTANTS = {
         FORKING,
         draws=draw_forks_again,
         first=18,
+    ),
+    "end-tells-no-course": Mutant(
+        "a job that is complete before all told that they go on does not say since when",
+        [(recovery, "_tell_course", _untold)],
+        ("kill-api", "cut-api"),
+        draws=draw_absent_api,
+        first=12,
     ),
     "boost-compounds": Mutant(
         "a second loss of a stage raises its learning rate once more",

@@ -30,7 +30,7 @@ from mainstay_core.sim.invariants.voided import check_not_void
 from mainstay_core.wire.facts import Named, Phase
 from mainstay_core.wire.ledger import LedgerEntry, LedgerKey
 from mainstay_core.wire.plan import Method, Plan
-from mainstay_core.wire.reinitialisation import History
+from mainstay_core.wire.reinitialisation import History, since_of
 from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
@@ -432,7 +432,10 @@ class Checks:
 
     def finished(self, state: CoordinatorState, named: Iterable[Named]) -> None:
         """The job is complete; these words of named devices were told by supervisors who live."""
-        right = self.truth(self._shape.steps, self._lineages.finished(state.finals))
+        history = self._lineages.finished(state.finals)
+        since, told = since_of(history), state.approximate_since
+        hold(told == since, f"I9: approximate since {since}, and the job says since {told}")
+        right = self.truth(self._shape.steps, history)
         for final in state.finals:
             position = final.stage * self._shape.ranks_per_stage + final.inner
             hold(
