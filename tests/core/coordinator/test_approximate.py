@@ -1114,7 +1114,6 @@ def test_a_commit_says_since_when_though_not_all_have_told_that_they_go_on(doubl
     assert world.announced().count("StageReinitialised") == 1
 
 
-
 def park_for(world: Any, number: int) -> None:
     """All members have come to the version of a fork that they make again."""
     facts = (world.about(FactKind.PARKED, m, repeats=number) for m in world.plan.members)
