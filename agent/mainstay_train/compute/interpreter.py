@@ -325,16 +325,22 @@ class Interpreter:
             if block.spec.is_last:
                 x = self._enter_loss(flow, block, x)
             elif number < lowest:
-                x = as_received(block.forward(x, flow.address))
+                with self._twice():
+                    x = as_received(block.forward(x, flow.address))
             elif number < self._num_recomputed:
-                x = as_received(self._recomputable(flow, number, block, x))
+                x = self._received(self._recomputable(flow, number, block, x))
             else:
                 with self._twice():
                     tape = block.recompute(x, flow.address)
                 flow.tapes.append(tape)
                 assert tape.output is not None
-                x = as_received(tape.output.detach())
+                x = self._received(tape.output.detach())
         return x
+
+    def _received(self, output: torch.Tensor) -> torch.Tensor:
+        """Return what the next block gets of a block's output; no recompute copies that again."""
+        with self._twice():
+            return as_received(output)
 
     def _twice(self) -> AbstractContextManager[None]:
         return self._scope.twice() if self._checks.piggybacks else nullcontext()

@@ -52,6 +52,7 @@ MODELS = {
 OTHERS = {
     "bounded": ("tests.train.checks.bounded:workload", SMALL),
     "llama three": (LLAMA, SMALL | {"layers": 3}),
+    "transposed": ("tests.train.checks.transposed:workload", SMALL),
 }
 """Models of single tests."""
 RATE = 0.1

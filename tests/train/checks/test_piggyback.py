@@ -240,6 +240,27 @@ def test_what_a_block_computes_once_and_keeps_is_executed_twice() -> None:
     assert (finding.operator, finding.remedy) == ("aten.arange", Remedy.REPAIR)
 
 
+@pytest.mark.parametrize("recompute", [1.0, 0.5])
+def test_a_copy_between_two_blocks_is_executed_twice(recompute: float) -> None:
+    """Forward and recompute of the next block both read it, so they agree on a wrong bit."""
+    step = Step("transposed", recompute=recompute, micro_batches=1)
+    clean = step.run(Mode.OFF)
+    spots = [
+        spot
+        for spot in step.list(Mode.PIGGYBACK)
+        if (spot.place.phase, spot.place.name) == (Phase.FORWARD, "layers.0")
+    ]
+    copy = spots[-1]
+    assert copy.kernel == "aten.clone"
+
+    ended = step.run(Mode.PIGGYBACK, copy.flip(element=3, bit=22), copy)
+
+    assert ended.digests == clean.digests
+    (finding,) = ended.findings
+    assert (finding.operator, finding.ordinal) == ("aten.clone", copy.ordinal)
+    assert (finding.verdict, finding.remedy) == (Verdict.PRIMARY_HIT, Remedy.REPAIR)
+
+
 def test_without_flips_the_kernels_of_gradients_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
