@@ -391,6 +391,21 @@ class Checks:
             hears=hears,
         )
 
+    def over_state(self) -> Scope:
+        """Return the scope of what makes a state outside of a step, as first values or a load do.
+
+        No flip names what is computed there.
+
+        Raises:
+            UnreliableDeviceError: another thread has found that the device is unreliable.
+        """
+        if not self.compares:
+            return UNCHECKED
+        if self._broken is not None:
+            raise self._broken
+        place = Place(self.step, Phase.APPLY)
+        return CheckedKernels(self, FlipOrders(), place, self._mode, compares=True, is_whole=True)
+
     def arrive(self, received: torch.Tensor) -> None:
         """Put the flips of what comes from other cells into it.
 

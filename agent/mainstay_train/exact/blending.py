@@ -210,9 +210,8 @@ def _blend(sources: Sequence[BlockSource], had: Sequence[torch.Tensor], into: to
         return
     flat, of = into.view(-1), [tensor.reshape(-1) for tensor in had]
     plain = all(t.dtype is torch.float32 and t.device.type == "cpu" for t in (flat, *of))
-    loops = compiled.load() if plain and len(of) == 2 else None
-    if loops is not None:
-        compiled.blend(loops, flat, of, weights)
+    if plain and len(of) == 2 and compiled.load() is not None:
+        compiled.blend(flat, of, weights)
         return
     run = _RUN_ON_CPU if into.device.type == "cpu" else _RUN
     for start in range(0, flat.numel(), run):

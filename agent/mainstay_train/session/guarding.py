@@ -62,7 +62,8 @@ class GuardingSession(RankSession[Connections]):
         """Begin to copy other stages' positions, and clear the engine's state meanwhile."""
         self.beside.begin(client, self.plan, orders, self.compared)
         self._wait_copied()
-        self.beside.clear(self.engine.state, made, keeps_own=keeps_own)
+        with self.engine.checks.over_state():
+            self.beside.clear(self.engine.state, made, keeps_own=keeps_own)
 
     async def copy_beside(
         self, client: HealClient, sources: Sources, wanted: Wanted, expected: str

@@ -289,7 +289,8 @@ class Session(GuardingSession):
     async def make_anew(self, made: MadePosition, *, keeps_own: bool) -> str:
         """Write the engine's state from what was copied beside it; return its masters' digest."""
         self._wait_copied()
-        return self.beside.make(self.engine.state, made, keeps_own=keeps_own)
+        with self._checks.over_state():
+            return self.beside.make(self.engine.state, made, keeps_own=keeps_own)
 
     def serve(self, served: Wanted | None) -> None:
         """Answer joiners who ask for ``served``: the state is complete; None: nobody for now."""

@@ -140,7 +140,8 @@ class BoundaryReplayer:
         for load in full:
             self._copies.read_unit(self._units, load.key, load.holders, why_wrong)
         if full:
-            self._engine.state.refresh()
+            with self._engine.checks.over_state():
+                self._engine.state.refresh()
         for load in compute:
             self._copies.read_unit(self._units, load.key, load.holders, why_wrong)
         self._copies.acquit(partial(told.prove, record))

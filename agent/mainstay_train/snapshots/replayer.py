@@ -93,7 +93,8 @@ class Replayer:
                     why_wrong = partial(told.why_wrong, records.get(unit.state.version))
                     self.copies.read_unit(self.units, unit.state, unit.state_holders, why_wrong)
                     self._made[unit.unit] = unit.state.version
-            self._engine.state.refresh()
+            with self._engine.checks.over_state():
+                self._engine.state.refresh()
             first = min(self._made.values(), default=replay.version)
             for record in replay.records:
                 if record.commit.step >= first:

@@ -206,11 +206,12 @@ class Checkpointing:
                 "checkpoints verify` says of them",
             )
         if version == 0:
-            engine.state.initialize(self._config.shape.seed)
+            with engine.checks.over_state():
+                engine.state.initialize(self._config.shape.seed)
             return events.StateLoaded(masters_digest(engine.state), None, "", ())
         assert self._directory is not None
         try:
-            loaded = self._directory.load(version, engine.state)
+            loaded = self._directory.load(version, engine.state, engine.checks.over_state())
         except (IntegrityError, OSError) as error:
             self._tell_skipped(version, str(error))
             return events.LoadFailed(str(error))

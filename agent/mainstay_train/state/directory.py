@@ -40,6 +40,7 @@ from mainstay_core.wire.plan import Voided, is_void
 from mainstay_core.wire.reinitialisation import History
 from mainstay_core.wire.sealed import Keys, seal
 from mainstay_core.wire.votes import Commit
+from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.exact.optimizer import StageState
 from mainstay_train.state import owner
 from mainstay_train.state.chunks import cut_tensors
@@ -399,8 +400,13 @@ class CheckpointDirectory:
         """Put versions aside of steps that count no more (:func:`put_void_aside`)."""
         return put_void_aside(self._entries(self._root), self.voided, self._keys)
 
-    def load(self, version: int, state: StageState) -> Loaded:
+    def load(self, version: int, state: StageState, within: Scope = UNCHECKED) -> Loaded:
         """Read a version into ``state`` and check every digest.
+
+        Args:
+            version: to read.
+            state: what is written.
+            within: scope of what is computed of what was read.
 
         Raises:
             IntegrityError: it is damaged, and is put aside now.
@@ -408,7 +414,7 @@ class CheckpointDirectory:
         """
         path = self._path(version)
         try:
-            return self._load(path, version, state)
+            return self._load(path, version, state, within)
         except IntegrityError as error:
             raise self._refused(version, str(error)) from error
         except OSError as error:
@@ -416,7 +422,7 @@ class CheckpointDirectory:
                 raise
             raise self._refused(version, reason_of(error, path)) from error
 
-    def _load(self, path: Path, version: int, state: StageState) -> Loaded:
+    def _load(self, path: Path, version: int, state: StageState, within: Scope) -> Loaded:
         manifest = read_manifest(path, version, self._keys)
         wanted = {t.id: t.tensor for t in state.state_tensors()}
         missing = set(wanted)
@@ -433,7 +439,8 @@ class CheckpointDirectory:
             raise IntegrityError(f"it lacks {sorted(missing)[:3]}")
         if len(commits) != 1:
             raise IntegrityError("its parts are of different commits")
-        state.refresh()
+        with within:
+            state.refresh()
         ((commit, chain, history),) = commits.values()
         return Loaded(masters_digest(state), commit, chain, history)
 

@@ -159,24 +159,15 @@ def squares(
     return torch.ops.mainstay.squares(values, starts, lengths, columns)  # type: ignore[no-any-return]
 
 
-def blend(
-    loops: Loops, into: torch.Tensor, sources: Sequence[torch.Tensor], weights: Sequence[float]
-) -> None:
+def blend(into: torch.Tensor, sources: Sequence[torch.Tensor], weights: Sequence[float]) -> None:
     """Write the weighted sum of two tensors, each product and the sum rounded in fp64.
 
     Args:
-        loops: what :func:`load` returned.
         into: fp32, contiguous, of the sources' size; may be one of them.
         sources: two; likewise.
         weights: of each.
     """
-    first, second = sources
-    for tensor in (into, first, second):
-        assert tensor.is_contiguous(), "elements lie one behind the other"
-        assert tensor.dtype is torch.float32, "words of others have other sizes"
-        assert tensor.numel() == into.numel(), "compiled code looks at no size"
-    at = [tensor.data_ptr() for tensor in (first, second, into)]
-    loops.blend(at[0], weights[0], at[1], weights[1], at[2], into.numel())
+    torch.ops.mainstay.blend(into, *sources, *weights)
 
 
 def columns_of(length: int) -> int:
@@ -271,15 +262,38 @@ def _run_squares(
     return found
 
 
+def _blend(
+    into: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    of_first: float,
+    of_second: float,
+) -> None:
+    _run_blend(_loaded(), into, (first, second), (of_first, of_second))
+
+
+def _run_blend(
+    loops: Loops, into: torch.Tensor, sources: Sequence[torch.Tensor], weights: Sequence[float]
+) -> None:
+    first, second = sources
+    for tensor in (into, first, second):
+        assert tensor.is_contiguous(), "elements lie one behind the other"
+        assert tensor.dtype is torch.float32, "words of others have other sizes"
+        assert tensor.numel() == into.numel(), "compiled code looks at no size"
+    at = [tensor.data_ptr() for tensor in (first, second, into)]
+    loops.blend(at[0], weights[0], at[1], weights[1], at[2], into.numel())
+
+
 _library = torch.library.Library("mainstay", "DEF")  # type: ignore[no-untyped-call]
 for _function, _schema in (
     (
         _row_sums,
-        "row_sums(Tensor words, Tensor starts, Tensor positions, Tensor lengths, Tensor k)",
+        "row_sums(Tensor words, Tensor starts, Tensor at, Tensor lengths, Tensor keys) -> Tensor",
     ),
-    (_squares, "squares(Tensor values, Tensor starts, Tensor lengths, Tensor columns)"),
+    (_squares, "squares(Tensor values, Tensor starts, Tensor lengths, Tensor columns) -> Tensor"),
+    (_blend, "blend(Tensor(a!) into, Tensor x, Tensor y, float of_x, float of_y) -> ()"),
 ):
-    _name = _library.define(f"{_schema} -> Tensor")  # type: ignore[no-untyped-call]
+    _name = _library.define(_schema)  # type: ignore[no-untyped-call]
     _library.impl(_name, _function, "CPU")  # type: ignore[no-untyped-call]
 
 
@@ -367,7 +381,7 @@ def _try_blend(loops: Loops, first: NDArray[np.float32], second: NDArray[np.floa
     second[::7] = -first[::7]  # zero only if the products are rounded before they are added
     found = np.zeros_like(first)
     sources = [torch.from_numpy(values) for values in (first, second)]
-    blend(loops, torch.from_numpy(found), sources, weights)
+    _run_blend(loops, torch.from_numpy(found), sources, weights)
     wide = weights[0] * first.astype(np.float64) + weights[1] * second.astype(np.float64)
     if not np.array_equal(found, wide.astype(np.float32)):
         raise WrongError("its blends are wrong")

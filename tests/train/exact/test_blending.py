@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import numpy
 import pytest
 import torch
+from tests.train.checks.wrong_once import WrongOnce
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.reinitialisation.likeness import kind_of
 from mainstay_core.reinitialisation.sources import Left, Policy, plan_reinitialisation
 from mainstay_core.reinitialisation.weights import Weighting
@@ -21,9 +26,11 @@ from mainstay_core.wire.reinitialisation import (
     Reinitialisation,
     SourceKind,
 )
+from mainstay_train.checks.checker import Checks
 from mainstay_train.exact import numerics, optimizer
 from mainstay_train.exact.blending import SETTLED_STEPS, make_anew
 from mainstay_train.model import blocks
+from mainstay_train.session.session import Session
 
 NORMS_SQ = {"layers.0": 0.3, "layers.1": 0.05, "layers.4": 2.0, "layers.5": 0.7}
 
@@ -189,6 +196,33 @@ def test_averaged_moments_have_the_parameters_weights_and_the_younger_sources_co
     assert {float(n) for n in kept(lost, "step").values()} == {SETTLED_STEPS}
     for mine, theirs in zip(lost.flats(), again.flats(), strict=True):
         assert torch.equal(mine.tensor, theirs.tensor), "what was lost leaves no trace"
+
+
+@pytest.mark.parametrize("form", ["compiled", "torch"], indirect=True)
+def test_a_wrong_bit_in_a_blend_is_repaired(form):
+    before, after = stage("layers.0", "layers.1"), stage("layers.4", "layers.5")
+    kernel = "mainstay.blend" if form == "compiled" else "aten.add_"
+    right, hit = stage("layers.2", "layers.3"), stage("layers.2", "layers.3")
+    findings, sources = [], {(0, 0): before, (2, 0): after}
+    make_anew(right, planned(), sources)
+
+    def make(state, made, *, keeps_own):
+        make_anew(state, made, sources, None if keeps_own else {})
+        return ""
+
+    session = SimpleNamespace(
+        _checks=Checks(Mode.FULL, tell=findings.append),
+        _wait_copied=lambda: 0.0,
+        beside=SimpleNamespace(make=make),
+        engine=SimpleNamespace(state=hit),
+    )
+    with WrongOnce(kernel, dtype=torch.float32 if form == "compiled" else torch.float64) as wrong:
+        asyncio.run(Session.make_anew(session, planned(), keeps_own=True))
+
+    assert wrong.was_wrong
+    for one, other in zip(right.flats(), hit.flats(), strict=True):
+        assert torch.equal(one.tensor, other.tensor), one.id
+    assert [finding.operator for finding in findings] == [kernel]
 
 
 def furthest(state):

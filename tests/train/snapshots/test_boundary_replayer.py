@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from tests.train.checks.wrong_once import WrongOnce
 from tests.train.snapshots.trained_chain import (
     LENGTH,
     RATE,
@@ -20,6 +21,8 @@ from tests.train.snapshots.trained_chain import (
 )
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.boundaries import BoundaryReplay, BoundaryStep, Relay, UnitLoad
 from mainstay_core.snapshots.stretches import Stretch
@@ -27,6 +30,7 @@ from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, boundary_key, seal
 from mainstay_core.wire.unit_digests import UnitDigests
 from mainstay_core.wire.votes import CommitRecord
+from mainstay_train.checks.checker import Checks
 from mainstay_train.snapshots import boundary_replayer
 from mainstay_train.snapshots.boundary_replayer import BoundaryReplayer
 from mainstay_train.snapshots.good_copies import GoodCopies
@@ -263,6 +267,19 @@ def trained() -> Trained:
 def case(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(boundary_replayer, "logged_again", lambda *_: (1, 3))
     return Case(trained)
+
+
+def test_a_wrong_bit_in_the_cast_of_states_that_were_read_is_repaired(
+    case: Case,
+) -> None:
+    findings: list[Finding] = []
+    case.engine.checks = Checks(Mode.FULL, tell=findings.append)
+
+    with WrongOnce("aten.copy_", dtype=torch.bfloat16) as wrong:
+        assert isinstance(case.run(case.replay()), StateLoaded)
+
+    assert wrong.was_wrong
+    assert len(findings) == 1
 
 
 def test_a_replay_ends_with_the_masters_and_tells_the_steps_that_it_knows(case: Case) -> None:

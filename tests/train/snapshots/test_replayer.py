@@ -11,14 +11,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from tests.core.segments.keys import key_of, record_of
+from tests.train.checks.wrong_once import WrongOnce
 
 from mainstay_core.base.ids import PodUid
+from mainstay_core.dmr.findings import Finding
+from mainstay_core.dmr.settings import Mode
 from mainstay_core.rank.events import LoadFailed, StateLoaded
 from mainstay_core.rank.replays.replaying import Replay, UnitReplay
 from mainstay_core.wire.reinitialisation import Fork, MadeBlock, MadePosition, Reinitialisation
 from mainstay_core.wire.segments import Holder, SegmentKey, SegmentKind, seal
 from mainstay_core.wire.votes import Commit
+from mainstay_train.checks.checker import Checks
 from mainstay_train.snapshots.good_copies import GoodCopies
 from mainstay_train.snapshots.replayer import Replayer
 from mainstay_train.snapshots.unit_checks import Differing, UnitChecks
@@ -63,6 +68,7 @@ class Stage:
         self.parameters = [(f"u{unit}",) for unit in range(NUM_UNITS)]
         self.boosts: dict[int, dict[str, float]] = {}
         """By step, those with which it was applied last."""
+        self.checks = Checks()
         self.state = SimpleNamespace(refresh=lambda: None, masters_digest=self.masters_digest)
 
     def size_bytes(self, unit: int, kind: SegmentKind) -> int:
@@ -182,6 +188,24 @@ def make_replayer(stage: Stage, stores: Stores) -> Replayer:
 
 def expected(version: int) -> list[bytes]:
     return [content(key_of(version, unit)) for unit in range(NUM_UNITS)]
+
+
+def test_a_wrong_bit_in_the_cast_of_states_that_were_read_is_repaired() -> None:
+    findings: list[Finding] = []
+    stage, stores = Stage(), Stores()
+    masters, compute = torch.arange(8.0), torch.zeros(8, dtype=torch.bfloat16)
+    stage.checks = Checks(Mode.FULL, tell=findings.append)
+    stage.state.refresh = lambda: compute.copy_(masters)
+    stores.num_left = 1000
+
+    with WrongOnce("aten.copy_", dtype=torch.bfloat16) as wrong:
+        assert isinstance(
+            make_replayer(stage, stores).run(plan_replay(4, [2] * NUM_UNITS), TOLD), StateLoaded
+        )
+
+    assert wrong.was_wrong
+    assert torch.equal(compute, masters.bfloat16())
+    assert len(findings) == 1
 
 
 def test_what_was_made_anew_learns_as_fast_when_its_steps_are_applied_again() -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.train.checks.wrong_once import WrongOnce
 from tests.train.state.test_directory import (
     SMALL,
     build_states,
@@ -26,11 +27,14 @@ from mainstay_core.base.bounds import MIN_COPY_BYTES
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import QuorumId, RankId, Slot
 from mainstay_core.base.shape import Cut, JobShape, Order
+from mainstay_core.dmr.settings import Mode
+from mainstay_core.dmr.verdicts import Remedy
 from mainstay_core.job.config import COPY_BYTES, JobConfig
 from mainstay_core.planning.program import Op
 from mainstay_core.rank import events
 from mainstay_core.wire.checkpoint_manifest import differences, identity_of
 from mainstay_core.wire.plan import Member, Method, Plan, Rendezvous
+from mainstay_train.checks.checker import Checks
 from mainstay_train.exact import fingerprint
 from mainstay_train.model import workload
 from mainstay_train.state import verify
@@ -44,8 +48,9 @@ FINGERPRINT = {"device": "a cpu"}
 class Engine:
     """As much of an engine as checkpoints see."""
 
-    def __init__(self, state):
+    def __init__(self, state, checks=None):
         self.state = state
+        self.checks = checks or Checks()
 
 
 def make_config(root, *, seed=3, resume_from="", entrypoint="a:b", **job):
@@ -400,6 +405,28 @@ def test_a_checkpoint_of_other_arithmetic_is_refused_with_each_difference(tmp_pa
         Trainer(tmp_path / "store").checkpoints.start(new)
     for name in changed:
         assert f"{name} is absent in the checkpoint, {new[name]} here" in str(refused.value)
+
+
+@pytest.mark.parametrize(("version", "kernel"), [(0, "aten.normal_"), (0, "aten.copy_"), (10, "")])
+def test_a_wrong_bit_in_first_values_or_in_the_cast_behind_a_load_is_repaired(
+    trainer, version, kernel
+):
+    (state,) = make_states(1, seed=3)
+    trainer.write(10, state)
+    trainer.complete(10)
+    narrow = {**SMALL, "dtype": "bfloat16"}
+    ((right,), (hit,)), findings = (build_states(narrow) for _ in range(2)), []
+    trainer.checkpoints.load(Engine(right), version)
+    wrong = WrongOnce(kernel) if kernel else WrongOnce("aten.copy_", torch.bfloat16)
+
+    with wrong:
+        trainer.checkpoints.load(Engine(hit, Checks(Mode.FULL, tell=findings.append)), version)
+
+    assert wrong.was_wrong
+    for one, other in zip(right.everything(), hit.everything(), strict=True):
+        assert torch.equal(one.tensor, other.tensor), one.id
+    (finding,) = findings
+    assert (finding.operator, finding.remedy) == (kernel or "aten.copy_", Remedy.REPAIR)
 
 
 def test_an_earlier_runs_versions_are_taken_up_and_never_changed(tmp_path, caplog):

@@ -88,7 +88,7 @@ def test_blends_round_each_product_and_the_sum(count, in_place):
         own = first.clone()
         into = own if in_place else torch.full((count,), 7.0)
 
-        compiled.blend(compiled.load(), into, (own, second), weights)
+        compiled.blend(into, (own, second), weights)
 
         assert np.array_equal(into.numpy().view("u4"), expected.view("u4")), weights
 
