@@ -12,7 +12,7 @@ from mainstay_core.base.errors import MainstayError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
-from mainstay_train.checks.kernels import Effects, Kernel, tensors_in
+from mainstay_train.checks.kernels import Effects, Kernel, tensors_in, with_numbers_of
 from mainstay_train.checks.twins import Overwritten, Twins
 
 
@@ -107,14 +107,17 @@ def repaired(
     """
     if call.overwritten is None:
         return right[0]  # all of it is new memory
-    for tensor, found in zip(wrong[1], right[1], strict=True):
+    end = len(wrong[1]) - len(call.overwritten.written)
+    for number, (tensor, found) in enumerate(zip(wrong[1], right[1], strict=True)):
+        if end - len(call.kernel.told) <= number < end:
+            continue  # it holds a number, which is not in memory of the call
         bits.overwrite(tensor, found)
         if not bits.are_equal(tensor, found):
             raise UnreliableDeviceError(
                 f"what {call.kernel.name} computed wrongly could not be repaired: this device "
                 "does not even copy"
             )
-    return wrong[0]
+    return with_numbers_of(call.kernel, wrong[0], right[0])
 
 
 def first_differing(outputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> int | None:

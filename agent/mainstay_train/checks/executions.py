@@ -36,6 +36,7 @@ from mainstay_train.checks.twins import Overwritten, Twins
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
+OPAQUE = ", which returns something that has no bits; have it return tensors and numbers alone"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _mode_of = torch._C._get_dispatch_mode
 _PLAIN = torch._C._disabled_torch_dispatch_impl
@@ -218,6 +219,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
         """Run a kernel, and check it."""
+        if kernel.is_opaque:
+            return self._pass(func, args, kwargs, f"{kernel.name}{OPAQUE}")
         operands = kernel.operands(args, kwargs)
         writes = is_far = False
         for tensor, is_written in operands:
@@ -263,7 +266,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if flips:
             put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
             if kernel.tells:
-                result = outputs[0].item()
+                result = kernels.retold(kernel, result, effects.new)
         if part is not None and not late.can_wait(self._place, call, effects):
             self._checks.replays.read(tensor for tensor, _ in operands)
             part = None

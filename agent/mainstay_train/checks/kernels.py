@@ -46,8 +46,19 @@ UNSET: Mapping[str, frozenset[int]] = {
 """Results that a kernel returns without having written them, by their place in its schema: the
 state of the generator of attention without dropout. What is no tensor counts as well, and a tensor
 that is not there."""
-TELLING = frozenset({"aten._local_scalar_dense", "aten.allclose", "aten.equal", "aten.is_nonzero"})
-"""Calls that tell the host a number which a tensor's elements say, as ``tensor.item()`` does."""
+TELLING = frozenset(
+    {
+        "aten._choose_qparams_per_tensor",
+        "aten._local_scalar_dense",
+        "aten._nested_tensor_from_mask_left_aligned",
+        "aten.allclose",
+        "aten.equal",
+        "aten.fbgemm_linear_quantize_weight",
+        "aten.is_nonzero",
+    }
+)
+"""Calls of torch's own that tell the host a number which a tensor's elements say, as
+``tensor.item()`` does. The others that return numbers say what a tensor is, as its size."""
 STRIDED = torch.strided
 NUMBERS = {
     bool: torch.bool,
@@ -56,6 +67,8 @@ NUMBERS = {
     complex: torch.complex128,
 }
 """The type of a tensor that holds a number as it is."""
+_TOLD = frozenset({"bool", "complex", "Device", "float", "int", "number", "str"})
+"""Types of results that are no tensors and can be compared; lists of them can be, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +87,21 @@ class Kernel:
     """Whether it can draw random numbers."""
     replaces: bool
     """Whether it reads nothing of what it overwrites."""
-    tells: bool
-    """Whether it returns a number: see :data:`TELLING`."""
+    told: tuple[int, ...]
+    """Places of those results that are numbers or lists of them, computed of elements."""
+    is_opaque: bool
+    """Whether it is given tensors, and returns something of which no bits can be compared."""
     unset: frozenset[int]
     """See :data:`UNSET`."""
     is_pointwise: bool
     """Whether it computes each element from elements of its operands at the same place."""
     arguments: tuple[tuple[int, str, bool], ...]
     """Of those that can be tensors: place, name, and whether the call writes it."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether some result is a number."""
+        return bool(self.told)
 
     def operands(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -105,10 +125,10 @@ class Effects(NamedTuple):
     made: list[torch.Tensor]
     """Those of them that lie in memory of their own, one for each memory."""
     new: list[torch.Tensor]
-    """All that lie in such memory and are set; or one that holds the number which it returned.
-    Attention's backward may return three that share one memory."""
+    """All that lie in such memory and are set; and behind them what hold the numbers that it
+    returned. Attention's backward may return three that share one memory."""
     places: tuple[int, ...] | None
-    """Their places among all that it returned; None: they are none of them."""
+    """Their places among all that it returned; None: it returned numbers."""
     written: list[torch.Tensor]
     """Operands."""
 
@@ -140,10 +160,50 @@ class Effects(NamedTuple):
             if key in made and id(returned[number]) not in unset
         )
         new = [returned[number] for number in places or ()]
-        if kernel.tells and is_number(result):
-            new, places = [torch.tensor(result, dtype=NUMBERS[type(result)])], None
+        if kernel.told:
+            new, places = [*new, *_numbers(kernel, result)], None
         written = [tensor for tensor, is_written in operands if is_written]
         return cls(returned, [*made.values()], new, places, written)
+
+
+def _numbers(kernel: Kernel, result: Any) -> list[torch.Tensor]:
+    """Return tensors that hold what a call has told: one for each result that is no tensor."""
+    results = result if isinstance(result, tuple) else (result,)
+    return [_held(results[place]) for place in kernel.told]
+
+
+def _held(value: Any) -> torch.Tensor:
+    """Return a tensor that holds a number or a list of them, as bits or else as text."""
+    values = value if isinstance(value, list | tuple) else [value]
+    kinds = {type(each) for each in values}
+    if len(kinds) == 1 and all(is_number(each) for each in values):
+        return torch.tensor(value, dtype=NUMBERS[kinds.pop()], device="cpu")
+    return torch.tensor([*repr(value).encode()], dtype=torch.uint8, device="cpu")
+
+
+def retold(kernel: Kernel, result: Any, new: Sequence[torch.Tensor]) -> Any:
+    """Return a result with the numbers that tensors hold.
+
+    Args:
+        kernel: that has returned it.
+        result: of the call.
+        new: see :attr:`Effects.new`.
+    """
+    held = dict(zip(kernel.told, new[len(new) - len(kernel.told) :], strict=True))
+    results = result if isinstance(result, tuple) else (result,)
+    told = [
+        held[place].tolist() if place in held and held[place].dtype is not torch.uint8 else value
+        for place, value in enumerate(results)
+    ]
+    return type(result)(told) if isinstance(result, tuple) else told[0]
+
+
+def with_numbers_of(kernel: Kernel, result: Any, other: Any) -> Any:
+    """Return a result with the numbers of another execution in place of its own."""
+    if not isinstance(result, tuple):
+        return other if kernel.told else result
+    pairs = enumerate(zip(result, other, strict=True))
+    return type(result)([two if place in kernel.told else one for place, (one, two) in pairs])
 
 
 class Allocated:
@@ -187,6 +247,7 @@ def _describe(func: Any) -> Kernel:
         if not _is_plain(arg)
     )
     writes = any(_is_written(argument) for argument in schema.arguments)
+    is_own, returned = func.namespace == "aten", {_core(each) for each in schema.returns}
     allocates, communicates = name in ALLOCATING, func.namespace in COLLECTIVES
     is_view = name in VIEWS or (
         not writes and bool(aliases) and all(alias is not None for alias in aliases)
@@ -199,7 +260,8 @@ def _describe(func: Any) -> Kernel:
         computes=not (allocates or communicates or is_view),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or (writes and _is_given_memory(schema)),
-        tells=name in TELLING,
+        told=_told(schema) if name in TELLING or not is_own else (),
+        is_opaque=bool(arguments) and not is_own and not returned <= _TOLD | {"Tensor"},
         unset=UNSET.get(name, frozenset()),
         is_pointwise=torch.Tag.pointwise in func.tags,
         arguments=arguments,
@@ -211,8 +273,17 @@ PLAIN = frozenset({"bool", "complex", "Device", "float", "Generator", "int", "nu
 
 
 def _is_plain(argument: Any) -> bool:
+    return _core(argument) in PLAIN
+
+
+def _core(argument: Any) -> str:
+    """Return the type of an argument or a result, or of what its list has."""
     told = str(argument.type).replace("Optional[", "").replace("List[", "")
-    return told.rstrip("]") in PLAIN
+    return told.rstrip("]")
+
+
+def _told(schema: Any) -> tuple[int, ...]:
+    return tuple(place for place, each in enumerate(schema.returns) if _core(each) in _TOLD)
 
 
 def _is_written(argument: Any) -> bool:

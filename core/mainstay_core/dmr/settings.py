@@ -182,6 +182,7 @@ BETWEEN_STAGES = "what travels between stages"
 AT_REST = "the state at rest until a vote compares it"
 HOST = "what the host computes"
 IN_PLACE = "collectives in place"
+UNSEEN = "what torch's dispatcher does not show"
 
 
 def uncovered(
@@ -199,7 +200,7 @@ def uncovered(
     if mode is Mode.OFF:
         return (UNWITNESSED, SUMS, AT_REST)
     but = f", {BUT_WITNESSED}" if witness_every_steps else ""
-    within = () if is_loop else (BETWEEN_STAGES, IN_PLACE)
+    within = () if is_loop else (BETWEEN_STAGES, IN_PLACE, UNSEEN)
     return (REPEATED + but, *within, AT_REST, HOST)
 
 

@@ -27,8 +27,9 @@ def test_a_job_without_checks_and_witness_says_nothing() -> None:
 def test_what_is_not_covered_is_named() -> None:
     assert describe_coverage(Mode.FULL) == (
         "naive 100 %; shares are of all that torch computes in a step; not covered: faults that "
-        "repeat themselves on a device, what travels between stages, collectives in place, the "
-        "state at rest until a vote compares it, what the host computes"
+        "repeat themselves on a device, what travels between stages, collectives in place, what "
+        "torch's dispatcher does not show, the state at rest until a vote compares it, what the "
+        "host computes"
     )
     assert describe_coverage(Mode.FULL, is_loop=True) == (
         "naive 100 %; works are compared by gradient and loss, all else by kernels; not covered: "

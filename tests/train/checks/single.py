@@ -49,6 +49,17 @@ LIBRARY = torch.library.Library("mainstay_test", "DEF")
 LIBRARY.define("halves(Tensor x) -> Tensor[]")
 # They share one memory, as what attention's backward returns may do.
 LIBRARY.impl("halves", lambda x: [*(x * 2.0).chunk(2)], "CPU")
+# What they tell is computed of elements, beside what they return and write.
+LIBRARY.define("largest(Tensor x) -> float")
+LIBRARY.impl("largest", lambda x: float(x.abs().max()), "CPU")
+LIBRARY.define("scaled(Tensor x) -> (Tensor, float)")
+LIBRARY.impl("scaled", lambda x: (x * 2.0, float(x.abs().max())), "CPU")
+LIBRARY.define("counts(Tensor x) -> int[]")
+LIBRARY.impl("counts", lambda x: [int((x > 20).sum()), int(x.numel())], "CPU")
+LIBRARY.define("halve_all(Tensor(a!) x) -> (float, bool)")
+LIBRARY.impl("halve_all", lambda x: (float(x.mul_(0.5).sum()), True), "CPU")
+LIBRARY.define("parts(Tensor x) -> Dict(str, Tensor)")
+LIBRARY.impl("parts", lambda x: {"all": x * 2.0}, "CPU")
 LIBRARY.define("accumulate(Tensor x, *, Tensor(a!) total) -> ()")
 # It reads what can only be named, and writes it.
 LIBRARY.impl("accumulate", _accumulate, "CPU")
@@ -71,16 +82,32 @@ WRITING: dict[str, Callable[[torch.Tensor], Any]] = {
     "sorted": lambda x: torch.sort(x, dim=1, descending=True),
     "halves": lambda x: torch.ops.mainstay_test.halves(x),
     "number": lambda x: x.sum().item(),
+    "a user's number": lambda x: torch.ops.mainstay_test.largest(x),
+    "a tensor and a number": lambda x: torch.ops.mainstay_test.scaled(x),
+    "several numbers": lambda x: torch.ops.mainstay_test.counts(x),
+    "in place with numbers": lambda x: torch.ops.mainstay_test.halve_all(x),
     "complex": lambda x: torch.view_as_complex(x.clone().view(4, 2, 2)) * 1j,
 }
 
 
+TELLING = frozenset(
+    {
+        "a tensor and a number",
+        "a user's number",
+        "in place with numbers",
+        "number",
+        "several numbers",
+    }
+)
+"""Those of them that tell the host a number."""
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, float):
+    if isinstance(value, float | int):
         return [torch.tensor(value, dtype=torch.float64)]
     if isinstance(value, torch.Tensor):
         return [value]
-    return [] if value is None else list(value)
+    return [] if value is None else [tensor for each in value for tensor in tensors(each)]
 
 
 def count_kernels(work: Callable[[torch.Tensor], Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from tests.train.checks.single import (
     flip_of,
     halves,
     run,
+    tensors,
 )
 
 from mainstay_core.base import codec
@@ -206,6 +208,74 @@ class Worn:
             return result, made
 
         monkeypatch.setattr(calls.Call, "again", wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("a tensor and a number", 1),
+        ("in place with numbers", 0),
+        ("in place with numbers", 1),
+        ("in place with numbers", 2),
+    ],
+)
+def test_a_number_that_an_operator_tells_beside_a_tensor_is_repaired(
+    name: str, output: int
+) -> None:
+    right, hit = halves(), halves()
+    expected = WRITING[name](right)
+
+    result, (finding,) = run(
+        lambda: WRITING[name](hit), flip_of(0, output=output, element=1, bit=51)
+    )
+
+    assert (finding.output, finding.num_elements) == (output, 1)
+    assert finding.remedy is Remedy.REPAIR
+    assert bits.are_equal(hit, right)
+    for one, other in zip(tensors(result), tensors(expected), strict=True):
+        assert bits.are_equal(one, other)
+
+
+class Slipping:
+    """What a user's operator tells, which is wrong the first time."""
+
+    def __init__(self, wrong: Any, right: Any) -> None:
+        self.told = [wrong]
+        self.right = right
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        del x
+        return self.told.pop() if self.told else self.right
+
+
+@pytest.mark.parametrize(
+    ("returns", "wrong", "right"),
+    [
+        ("float", 2.0, 1.0),
+        ("float", float("nan"), 0.0),
+        ("float", -0.0, 0.0),
+        ("int[]", [1, 2], [1, 2, 3]),
+        ("str", "a", "b"),
+        ("bool", True, False),
+    ],
+)
+def test_what_a_users_operator_tells_is_judged_by_a_third_execution(
+    returns: str, wrong: Any, right: Any
+) -> None:
+    library = torch.library.Library("mainstay_slipping", "FRAGMENT")
+    name = library.define(f"tell_{uuid.uuid4().hex}(Tensor x) -> {returns}")
+    library.impl(name, Slipping(wrong, right), "CPU")
+    operator = getattr(torch.ops.mainstay_slipping, name.rpartition("::")[2])
+
+    result, (finding,) = run(lambda: operator(torch.ones(3)))
+
+    assert repr(result) == repr(right)
+    assert (finding.verdict, finding.remedy) == (Verdict.PRIMARY_HIT, Remedy.REPAIR)
+
+
+def test_an_operator_whose_result_has_no_bits_is_refused_by_name() -> None:
+    with pytest.raises(InvalidSpecError, match=r"calls mainstay_test\.parts, which returns some"):
+        run(lambda: torch.ops.mainstay_test.parts(torch.ones(3)))
 
 
 def test_three_results_of_three_executions_end_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
