@@ -72,6 +72,7 @@ class Checks:
         can_flip: whether flips can be put in: compiled code shows no kernels.
         waiting_bytes: what checks that wait may retain; 0: none waits.
         plan: which checks wait, where some may.
+        said: the job's mode as people know it, where kernels are tried in another one.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Checks:
         can_flip: bool = True,
         waiting_bytes: int = 0,
         plan: PlanName = PlanName.DYNAMIC,
+        said: Mode | None = None,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
+        self._said = said
         self._can_flip, self._miss = can_flip, miss
         self._told_in, self._num_told = -1, 0
         self._orders = FlipOrders()
@@ -384,7 +387,7 @@ class Checks:
             self,
             self._orders,
             place,
-            self._mode,
+            self._said or self._mode,
             compares=self.compares,
             is_whole=is_whole,
             seen=seen,

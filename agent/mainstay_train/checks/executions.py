@@ -36,7 +36,6 @@ from mainstay_train.checks.twins import Overwritten, Twins
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
-OPAQUE = ", which returns something that has no bits; have it return tensors and numbers alone"
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _mode_of = torch._C._get_dispatch_mode
 _PLAIN = torch._C._disabled_torch_dispatch_impl
@@ -219,8 +218,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
 
     def _execute(self, func: Any, args: Any, kwargs: Any, kernel: Kernel) -> Any:
         """Run a kernel, and check it."""
-        if kernel.is_opaque:
-            return self._pass(func, args, kwargs, f"{kernel.name}{OPAQUE}")
+        if kernel.refused:
+            return self._pass(func, args, kwargs, f"{kernel.name}{kernel.refused}")
         operands = kernel.operands(args, kwargs)
         writes = is_far = False
         for tensor, is_written in operands:

@@ -59,6 +59,16 @@ TELLING = frozenset(
 )
 """Calls of torch's own that tell the host a number which a tensor's elements say, as
 ``tensor.item()`` does. The others that return numbers say what a tensor is, as its size."""
+REFUSED: Mapping[str, str] = {
+    "aten.mkldnn_rnn_layer": (
+        ", whose workspace it does not write whole, so that its bits differ each time; use "
+        "nn.LSTMCell for each element of the sequence"
+    ),
+}
+"""Kernels of torch's own that cannot be checked though they are pure, and what is said of them. Of
+such a workspace the backward reads the part that is written: to compare none of it would leave that
+unchecked."""
+OPAQUE = ", which returns something that has no bits; have it return tensors and numbers alone"
 STRIDED = torch.strided
 NUMBERS = {
     bool: torch.bool,
@@ -89,8 +99,8 @@ class Kernel:
     """Whether it reads nothing of what it overwrites."""
     told: tuple[int, ...]
     """Places of those results that are numbers or lists of them, computed of elements."""
-    is_opaque: bool
-    """Whether it is given tensors, and returns something of which no bits can be compared."""
+    refused: str
+    """Why it cannot be checked, for people, behind its name; empty: it can."""
     unset: frozenset[int]
     """See :data:`UNSET`."""
     is_pointwise: bool
@@ -248,6 +258,7 @@ def _describe(func: Any) -> Kernel:
     )
     writes = any(_is_written(argument) for argument in schema.arguments)
     is_own, returned = func.namespace == "aten", {_core(each) for each in schema.returns}
+    is_opaque = bool(arguments) and not is_own and not returned <= _TOLD | {"Tensor"}
     allocates, communicates = name in ALLOCATING, func.namespace in COLLECTIVES
     is_view = name in VIEWS or (
         not writes and bool(aliases) and all(alias is not None for alias in aliases)
@@ -261,7 +272,7 @@ def _describe(func: Any) -> Kernel:
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or (writes and _is_given_memory(schema)),
         told=_told(schema) if name in TELLING or not is_own else (),
-        is_opaque=bool(arguments) and not is_own and not returned <= _TOLD | {"Tensor"},
+        refused=OPAQUE if is_opaque else REFUSED.get(name, ""),
         unset=UNSET.get(name, frozenset()),
         is_pointwise=torch.Tag.pointwise in func.tags,
         arguments=arguments,

@@ -120,7 +120,7 @@ def check(
     check_budget(memory_bytes, memory_of(device), str(device), mode, plan)
     for kind in trial.prepared(model, device):
         name = kind.spec.name
-        run = partial(_run, kind.build(model, device), kind.given, kind.targets)
+        run = partial(_run, kind.build(model, device), kind.given, kind.targets, mode)
         rounds = [run() for _ in range(QUIET)]
         if any(found for _, found in rounds):
             rounds += [run() for _ in range(ROUNDS - len(rounds))]
@@ -194,7 +194,12 @@ def _try_late(
 
 
 def _run(
-    block: Block, x: torch.Tensor, targets: torch.Tensor | None, *, is_late: bool = False
+    block: Block,
+    x: torch.Tensor,
+    targets: torch.Tensor | None,
+    mode: Mode,
+    *,
+    is_late: bool = False,
 ) -> _Outcome:
     """Return what one run of a block gives, as far as it comes, and what checks find in it.
 
@@ -202,10 +207,12 @@ def _run(
         block: is run.
         x: its input.
         targets: of the last block; None of others.
+        mode: of the job, for people.
         is_late: whether all checks wait that may, until the block has returned.
     """
     found: list[Finding] = []
-    checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=UNBOUNDED if is_late else 0)
+    waiting_bytes = UNBOUNDED if is_late else 0
+    checks = Checks(Mode.FULL, tell=found.append, waiting_bytes=waiting_bytes, said=mode)
     checks.begin_program({WHOLE: (0, 0)})
     checks.end_program(completed=True)
     outputs: dict[str, torch.Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -73,6 +74,40 @@ def test_a_kernel_that_gives_other_bits_each_time_is_named_with_its_block(kernel
 def test_a_block_that_asks_the_host_is_named() -> None:
     with pytest.raises(InvalidSpecError, match=r"block 'odd' gives other bits of the output when"):
         check(lambda x: x * next(CALLS["host"]))
+
+
+class Recurrent(nn.Module):
+    """An LSTM along the sequence."""
+
+    def __init__(self, rnn: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.rnn = rnn(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(self.rnn, nn.LSTM):
+            return self.rnn(x)[0]
+        state: tuple[torch.Tensor, torch.Tensor] | None = None
+        outputs = []
+        for each in x.unbind(-2):
+            state = self.rnn(each, state)
+            outputs.append(state[0])
+        return torch.stack(outputs, -2)
+
+
+@pytest.mark.parametrize("mode", [Mode.FULL, Mode.PIGGYBACK])
+def test_an_lstm_on_a_cpu_is_refused_by_its_kernel_and_not_as_impure(mode: Mode) -> None:
+    whole, by_cells = (
+        model(BlockSpec(name="lstm", build=lambda rnn=rnn: Recurrent(rnn)))  # type: ignore[misc]
+        for rnn in (partial(nn.LSTM, batch_first=True), nn.LSTMCell)
+    )
+
+    with pytest.raises(
+        InvalidSpecError,
+        match=rf"mode: is {mode.value}, but block 'lstm' calls aten\.mkldnn_rnn_layer, whose "
+        r"workspace it does not write whole, .*; use nn\.LSTMCell for each",
+    ):
+        purity.check(whole, CPU, mode)
+    purity.check(by_cells, CPU, mode)
 
 
 def test_the_refusal_names_the_mode_of_the_job() -> None:
