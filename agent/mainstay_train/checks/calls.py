@@ -41,7 +41,8 @@ class Call:
     is_far: bool
     """Whether an operand is not in the host's memory."""
     is_own: bool = False
-    """Whether all that it writes lies in memory that its passage has made."""
+    """Whether all that it writes lies in memory that its passage has made, or in the gradient of
+    the type where that comes to be."""
     numbers: Sequence[int] | None = None
     """Of what it writes, among all that the call writes whose piece it is; None: it is whole."""
 

@@ -257,7 +257,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if is_far:
             await_copies(operands, outputs)
         given = func, args, kwargs, kernel, self._count()
-        is_own = self._allocated is not None and self._allocated.have(effects.written)
+        is_own = self._have_made(effects.written)
         call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far, is_own)
         if self._seen is not None:
             self._spot = Spot.of(self._place, call.ordinal, kernel.name)
@@ -342,6 +342,18 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
         return at_once.check(self._checks, self._place, call, primary, flips, (twins, kept))
+
+    def _have_made(self, written: Sequence[torch.Tensor]) -> bool:
+        """Return whether all that a call writes goes with the type, if that is void.
+
+        That is memory which this scope has made, and in a pass of weights the type's gradient.
+        """
+        if self._allocated is None:
+            return False
+        if written and self._place.in_pass is Pass.WEIGHT:
+            gradient = self._checks.gradient
+            written = [tensor for tensor in written if key_of(tensor) != gradient]
+        return self._allocated.have(written)
 
     def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""

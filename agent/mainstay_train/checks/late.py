@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
-from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
@@ -137,7 +136,6 @@ def can_wait(place: Place, call: Call, effects: Effects) -> bool:
     again does not set it again for sure.
     """
     reads_written = call.overwritten is not None and call.overwritten.has_contents
-    outlives = not (call.is_own or place.in_pass is Pass.WEIGHT)
     return (
         place.phase in (Phase.FORWARD, Phase.BACKWARD)
         and place.block is not None
@@ -148,7 +146,7 @@ def can_wait(place: Place, call: Call, effects: Effects) -> bool:
             call.args,
             call.kwargs,
             effects,
-            reads_written=reads_written or outlives,
+            reads_written=reads_written or not call.is_own,
         )
     )
 

@@ -193,14 +193,18 @@ REFRESHED: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.parametrize("in_pass", [Pass.BACKWARD, Pass.WEIGHT])
 @pytest.mark.parametrize("kernel", REFRESHED)
-def test_a_buffer_that_a_block_sets_is_right_at_once(kernel: str) -> None:
+def test_a_buffer_that_a_block_sets_is_right_at_once(kernel: str, in_pass: Pass) -> None:
     """Its wrong bits would outlive the type, and what is computed again."""
     kept, right = torch.full((8, 8), 7.0), torch.full((8, 8), 7.0)
     REFRESHED[kernel](right)
-    flip = Flip(in_pass=Pass.BACKWARD, operator=kernel, element=5, bit=29)
+    flip = Flip(in_pass=in_pass, operator=kernel, element=5, bit=29)
+    gradient = torch.zeros(8, 8)
 
-    checks, findings = passage(lambda: REFRESHED[kernel](kept), Pass.BACKWARD, flip)
+    checks, findings = passage(
+        lambda: REFRESHED[kernel](kept), in_pass, flip, gradient=key_of(gradient)
+    )
 
     assert torch.equal(kept, right)
     assert [finding.remedy for finding in findings] == [Remedy.REPAIR]
@@ -221,19 +225,20 @@ def test_what_fills_memory_that_the_pass_has_made_waits(kernel: str) -> None:
 
 
 def test_in_a_pass_of_weights_all_memory_but_the_gradients_counts() -> None:
-    x, gradient, other = torch.ones(8, 8), torch.zeros(16, 8), torch.zeros(8, 8)
+    x, gradient = torch.ones(8, 8), torch.zeros(16, 8)
     size_bytes = x.untyped_storage().nbytes()
 
-    def work(out: torch.Tensor) -> int:
-        do = partial(torch.mul, x, 2.0, out=out)
-        checks, findings = passage(do, Pass.WEIGHT, gradient=key_of(gradient))
+    def work(make: Callable[[], torch.Tensor]) -> int:
+        checks, findings = passage(
+            lambda: torch.mul(x, 2.0, out=make()), Pass.WEIGHT, gradient=key_of(gradient)
+        )
         counted = checks.waiting.size_bytes
         checks.settle([0])
         assert findings == []
         return counted
 
-    assert work(gradient[8:]) == size_bytes, "the input's"
-    assert work(other) == 2 * size_bytes
+    assert work(lambda: gradient[8:]) == size_bytes, "the input's"
+    assert work(lambda: torch.empty(8, 8)) == 2 * size_bytes
 
 
 def test_what_is_about_to_be_overwritten_is_checked_before() -> None:
