@@ -10,7 +10,8 @@ of the user's cannot be interrupted: the next one begins when it has returned.
 The thread waits when nothing is asked for. It ends with its loader, and with the process.
 
 Where a job checks what it computes, each batch is fetched twice, and a third time if the two
-differ: a wrong sample is a wrong gradient.
+differ: a wrong sample is a wrong gradient. Each is a copy, as a data set may have one buffer for
+all its batches: the second fetch would overwrite the first, and the next batch what checks read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Verdict, judge
 from mainstay_train.base import device as devices
 from mainstay_train.checks import bits
+from mainstay_train.checks.twins import Overwritten
 from mainstay_train.exact.draws import Address
 from mainstay_train.model import data
 from mainstay_train.model.data import Batch, Dataset
@@ -207,6 +209,7 @@ def _load_twice(load: Callable[..., Loaded], wanted: Wanted) -> Loaded:
         WorkloadError: three fetches gave three batches, so the data set is no function of the
             address: it would do so on any device.
     """
+    load = partial(load, copies=True)
     first, second = load(wanted), load(wanted, Execution.CHECKER)
     told = _told(first), _told(second)
     if told[0] == told[1]:
@@ -237,6 +240,12 @@ def flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) ->
     return Batch(*parts)
 
 
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the strides and the alignment of a tensor: kernels may choose by both."""
+    (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
+    return copy
+
+
 def _told(loaded: Loaded) -> str:
     """Return a digest of a batch and of what is known of it."""
     batch = bits.digest_of([loaded.batch.tokens, loaded.batch.targets])
@@ -248,11 +257,23 @@ def _load(
     device: torch.device,
     wanted: Wanted,
     execution: Execution | None = Execution.PRIMARY,
+    *,
+    copies: bool = False,
 ) -> Loaded:
-    """Fetch a batch, as which fetch of it; None: the third one."""
+    """Fetch a batch.
+
+    Args:
+        dataset: gives it.
+        device: where it will be copied to.
+        wanted: which one.
+        execution: which fetch of it this is; None: the third one.
+        copies: whether the data set may write to its memory afterwards.
+    """
     if device.type == "cuda":  # of this thread: else memory is locked for the first device
         torch.cuda.set_device(device)
     batch = flipped(dataset.batch(wanted.address), wanted.flips, execution)
+    if copies and device.type == "cpu":  # for another device it is copied anyway
+        batch = Batch(*map(_copied, (batch.tokens, batch.targets)))
     consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
     num_tokens = data.num_tokens(batch)
     locked = (devices.page_locked(part, device) for part in (batch.tokens, batch.targets))

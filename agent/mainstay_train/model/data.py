@@ -60,7 +60,11 @@ class Dataset(Protocol):
     """
 
     def batch(self, address: Address) -> Batch:
-        """The micro-batch at ``address``, on CPU: a pure function of the address."""
+        """The micro-batch at ``address``, on CPU: a pure function of the address.
+
+        Nothing may write to its memory later: the backward reads it, and other micro-batches may be
+        under way meanwhile.
+        """
         ...
 
     def fingerprint(self) -> str:

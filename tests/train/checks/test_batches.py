@@ -15,6 +15,7 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
 from mainstay_train.checks.places import Phase
 from mainstay_train.compute.batches import BATCH
+from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader, Wanted
 from mainstay_train.exact.draws import Address
 from mainstay_train.model.data import Batch
@@ -61,6 +62,79 @@ def test_the_batch_of_which_two_fetches_were_equal_is_taken(
     assert (loaded.judgement and loaded.judgement.verdict) == verdict
     assert loaded.num_differing == (verdict is not None)
     assert flaky.calls == calls
+
+
+class Reusing(Flaky):
+    """A data set that gives its one buffer each time."""
+
+    buffer: Batch | None = None
+
+    def batch(self, address: Address) -> Batch:
+        batch = super().batch(address)
+        if self.buffer is None:
+            self.buffer = Batch(batch.tokens.clone(), batch.targets.clone())
+        self.buffer.tokens.copy_(batch.tokens)
+        self.buffer.targets.copy_(batch.targets)
+        return self.buffer
+
+
+@pytest.mark.parametrize(
+    ("wrong", "verdict"),
+    [((), None), ((0,), Verdict.PRIMARY_HIT), ((1,), Verdict.CHECKER_HIT)],
+)
+def test_a_second_fetch_into_the_same_memory_is_compared_with_the_first(
+    wrong: tuple[int, ...], verdict: Verdict | None
+) -> None:
+    loaded = Loader(Reusing(Rows(), *wrong), ahead=False, twice=True).take(WANTED)
+
+    assert loaded.batch.tokens.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert (loaded.judgement and loaded.judgement.verdict) == verdict
+
+
+def test_a_data_set_that_gives_its_one_buffer_has_no_device_accused_by_checks_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = Step("llama", recompute=False, micro_batches=1, waiting_bytes=1 << 30)
+    clean = step.run(Mode.OFF)
+    (engine,) = step._engines[Mode.FULL]
+    assert engine.interpreter is not None
+    loader = Loader(Reusing(step._workload.dataset), ahead=False, twice=True)
+    engine.interpreter._batches._loader = loader
+    compute, computed = step._compute, []
+
+    def compute_once(engines: list[Engine]) -> None:
+        computed.append(engines)
+        assert len(computed) == 1, "no type is void"
+        compute(engines)
+
+    monkeypatch.setattr(step, "_compute", compute_once)
+
+    ended = step.run(Mode.FULL)
+
+    assert ended.findings == []
+    assert ended.num_refused == 0
+    assert ended.digests == clean.digests
+    assert engine.checks.waiting.most_bytes > 0
+
+
+def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does() -> None:
+    """A kernel may choose its code by strides and alignment: else bits would depend on checks."""
+    rows = torch.arange(60).view(6, 10)
+    given = Batch(rows[1:5, 3:7], rows.t()[2:4])
+
+    class Views:
+        def batch(self, address: Address) -> Batch:
+            del address
+            return given
+
+    batch = Loader(Views(), ahead=False, twice=True).take(WANTED).batch
+
+    pairs = [(batch.tokens, given.tokens), (batch.targets, given.targets)]
+    for copy, own in pairs:
+        assert torch.equal(copy, own)
+        assert copy.stride() == own.stride()
+        assert (copy.data_ptr() - own.data_ptr()) % 64 == 0
+        assert copy.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
 
 
 def test_a_data_set_that_gives_three_batches_is_the_users_mistake() -> None:
