@@ -243,4 +243,5 @@ def find_situation(
         outline=state.outline,
         reinitialisation=policy_of(rules, order) if rules is not None else order,
         left=left_of_lost(state),
+        num_forks=state.num_forks,
     )
