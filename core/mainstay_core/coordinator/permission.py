@@ -319,13 +319,23 @@ def take_used(state: CoordinatorState) -> Transition:
     exact source after all, or more was lost than can be made anew. Where the history of their
     states is not told yet, nobody knows that, and it is used up.
     """
-    used, state = state.permission, replace(state, permission=None)
-    if used is None or not used.is_ahead or state.ahead is not None or not is_known(state):
+    if not is_known(state):
+        return Transition(state=replace(state, permission=None))
+    return give_back(state)
+
+
+def give_back(state: CoordinatorState) -> Transition:
+    """Return the state without a recovery's permission, by which nothing was made anew.
+
+    One that was given ahead counts again, unless there is a newer one.
+    """
+    unused, state = state.permission, replace(state, permission=None)
+    if unused is None or not unused.is_ahead or state.ahead is not None:
         return Transition(state=state)
-    message = f"nothing was made anew: what {shown(used.who)} has allowed counts again, "
-    message += used.describe()
+    message = f"nothing was made anew: what {shown(unused.who)} has allowed counts again, "
+    message += unused.describe()
     return Transition(
-        state=replace(state, ahead=used),
+        state=replace(state, ahead=unused),
         actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),
         reason=message,
     )

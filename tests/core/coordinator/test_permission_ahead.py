@@ -25,6 +25,7 @@ from mainstay_core.coordinator.events import (
     PlanReported,
     StopRequested,
     StoreReopened,
+    SuspendRequested,
 )
 from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
@@ -36,6 +37,7 @@ from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 LIMIT = 2
+SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}
 
 
 def running(start: Start, *, spares: int = 4, **fields: Any) -> Any:
@@ -277,6 +279,34 @@ def test_a_permission_given_ahead_outlasts_a_suspension_and_no_end(whole: Any) -
     assert suspended.ahead == whole.state.ahead
     whole.send(StopRequested())
     assert whole.state.ahead is None
+
+
+def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
+    start: Start,
+) -> None:
+    """Its only maker is lost before it has made anything, and the job waits for another."""
+    world = running(start, spares=1, **SAVES)
+    allow(world)
+    given = world.state.ahead
+    lose(world, 1)
+    assert (world.state.permission, world.state.ahead) == (given, None)
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    world.send(SuspendRequested(suspend=True))
+
+    assert world.state.phase is JobPhase.SUSPENDED
+    assert (world.state.permission, world.state.ahead) == (None, given)
+    assert "nothing was made anew: what alice has allowed counts again" in world.messages()
+
+
+def test_a_permission_for_the_recovery_at_hand_ends_with_a_suspension(start: Start) -> None:
+    world = running(start, spares=0, **SAVES)
+    lose(world, 1)
+    allow(world, limit=None)
+    world.send(SuspendRequested(suspend=True))
+
+    assert world.state.phase is JobPhase.SUSPENDED
+    assert (world.state.permission, world.state.ahead) == (None, None)
 
 
 def can_be_made(lost: Sequence[int]) -> bool:
