@@ -57,6 +57,29 @@ class ReportedCourse:
         return (len(self.forks) if told is None else told) or None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Digests:
+    """The digests of a report, as far as their shape goes."""
+
+    steps: list[Any] = field(default_factory=list)
+    final: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """The number of the first step of which a report has a digest."""
+
+    first: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """The parts of a report that are compared beside its lineage."""
+
+    digests: _Digests
+    steps: _Steps = _Steps()
+
+
 def read_course(report: Mapping[str, Any]) -> ReportedCourse:
     """Return whether a reported job is exact, and what was made anew.
 
@@ -95,13 +118,13 @@ def load_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path}: not JSON: {error}") from error
-    digests = report.get("digests") if isinstance(report, dict) else None
-    if not isinstance(digests, dict) or not isinstance(digests.get("steps", []), list):
+    if not isinstance(report, dict) or not isinstance(report.get("digests"), dict):
         raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
     try:
+        codec.decode(_Compared, report, "report")
         read_course(report)
     except MalformedError as error:
-        raise UsageError(f"{path}: its lineage is not understood: {error}") from error
+        raise UsageError(f"{path}: not understood: {error}") from error
     return dict(report)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mainstay_cli.base.comparison import read_course
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
@@ -50,15 +51,11 @@ def read_forks(report: Mapping[str, Any]) -> tuple[tuple[ToldFork, ...], int]:
     Raises:
         UsageError: they cannot be read.
     """
-    lineage = report.get("lineage") or {}
     try:
-        forks = tuple(
-            codec.decode(ToldFork, fork, f"lineage.forks[{number}]")
-            for number, fork in enumerate(lineage.get("forks", []))
-        )
+        course = read_course(report)
     except MalformedError as error:
         raise UsageError(f"what is said of the lineage is not understood: {error}") from error
-    return forks, int(lineage.get("num_forks", len(forks)))
+    return course.forks, course.num_forks or len(course.forks)
 
 
 def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
