@@ -12,7 +12,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.bounds import Count, Longest
 from mainstay_core.base.errors import MalformedError
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, printable
 from mainstay_core.job.config import MAX_FORKS
 from mainstay_core.wire.reinitialisation import ToldFork, describe_course, describe_fork
 
@@ -101,9 +101,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.what == HISTORY:
-            return f"{HISTORY}: {self.left} != {self.right}"
+            return printable(f"{HISTORY}: {self.left} != {self.right}")
         where = "final state" if self.step is None else f"step {self.step}"
-        return f"{where}: {self.what}: {self.left} != {self.right}"
+        return printable(f"{where}: {self.what}: {self.left} != {self.right}")
 
 
 def load_report(path: Path) -> dict[str, Any]:

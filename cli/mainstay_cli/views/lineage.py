@@ -10,6 +10,7 @@ from mainstay_cli.base.comparison import read_course
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
+from mainstay_core.base.words import printable
 from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.reinitialisation import (
     Fork,
@@ -67,7 +68,7 @@ def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
     """
     unknown = num_forks - len(forks)
     earlier = [f"{unknown} earlier: not known in full here"] if unknown > 0 else []
-    return earlier + [describe_fork(fork) for fork in forks]
+    return earlier + [printable(describe_fork(fork)) for fork in forks]
 
 
 def describe_record(fork: ToldFork) -> list[str]:
@@ -91,7 +92,7 @@ def describe_record(fork: ToldFork) -> list[str]:
         lines.append(
             f"  stage {state.stage}{rank}: {state.masters}{' (made anew)' if is_made else ''}"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 def describe_report(report: Mapping[str, Any]) -> list[str]:
@@ -128,7 +129,7 @@ def describe_prospects(page: LineagePage) -> list[str]:
         *describe_ahead(page.ahead, policy=page.allowed),
         head,
         *(
-            f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {p.reason}"
+            f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {printable(p.reason)}"
             for p in page.stages
         ),
     ]
