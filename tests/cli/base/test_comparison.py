@@ -154,6 +154,23 @@ def test_the_digest_of_the_history_decides_where_both_runs_have_ended() -> None:
     assert str(other) == "final state: digest of the history: h != x"
 
 
+def test_diff_prints_the_history_before_the_first_step_that_differs(tmp_path: Path) -> None:
+    other = forked(1, 2)
+    other["digests"]["steps"][0]["masters"] = "x"
+    for name, content in (("exact", REPORT), ("approximate", other)):
+        (tmp_path / name).write_text(json.dumps(content))
+    told = CliRunner().invoke(
+        app, ["report", "diff", str(tmp_path / "exact"), str(tmp_path / "approximate")]
+    )
+    assert told.exit_code == 1
+    first, second = told.stdout.splitlines()
+    assert first == (
+        "first difference: history: exact != approximate since step 1 (step 1: stage 2 is made "
+        "anew)"
+    )
+    assert second.strip() == "step 0: masters: m0 != x"
+
+
 def test_a_lineage_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(REPORT | {"lineage": {"forks": [{"version": -1}]}}))
