@@ -64,6 +64,20 @@ def count_differing(first: torch.Tensor, second: torch.Tensor) -> int:
     return int(differ.sum())
 
 
+def count_differing_into(into: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
+    """Write how many elements of two tensors differ; the host does not wait for it.
+
+    Args:
+        into: gets the number; a scalar of int64 on the device of both.
+        first: some tensor.
+        second: another one of its shape and type.
+    """
+    differ = torch.ne(words_of(first), words_of(second))
+    if first.is_complex():
+        differ = differ.any(-1)
+    torch.sum(differ, dim=(), out=into)
+
+
 def digest_of(tensors: Sequence[torch.Tensor]) -> str:
     """Return a digest of shapes, types and bits."""
     digest = hashlib.blake2b(digest_size=16)

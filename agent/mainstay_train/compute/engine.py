@@ -318,7 +318,7 @@ class Engine:
     def close(self) -> None:
         """Give up what was begun: another engine comes."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self._worker.end()
 
     def reduce(
@@ -363,6 +363,7 @@ class Engine:
             self._chain.judge()
         self.types.drop_cut_off()
         self.checks.settle(self.type_results)
+        self.checks.judge(self.type_results)
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Forget some partials and what is known of their types."""
@@ -408,6 +409,7 @@ class Engine:
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
+        self.checks.judge(self.type_results)  # the device has come to all of it
         self.read = gradient
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
@@ -480,7 +482,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self.types.clear()
         self.sent = self._sums = ()
 
