@@ -103,12 +103,12 @@ class Checks:
         found wrong afterwards. Until their partials are dropped."""
         self.wrong_sum = ""
         """The problem of a sum that this rank has given to others, until the next reduction."""
-        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
+        self.flags = Flags() if flags is None else flags
+        """Of what a device has compared."""
+        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0, self.flags.pace)
         """Of the blocks' passes, with plan Dynamic."""
         self.replays = Replays(self)
         """Segments of blocks that wait among them."""
-        self.flags = Flags() if flags is None else flags
-        """Of what a device has compared."""
         self._plan, self._planned = plan, Orders()
         self._computes, self._is_warm = False, False
         """Whether the program at hand computes a step, and whether the stage has completed one.
@@ -149,7 +149,7 @@ class Checks:
         """Check by other rules from now on; nothing waits any more."""
         self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
         self.replays.begin_program({})
-        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0, self.flags.pace)
         self.flags.drop()
 
     @property
@@ -210,7 +210,10 @@ class Checks:
             if not self._planned.later:
                 return None
             later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
-        return later if later is not None and late.can_wait(place, call, effects) else None
+        if later is None or not late.can_wait(place, call, effects):
+            return None
+        # The host would wait for what a device has compared in a wait.
+        return later if not call.is_far or self.flags_at(place) is not None else None
 
     def flags_at(self, place: Place) -> Flags | None:
         """Return where comparisons of kernels at a place are left; None: the host looks at once.
@@ -430,6 +433,13 @@ class Checks:
             seen=seen,
             hears=hears,
         )
+
+    def over_whole(self, phase: Phase) -> Scope:
+        """Return the scope of what is executed again as a whole.
+
+        Its kernels are seen where a flip may wait for one of them; to see them takes time.
+        """
+        return UNCHECKED if self._orders.is_empty else self.over(phase)
 
     def arrive(self, received: torch.Tensor) -> None:
         """Put the flips of what comes from other cells into it.

@@ -22,7 +22,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_train.checks import at_once, by_piece, collectives, kernels, late, one_by_one
-from mainstay_train.checks.calls import Call, await_copies, put
+from mainstay_train.checks.calls import Call, await_copies, comes_to_host, put
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders
@@ -259,8 +259,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
-        if is_far:
-            await_copies(operands, outputs)
+        if is_far and comes_to_host(outputs):
+            await_copies(operands)
         given = func, args, kwargs, kernel, self._count()
         is_own = self._allocated is not None and self._allocated.have(effects.written)
         call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far, is_own)

@@ -1,9 +1,9 @@
 """Compares executions on the device that made them, and reads all outcomes at once.
 
 To look at a comparison the host waits until the device has come to it, and the device then waits
-for the host's next call. So on a device other than the CPU a comparison leaves a number in the
-device's memory, how many elements differ, and all numbers are copied to the host together when a
-shard type is about to count (SpareTrain, section 6: one flag that is read before the vote).
+for the host's next call. So on a device other than the CPU a comparison leaves a flag in the
+device's memory, and all flags are copied to the host together when a shard type is about to count
+(SpareTrain, section 6: one flag that is read before the vote).
 
 By then the values were used, and what both were made from is gone. So which of the two was wrong is
 not known: the shard type is void, and what computes it anew looks at each comparison at once.
@@ -11,9 +11,10 @@ not known: the shard type is void, and what computes it anew looks at each compa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 import torch
 
@@ -21,12 +22,15 @@ from mainstay_core.dmr.verdicts import judge_late
 from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
 from mainstay_train.checks import bits
+from mainstay_train.checks.imprints import Imprint
 from mainstay_train.checks.kernels import Effects, is_real
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.telling import Telling
 
 BLOCK = 1024
-"""Comparisons of which the numbers lie in one memory."""
+"""Comparisons of which the flags lie in one memory."""
+PACE = 2
+"""Checks that the device is given in a wait beyond the one that it executes."""
 MAX_NOTED = 64 * BLOCK
 """Comparisons that wait for one copy to the host: what is known of each takes host memory. With
 these they are copied, though no type is about to count."""
@@ -38,8 +42,7 @@ class Voiding(Telling, Protocol):
     void: set[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(NamedTuple):
     """Two executions of a kernel, of which one output was compared."""
 
     place: Place
@@ -50,10 +53,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """Numbers on their way to the host, in the order of the comparisons."""
+    """Flags on their way to the host, in the order of the comparisons."""
 
     compared: list[Compared]
-    numbers: torch.Tensor
+    flags: torch.Tensor
     there: Moment
 
 
@@ -69,10 +72,12 @@ class Flags:
     _compared: list[Compared] = field(default_factory=list)
     """Not sent yet."""
     _blocks: list[torch.Tensor] = field(default_factory=list)
-    """int64 [BLOCK] each."""
+    """bool [BLOCK] each: whether something differs."""
     _slots: list[torch.Tensor] = field(default_factory=list)
     """Their elements: scalars."""
     _sent: list[_Sent] = field(default_factory=list)
+    _paces: deque[Moment] = field(default_factory=deque)
+    """Of the newest checks in waits."""
 
     def __bool__(self) -> bool:
         """Return whether any outcome is not known."""
@@ -92,6 +97,17 @@ class Flags:
             elif tensor.device != device:
                 return False
         return True
+
+    def compares(
+        self, is_far: bool, kept: list[torch.Tensor | Imprint]
+    ) -> TypeGuard[list[torch.Tensor]]:
+        """Return whether what is left of an execution is compared here, with all of it there.
+
+        Args:
+            is_far: whether a device other than the CPU has made it.
+            kept: tensors, or imprints of them.
+        """
+        return (is_far or self.everywhere) and all(isinstance(one, torch.Tensor) for one in kept)
 
     def compare(
         self,
@@ -113,26 +129,26 @@ class Flags:
                 self.send()
             at = len(self._compared)
             if at >= len(self._slots):
-                block = torch.empty(BLOCK, dtype=torch.int64, device=one.device)
+                block = torch.empty(BLOCK, dtype=torch.bool, device=one.device)
                 self._blocks.append(block)
                 self._slots += block.unbind()
             if one.shape == other.shape and one.dtype == other.dtype:
-                bits.count_differing_into(self._slots[at], one, other)
+                bits.differ_into(self._slots[at], one, other)
             else:  # the host knows that already
-                self._slots[at].fill_(max(1, one.numel(), other.numel()))
+                self._slots[at].fill_(True)
             self._compared.append(Compared(place, *call, number))
 
     def send(self) -> None:
-        """Begin to copy the numbers to the host, behind all that the device was given."""
+        """Begin to copy the flags to the host, behind all that the device was given."""
         if not self._compared:
             return
         compared, self._compared = self._compared, []
         device, length = self._blocks[0].device, len(compared)
-        numbers = torch.empty(length, dtype=torch.int64, pin_memory=device.type == "cuda")
+        flags = torch.empty(length, dtype=torch.bool, pin_memory=device.type == "cuda")
         for start, block in zip(range(0, length, BLOCK), self._blocks, strict=False):
-            part = numbers[start : start + BLOCK]
+            part = flags[start : start + BLOCK]
             part.copy_(block[: len(part)], non_blocking=True)
-        self._sent.append(_Sent(compared, numbers, devices.moment(device)))
+        self._sent.append(_Sent(compared, flags, devices.moment(device)))
 
     def judge(self, checks: Voiding, types: Collection[int] | None = None) -> None:
         """Tell of the comparisons that found something; their types are void.
@@ -147,7 +163,7 @@ class Flags:
             RuntimeError: the device failed.
         """
         told: set[tuple[Place, int]] = set()
-        for compared, num_elements in self.read():
+        for compared in self.read():
             place = compared.place
             assert place.shard_type is not None, "no flag is left elsewhere"
             if types is not None and place.shard_type not in types:
@@ -162,25 +178,35 @@ class Flags:
                 ordinal=compared.ordinal,
                 operator=compared.operator,
                 output=compared.output,
-                num_elements=num_elements,
+                num_elements=0,
                 judgement=judge_late(),
             )
 
-    def read(self) -> list[tuple[Compared, int]]:
-        """Return the comparisons that found something, with how many elements differ; waits."""
+    def read(self) -> list[Compared]:
+        """Return the comparisons that found something; waits for the device."""
         self.send()
         sent, self._sent = self._sent, []
-        found = []
+        found: list[Compared] = []
         for each in sent:
             each.there.wait()
-            wrong = each.numbers.nonzero().view(-1).tolist()
-            found += [(each.compared[at], int(each.numbers[at])) for at in wrong]
+            found += [each.compared[at] for at in each.flags.nonzero().view(-1).tolist()]
         return found
 
     def begin_step(self) -> None:
         """Forget all: another step begins, or another stage."""
         self.drop()
         self.doubted.clear()
+
+    def pace(self) -> None:
+        """Wait until the device has come to what it was given before the last call but one.
+
+        So a wait for a message that is over is noticed soon, and few checks delay what comes next.
+        """
+        if not self._blocks:
+            return
+        self._paces.append(devices.moment(self._blocks[0].device))
+        if len(self._paces) > PACE:
+            self._paces.popleft().wait()
 
     def drop(self) -> None:
         """Forget all: what they belong to does not count."""

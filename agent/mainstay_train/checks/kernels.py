@@ -265,7 +265,7 @@ def may_wait(
     it reads.
 
     Whole numbers do not wait: as an index a wrong one would end the step before it is found. Nor
-    does what is no work of the processor that computes in waits.
+    does what a device writes into memory that it is given: the host would wait for its imprint.
 
     Args:
         kernel: that was called.
@@ -278,7 +278,8 @@ def may_wait(
         not (effects.written and reads_written)
         and not kernel.tells
         and not (kernel.is_seeded and _is_given_a_generator(args, kwargs))
-        and all(t.device.type == "cpu" and is_real(t) for t in (*effects.new, *effects.written))
+        and all(map(is_real, effects.new))
+        and all(tensor.is_cpu and is_real(tensor) for tensor in effects.written)
     )
 
 

@@ -27,7 +27,7 @@ from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.scopes import Scope
-from mainstay_train.checks.sums import sum_now
+from mainstay_train.checks.sums import Digests, sum_now
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -398,9 +398,10 @@ class Engine:
         """
         supplied, readout = {t: self.type_results[t] for t in types_of(table, index)}, Readout()
         gradient = self._gradient.read(readout)
-        with self.checks.over(Phase.VOTE):
-            copies = readout.add_all(comparisons.copied(self.reducer, self.state, self.inner))
-            rest = readout.add_all(comparisons.due(self.state, self.checks, step))
+        copies = Digests(
+            self.checks, lambda: comparisons.copied(self.reducer, self.state, self.inner), readout
+        )
+        rest = Digests(self.checks, lambda: comparisons.due(self.state, self.checks, step), readout)
         arrived = readout.add_all(self.reducer.differing)
         sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
         stats = read_results(supplied, readout)
@@ -418,8 +419,8 @@ class Engine:
         return Ballot(
             norms_sq=gradient.norms_sq(),
             gradient=gradient.digest().hex(),
-            copies=self._copies_digest(digests.fetched(copies), masters),
-            rest=digests.fetched(rest).hex() if rest else "",
+            copies=self._copies_digest(digests.added(copies.read()), masters),
+            rest=digests.added(told).hex() if (told := rest.read()) else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
