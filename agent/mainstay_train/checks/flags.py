@@ -99,13 +99,13 @@ class Flags:
         return True
 
     def compares(
-        self, is_far: bool, kept: list[torch.Tensor | Imprint]
+        self, kept: list[torch.Tensor | Imprint], *, is_far: bool
     ) -> TypeGuard[list[torch.Tensor]]:
         """Return whether what is left of an execution is compared here, with all of it there.
 
         Args:
-            is_far: whether a device other than the CPU has made it.
             kept: tensors, or imprints of them.
+            is_far: whether a device other than the CPU has made it.
         """
         return (is_far or self.everywhere) and all(isinstance(one, torch.Tensor) for one in kept)
 

@@ -174,7 +174,7 @@ class Digests:
         ]
         if len(set(told)) == 1:
             return fetched[0]
-        judgement = judge(*told, bits.digest_of(self._execute(None)), used=False)
+        judgement = judge(told[0], told[1], bits.digest_of(self._execute(None)), used=False)
         self._checks.tell(
             self._once.place or Place(self._checks.step, Phase.VOTE),
             ordinal=self._once.start,
