@@ -9,7 +9,7 @@ modular redundancy (section 3) with a third execution in place of its rollback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -29,6 +29,7 @@ from mainstay_train.checks import bits, imprints, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders, Missed
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
@@ -72,6 +73,7 @@ class Checks:
         can_flip: whether flips can be put in: compiled code shows no kernels.
         waiting_bytes: what checks that wait may retain; 0: none waits.
         plan: which checks wait, where some may.
+        flags: comparisons that the host has not looked at; None: of devices other than the CPU.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Checks:
         can_flip: bool = True,
         waiting_bytes: int = 0,
         plan: PlanName = PlanName.DYNAMIC,
+        flags: Flags | None = None,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._can_flip, self._miss = can_flip, miss
@@ -100,7 +103,9 @@ class Checks:
         found wrong afterwards. Until their partials are dropped."""
         self.wrong_sum = ""
         """The problem of a sum that this rank has given to others, until the next reduction."""
-        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
+        self.flags = Flags() if flags is None else flags
+        """Of what a device has compared."""
+        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0, self.flags.pace)
         """Of the blocks' passes, with plan Dynamic."""
         self.replays = Replays(self)
         """Segments of blocks that wait among them."""
@@ -144,7 +149,8 @@ class Checks:
         """Check by other rules from now on; nothing waits any more."""
         self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
         self.replays.begin_program({})
-        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0, self.flags.pace)
+        self.flags.drop()
 
     @property
     def compares(self) -> bool:
@@ -204,7 +210,25 @@ class Checks:
             if not self._planned.later:
                 return None
             later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
-        return later if later is not None and late.can_wait(place, call, effects) else None
+        if later is None or not late.can_wait(place, call, effects):
+            return None
+        # The host would wait for what a device has compared in a wait.
+        return later if not call.is_far or self.flags_at(place) is not None else None
+
+    def flags_at(self, place: Place) -> Flags | None:
+        """Return where comparisons of kernels at a place are left; None: the host looks at once.
+
+        A replay has no vote in which a type could be void.
+        """
+        is_flagged = (
+            self._is_warm
+            and self._computes
+            and place.phase in (Phase.FORWARD, Phase.BACKWARD)
+            and place.block is not None
+            and place.shard_type is not None
+            and place.shard_type not in self.flags.doubted
+        )
+        return self.flags if is_flagged else None
 
     def align(self, is_new: bool, tell: Tell) -> bool:
         """Have the ranks of a cell execute alike what they execute together.
@@ -295,6 +319,23 @@ class Checks:
         if self.waiting:
             self.waiting.settle_all(types, self.void)
         self.waiting.drop()
+        self.flags.send()
+
+    def judge(self, types: Collection[int] | None = None) -> None:
+        """Tell what comparisons came to at which nobody has looked; waits for the device.
+
+        Args:
+            types: that are about to count; of others all is forgotten. None: all may count.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        self.flags.judge(self, types)
+
+    def drop(self) -> None:
+        """Forget what waits: the types that it belongs to do not count."""
+        self.waiting.drop()
+        self.flags.drop()
 
     def reduced(self, waited_s: float) -> None:
         """Say that the step's gradient is reduced, and for how long that was waited for."""
@@ -322,6 +363,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
+        self.flags.begin_step()
         self._is_warm = False
         self.planner, self._planned = None, Orders()
         self.replays.begin_program({})
@@ -331,6 +373,7 @@ class Checks:
         """Say which step is at hand; flips that found no kernel in earlier ones are told."""
         if step != self.step:
             self.step, self.hears = step, None
+            self.flags.begin_step()
             if not self._orders.is_empty:
                 for missed in self._orders.drop_before(step):
                     self.miss(missed)
@@ -390,6 +433,13 @@ class Checks:
             seen=seen,
             hears=hears,
         )
+
+    def over_whole(self, phase: Phase) -> Scope:
+        """Return the scope of what is executed again as a whole.
+
+        Its kernels are seen where a flip may wait for one of them; to see them takes time.
+        """
+        return UNCHECKED if self._orders.is_empty else self.over(phase)
 
     def arrive(self, received: torch.Tensor) -> None:
         """Put the flips of what comes from other cells into it.

@@ -27,7 +27,7 @@ from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.scopes import Scope
-from mainstay_train.checks.sums import sum_now
+from mainstay_train.checks.sums import Digests, sum_now
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -318,7 +318,7 @@ class Engine:
     def close(self) -> None:
         """Give up what was begun: another engine comes."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self._worker.end()
 
     def reduce(
@@ -363,6 +363,7 @@ class Engine:
             self._chain.judge()
         self.types.drop_cut_off()
         self.checks.settle(self.type_results)
+        self.checks.judge(self.type_results)
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Forget some partials and what is known of their types."""
@@ -397,9 +398,10 @@ class Engine:
         """
         supplied, readout = {t: self.type_results[t] for t in types_of(table, index)}, Readout()
         gradient = self._gradient.read(readout)
-        with self.checks.over(Phase.VOTE):
-            copies = readout.add_all(comparisons.copied(self.reducer, self.state, self.inner))
-            rest = readout.add_all(comparisons.due(self.state, self.checks, step))
+        copies = Digests(
+            self.checks, lambda: comparisons.copied(self.reducer, self.state, self.inner), readout
+        )
+        rest = Digests(self.checks, lambda: comparisons.due(self.state, self.checks, step), readout)
         arrived = readout.add_all(self.reducer.differing)
         sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
         stats = read_results(supplied, readout)
@@ -408,6 +410,7 @@ class Engine:
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
+        self.checks.judge(self.type_results)  # the device has come to all of it
         self.read = gradient
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
@@ -416,8 +419,8 @@ class Engine:
         return Ballot(
             norms_sq=gradient.norms_sq(),
             gradient=gradient.digest().hex(),
-            copies=self._copies_digest(digests.fetched(copies), masters),
-            rest=digests.fetched(rest).hex() if rest else "",
+            copies=self._copies_digest(digests.added(copies.read()), masters),
+            rest=digests.added(told).hex() if (told := rest.read()) else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
@@ -480,7 +483,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self.types.clear()
         self.sent = self._sums = ()
 
