@@ -216,19 +216,9 @@ class Checks:
         return later if not call.is_far or self.flags_at(place) is not None else None
 
     def flags_at(self, place: Place) -> Flags | None:
-        """Return where comparisons of kernels at a place are left; None: the host looks at once.
-
-        A replay has no vote in which a type could be void.
-        """
-        is_flagged = (
-            self._is_warm
-            and self._computes
-            and place.phase in (Phase.FORWARD, Phase.BACKWARD)
-            and place.block is not None
-            and place.shard_type is not None
-            and place.shard_type not in self.flags.doubted
-        )
-        return self.flags if is_flagged else None
+        """Return where comparisons at a place are left; None: as in a replay, which has no vote."""
+        is_ready = self._is_warm and self._computes
+        return self.flags if is_ready and self.flags.may_be_at(place) else None
 
     def align(self, is_new: bool, tell: Tell) -> bool:
         """Have the ranks of a cell execute alike what they execute together.
@@ -322,14 +312,7 @@ class Checks:
         self.flags.send()
 
     def judge(self, types: Collection[int] | None = None) -> None:
-        """Tell what comparisons came to at which nobody has looked; waits for the device.
-
-        Args:
-            types: that are about to count; of others all is forgotten. None: all may count.
-
-        Raises:
-            RuntimeError: the device failed.
-        """
+        """Tell what comparisons came to at which nobody has looked: :meth:`Flags.judge`."""
         self.flags.judge(self, types)
 
     def drop(self) -> None:
@@ -435,10 +418,7 @@ class Checks:
         )
 
     def over_whole(self, phase: Phase) -> Scope:
-        """Return the scope of what is executed again as a whole.
-
-        Its kernels are seen where a flip may wait for one of them; to see them takes time.
-        """
+        """Return the scope of what is executed again as a whole: unseen, if no flip waits."""
         return UNCHECKED if self._orders.is_empty else self.over(phase)
 
     def arrive(self, received: torch.Tensor) -> None:

@@ -368,9 +368,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return None
         if overwritten is None:
             return flags
-        if overwritten.has_contents and (
-            kernel.makes or not all(map(kernels.is_real, overwritten.written))
-        ):
+        is_known = not kernel.makes and all(map(kernels.is_real, overwritten.written))
+        if overwritten.has_contents and not is_known:
             return None  # a third execution may be needed, of what is overwritten by then
         if self._place.in_pass is Pass.WEIGHT:
             return flags

@@ -24,7 +24,7 @@ from mainstay_train.base.device import Moment
 from mainstay_train.checks import bits
 from mainstay_train.checks.imprints import Imprint
 from mainstay_train.checks.kernels import Effects, is_real
-from mainstay_train.checks.places import Place
+from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.telling import Telling
 
 BLOCK = 1024
@@ -82,6 +82,15 @@ class Flags:
     def __bool__(self) -> bool:
         """Return whether any outcome is not known."""
         return bool(self._compared or self._sent)
+
+    def may_be_at(self, place: Place) -> bool:
+        """Return whether comparisons at a place may be left: in a block's pass, for a type."""
+        return (
+            place.phase in (Phase.FORWARD, Phase.BACKWARD)
+            and place.block is not None
+            and place.shard_type is not None
+            and place.shard_type not in self.doubted
+        )
 
     def takes(self, effects: Effects) -> bool:
         """Return whether all that a call has made can be compared here: real numbers, in one place.

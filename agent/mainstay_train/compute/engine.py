@@ -287,8 +287,7 @@ class Engine:
 
     def _deliver_to(self, early: EarlyReduction[Group] | None) -> Deliver | None:
         """Return what is told of finished blocks and reduces them, if that gains something."""
-        # What is in one bucket is there with the last gradient. And a device computes in the order
-        # of its stream, behind the host: it would have to be told what waits for what.
+        # One bucket is there with the last gradient. And a device computes in its stream's order.
         on_host = self.reducer.reduced.device.type == "cpu"
         if early is None or not on_host or len(self.reducer.bounds) == 1:
             return None
@@ -381,9 +380,8 @@ class Engine:
     ) -> Ballot:
         """Return the results that enter the vote on what was reduced last.
 
-        All of them are fetched from the device together: nothing else of a step waits for it
-        before the vote. So it is here that a group is found to have ended while the device computed
-        what the host had counted.
+        All are fetched from the device together, and little else of a step waits for it. So here a
+        group is found to have ended while the device computed what the host had counted.
 
         Args:
             group: that reduced; None when there is one cell only.
@@ -398,10 +396,9 @@ class Engine:
         """
         supplied, readout = {t: self.type_results[t] for t in types_of(table, index)}, Readout()
         gradient = self._gradient.read(readout)
-        copies = Digests(
-            self.checks, lambda: comparisons.copied(self.reducer, self.state, self.inner), readout
-        )
-        rest = Digests(self.checks, lambda: comparisons.due(self.state, self.checks, step), readout)
+        copied = partial(comparisons.copied, self.reducer, self.state, self.inner)
+        due = partial(comparisons.due, self.state, self.checks, step)
+        copies, rest = (Digests(self.checks, make, readout) for make in (copied, due))
         arrived = readout.add_all(self.reducer.differing)
         sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
         stats = read_results(supplied, readout)
