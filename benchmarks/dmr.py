@@ -75,6 +75,12 @@ Config = dict[str, object]
 LARGE: Config = {
     "dim": 256, "layers": 4, "heads": 4, "kvHeads": 2, "hidden": 768, "sequence": 1024,
 }  # fmt: skip
+ON_A_GPU: Config = {
+    "dim": 1024, "layers": 8, "heads": 16, "kvHeads": 4, "hidden": 2816, "sequence": 1024,
+    "microBatchSize": 8, "dtype": "bfloat16",
+}  # fmt: skip
+BYTES_ON_A_GPU = 16 << 30
+"""For checks that wait: of this model some hundred results."""
 SMALL: Config = {
     "dim": 64, "layers": 2, "heads": 2, "kvHeads": 1, "hidden": 160, "sequence": 256,
 }  # fmt: skip
@@ -105,7 +111,10 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.clock: Clock = clock_of(args.clock)
+        self.device: str = args.device.lower()
         self.config: Config = SMALL if args.quick else LARGE
+        if self.device != "cpu" and not args.quick:
+            self.config = ON_A_GPU
         self.rounds = 2 if args.quick else args.rounds
         self.shares: list[float] = args.shares
 
@@ -134,6 +143,8 @@ class Bench:
 
     def _waiting_stage(self, name: str, link: PlayedLink, config: Config, entrypoint: str) -> Stage:
         of = {"link": link, "num_types": NUM_TYPES, "entrypoint": entrypoint}
+        if self.device != "cpu":
+            of |= {"device": self.device, "waiting_bytes": BYTES_ON_A_GPU}
         return Stage(config, name, self.clock, **of)  # type: ignore[arg-type]
 
 
@@ -243,7 +254,7 @@ def measure_waits(bench: Bench) -> None:
         "most MiB, Dynamic", "most MiB, Auto", "plan of Auto", "findings",
     )  # fmt: skip
     for share in bench.shares:
-        _, stages = bench.waiting(names, share, {**bench.config, "dtype": "float32"})
+        _, stages = bench.waiting(names, share, {"dtype": "float32"} | bench.config)
         rows = bench.turns({name: stages[name].seconds for name in names})
         over = (
             *((name, OFF) for name in (PIGGYBACK, NAIVE, DYNAMIC, AUTO)),
@@ -394,10 +405,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shares", type=float, nargs="*", default=[0.3, 0.55, 0.75])
     parser.add_argument("--clock", choices=("wall", "processor"), default="wall")
+    parser.add_argument("--device", default="cpu", help="of the part waits: cpu, or cuda:0")
     parser.add_argument("--quick", action="store_true", help="a small model, two rounds")
     parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    numerics.setup("cpu")
+    numerics.setup(args.device.lower())
     digests.warm_up()
     if args.peak_of:
         print_peak(args.peak_of[0], int(args.peak_of[1]), args.quick)

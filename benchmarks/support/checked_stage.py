@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+
 from mainstay_core.base.ids import JobUid
 from mainstay_core.base.shape import JobShape
 from mainstay_core.dmr.plan import Plan
@@ -18,6 +20,7 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
+from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
 from mainstay_train.checks.checker import UNCHECKED, Checks
 from mainstay_train.checks.planned import WHOLE, Window
@@ -111,6 +114,7 @@ class PlayedLink:
         """From the begin of a wait to the message."""
 
     def send(self, message: Message) -> Pending:
+        message.tensor.cpu()  # of a device, as gloo sends from the host's memory
         return Pending(self, message.tensor, None)
 
     def receive(self, message: Message) -> Pending:
@@ -152,6 +156,7 @@ class Stage:
         waiting_bytes: what checks that wait may retain, where some may.
         ordered: the plan of the variant File.
         entrypoint: of the model; empty: the Llama.
+        device: where it computes.
     """
 
     def __init__(
@@ -167,7 +172,9 @@ class Stage:
         waiting_bytes: int = WAITING_BYTES,
         ordered: Plan | None = None,
         entrypoint: str = "",
+        device: str = "cpu",
     ) -> None:
+        self._device = torch.device(device)
         self._link, self._types = link, tuple(range(num_types))
         self._clock = clock
         num_stages = 1 if link is None else 2
@@ -197,10 +204,10 @@ class Stage:
         self.engine = Engine.build(
             model,
             job,
-            Loader(model.dataset, ahead=False, twice=mode is Mode.FULL),
+            Loader(model.dataset, device, ahead=False, twice=mode is Mode.FULL),
             stage=0,
             num_stages=num_stages,
-            device="cpu",
+            device=device,
             hook=lambda _: None,
             checks=self.checks,
         )
@@ -259,6 +266,7 @@ class Stage:
             engine.types.drop([p for p in engine.store.held() if p.lane != 0])
         table = [Supply(partial=partial, index=0) for partial in self._own()]
         engine.reduce(None, table, [0], 0)
+        self.checks.judge(engine.type_results)  # as before a vote
         counted = max((where.stop for where in engine.statistics), default=0)
         commit = Commit(
             step=number,
@@ -270,6 +278,7 @@ class Stage:
             statistics=(1,) * counted,
         )
         engine.apply(commit, 1e-3)
+        devices.moment(self._device).wait()
         self._number += 1
 
     def _own(self) -> list[Partial]:

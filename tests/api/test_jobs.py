@@ -37,6 +37,26 @@ def test_a_job_may_be_given_as_its_processes_see_it(api: Any, job: Any) -> None:
     assert (created["uid"], created["steps"]) == ("given-uid-2", 60)
 
 
+def test_forks_that_a_job_cannot_make_again_are_refused_whichever_way_it_is_given(
+    api: Any, job: Any
+) -> None:
+    config = job.register("pod-0")["config"]
+    manifest = api.get(job.path)["manifest"]
+    unread = {"version": 1}
+    too_late = {"version": 61, "chain": "c", "made": {"positions": [], "reason": "so"}}
+    for fork, field, said in (
+        (unread, "repeats[0].chain", "missing"),
+        (too_late, "repeats[0]", "is of step 61, and the job has 60"),
+    ):
+        for path, body in (
+            ("", {"manifest": manifest, "repeats": [fork]}),
+            ("config.", {"config": config | {"repeats": [fork]}}),
+        ):
+            reply = api.post("/v1/jobs", body | {"uid": "repeating"}, status=422)
+            assert (reply["error"], reply["field"]) == ("invalid-spec", path + field)
+            assert said in reply["detail"]
+
+
 def test_a_bad_manifest_is_refused_by_field(api: Any) -> None:
     manifest = {
         "apiVersion": "mainstay.dev/v1alpha1",

@@ -393,10 +393,11 @@ def test_a_person_allows_one_recovery_ahead_of_the_losses(tmp_path: Path, corpus
         running.wait_for_members(gate, layout.num_ranks)
         whole = answer(running, "approximate", "tiny", "--yes")
         assert "the job is whole" in whole.stderr
-        limit = ("--ahead", "--after-lost-steps", "5")
+        # Of what is lost the newest steps may not have been told by then.
+        limit = ("--ahead", "--after-lost-steps", "3")
         given = answer(running, "approximate", "tiny", *limit, "--yes")
         assert given.returncode == 0, given.stderr
-        assert "for one recovery of stages 0 to 3 that would lose more than 5" in given.stdout
+        assert "for one recovery of stages 0 to 3 that would lose more than 3" in given.stdout
         taken = answer(running, "approximate", "tiny", "--withdraw")
         assert "token takes back what token has allowed" in taken.stdout, taken.stderr
         answer(running, "approximate", "tiny", *limit, "--yes")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e import matrix
-from tests.e2e.harness import Layout, local_job, make_job, run_undisturbed
+from tests.e2e.harness import DEVICE, Layout, local_job, make_job, run_undisturbed
 
 from mainstay_cli.commands import dmr
 
@@ -51,6 +51,14 @@ WHAT_FOLLOWS = {
     "exchange": ("wire", "reduce-again"),
     SUM_OF_CELLS: ("primary", "reduce-again"),
 }
+ON_A_GPU = ("undecided", "void-type")
+"""What follows there where a comparison is looked at when its type is about to count."""
+
+
+def follows(name: str, phase: str) -> tuple[str, str]:
+    """Return verdict and remedy of a wrong bit in an execution whose value goes on."""
+    is_late = DEVICE == "CUDA" and phase in ("forward", "backward") and name.startswith("aten.")
+    return ON_A_GPU if is_late else WHAT_FOLLOWS.get(name, ("primary", "repair"))
 
 
 def test_a_wrong_bit_in_each_phase_is_found_and_changes_no_digest(tmp_path: Path) -> None:
@@ -125,8 +133,8 @@ def check_flips(
     told.sort(key=lambda finding: finding["step"])  # each pod tells its own
     names = [_told_name(phase, flip) for phase, _, flip in places]
     assert [(f["step"], f["operator"], (f["verdict"], f["remedy"])) for f in told] == [
-        (step, name, WHAT_FOLLOWS.get(name, ("primary", "repair")))
-        for step, name in enumerate(names, 1)
+        (step, name, follows(name, phase))
+        for step, (name, (phase, _, _)) in enumerate(zip(names, places, strict=True), 1)
     ]
     ranks = [{"inner": 0, **target} for _, target, _ in places]
     assert [finding["rank"] for finding in told] == ranks
@@ -261,7 +269,10 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
     tmp_path: Path, spec: dict[str, Any], second: dict[str, Any], coverage: str
 ) -> None:
     """What a wrong forward gave the next stage is found only afterwards."""
-    follows = ("checker", "repair") if spec is PIGGYBACK else ("checker", "nothing")
+    checked = ("checker", "repair") if spec is PIGGYBACK else ("checker", "nothing")
+    hit = ("primary", "void-type")
+    if DEVICE == "CUDA" and spec is DYNAMIC:
+        hit = checked = ON_A_GPU
     first = 3 if spec is AUTO else 1  # behind the profile step and the one before it
     layout = Layout(stages=2, lanes=2, shards_per_lane=2, spares=0)
     (tmp_path / "corpus").mkdir()
@@ -270,8 +281,8 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
         (tmp_path / name).mkdir()
     expected = run_undisturbed(tmp_path / "undisturbed", layout.least, NUM_STEPS, corpus)
     places = [
-        ("forward", {"replica": 0, "stage": 0}, {"pass": "forward"}, ("primary", "void-type")),
-        ("backward", {"replica": 1, "stage": 1}, second, follows),
+        ("forward", {"replica": 0, "stage": 0}, {"pass": "forward"}, hit),
+        ("backward", {"replica": 1, "stage": 1}, second, checked),
     ]
     faults = [
         {
@@ -291,9 +302,11 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
     assert report["digests"] == expected["digests"], logs
     told = [kept["told"]["finding"] for kept in report["findings"]["findings"]]
     told.sort(key=lambda finding: finding["step"])
-    assert [(f["step"], (f["verdict"], f["remedy"])) for f in told] == [
-        (step, expect) for step, (_, _, _, expect) in enumerate(places, first)
-    ]
+    found = [(f["step"], (f["verdict"], f["remedy"])) for f in told]
+    if DEVICE == "CUDA" and spec is AUTO:  # it depends on the plan who judges, and when
+        assert [step for step, _ in found] == [first, first + 1]
+    else:
+        assert found == [(step, expect) for step, (_, _, _, expect) in enumerate(places, first)]
     assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
     assert report["dmr_coverage"].startswith(coverage)
     assert "was not put in" not in logs

@@ -80,7 +80,7 @@ def surfaces(running: LocalJob) -> dict[str, str]:
         "checkpoints verify": command(
             running, "checkpoints", "verify", "tiny", "--version", str(NUM_STEPS)
         ),
-        "report diff": command(running, "report", "diff", str(report), str(report)),
+        "report diff": difference_to_an_exact_run(running, report),
         "lines of the run": (running.directory / "output.log").read_text(),
         "live table": live_table(entries, told["recoveries"]),
         "TrainingJob's status": json.dumps(status["training"]),
@@ -89,6 +89,25 @@ def surfaces(running: LocalJob) -> dict[str, str]:
         "Events": "\n".join(n.message for n in notes if n.warning),
         "kubectl get": printed_columns(status),
     }
+
+
+def difference_to_an_exact_run(running: LocalJob, path: Path) -> str:
+    """What ``report diff`` says of a run beside one that would differ from the loss on."""
+    report = json.loads(path.read_text())
+    since = report["approximate_since"]
+    exact = {**report, "exact": True, "approximate_since": None, "lineage": None}
+    if since is not None:
+        digests = report["digests"]
+        kept, differing = digests["steps"][:since], digests["steps"][since:]
+        final = {
+            name: digests["final"][name] for name in ("params", "masters", "optimizer", "data")
+        }
+        exact["digests"] = {"steps": kept + [d[::-1] for d in differing], "final": final}
+    other = running.directory / "exact.json"
+    other.write_text(json.dumps(exact))
+    return command(
+        running, "report", "diff", str(other), str(path), exit_code=0 if since is None else 1
+    )
 
 
 def metrics_of(running: LocalJob) -> str:
@@ -100,10 +119,10 @@ def metrics_of(running: LocalJob) -> str:
     return f"approximate since step {value}" if value else ""
 
 
-def command(running: LocalJob, *arguments: str) -> str:
+def command(running: LocalJob, *arguments: str, exit_code: int = 0) -> str:
     """What a command prints, run in this process: each of its own would import all of it anew."""
     done = CliRunner().invoke(main.app, list(arguments), env=running.environment)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == exit_code, done.output
     return done.output
 
 
@@ -152,6 +171,11 @@ def test_every_surface_of_an_approximate_job_says_since_when(
     _, shown = forked
     silent = [name for name, text in shown.items() if not SAYS.search(text)]
     assert silent == [], shown
+    first, second, *_ = shown["report diff"].splitlines()
+    assert first.startswith(
+        f"first difference: history: exact != approximate since step {LOST_AT} (step {LOST_AT}: "
+    )
+    assert second.strip().startswith(f"step {LOST_AT}: digest: ")
 
 
 @pytest.mark.chaos

@@ -10,6 +10,8 @@
 - ``collectives``: executes what inner ranks compute together a second time
 - ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
 - ``imprints``: what is left of a forward's tensors until its recompute
+- ``prices``: which kernels are executed twice for less than their imprints
+- ``flags``: comparisons that stay on a device until a shard type is about to count
 - ``at_once``: executes a call a second time before anybody has used its value
 - ``by_piece``: executes fused optimizers twice, some elements at a time
 - ``one_by_one``: executes a large kernel twice with one result at a time

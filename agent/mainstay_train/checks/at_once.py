@@ -1,6 +1,7 @@
 """Executes a call a second time at once, before anybody has used its value.
 
-So whatever was computed wrongly is repaired in place: a third execution says which one that was.
+Where the host looks at the comparison, whatever was computed wrongly is repaired in place: a third
+execution says which one that was. Else the outcome stays on the device until it is asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Remedy, judge
 from mainstay_train.checks import bits
 from mainstay_train.checks.calls import Call, first_differing, put, repaired
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.telling import Telling
 from mainstay_train.checks.twins import Twins
@@ -65,3 +67,27 @@ def check(
     if judgement.remedy is not Remedy.REPAIR:
         return result
     return repaired(call, primary, (second, found))
+
+
+def compare(
+    flags: Flags,
+    place: Place,
+    call: Call,
+    outputs: list[torch.Tensor],
+    flips: Sequence[Flip],
+    twins: Twins | None,
+) -> None:
+    """Execute a call a second time, and leave on its device what the comparison comes to.
+
+    Args:
+        flags: where it is left.
+        place: of the call.
+        call: was executed once.
+        outputs: what it made and wrote.
+        flips: of the call.
+        twins: of what it overwrites, as that was before; None: it overwrites nothing.
+    """
+    _, found = call.again(twins)
+    if flips:
+        put(flips, (Execution.CHECKER, Execution.BOTH), found)
+    flags.compare(place, (call.ordinal, call.kernel.name), outputs, found)

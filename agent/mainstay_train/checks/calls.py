@@ -78,19 +78,20 @@ class Call:
             returned = tensors_in(result)
             new = [returned[place] for place in self.places]
         outputs = [*new, *(twins.written if twins is not None else ())]
-        if self.is_far:
-            await_copies(self.kernel.operands(args, kwargs), outputs)
+        if self.is_far and comes_to_host(outputs):
+            await_copies(self.kernel.operands(args, kwargs))
         return result, outputs
 
 
-def await_copies(
-    operands: Sequence[tuple[torch.Tensor, bool]], outputs: Sequence[torch.Tensor]
-) -> None:
+def comes_to_host(outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether some of what a call has made is in the host's memory."""
+    return any([tensor.is_cpu for tensor in outputs])  # noqa: C419 - a generator takes longer
+
+
+def await_copies(operands: Sequence[tuple[torch.Tensor, bool]]) -> None:
     """Wait for what a device copies to the host: it may come after its call has returned."""
-    far = {tensor.device for tensor, _ in operands if not tensor.is_cpu}
-    if far and any(tensor.is_cpu for tensor in outputs):
-        for device in far:
-            devices.moment(device).wait()
+    for device in {tensor.device for tensor, _ in operands if not tensor.is_cpu}:
+        devices.moment(device).wait()
 
 
 def repaired(

@@ -9,7 +9,7 @@ modular redundancy (section 3) with a third execution in place of its rollback.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -20,15 +20,16 @@ from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Flip, Where
 from mainstay_core.dmr.operators import MAX_OPERANDS, MAX_OPERATORS, Pass
-from mainstay_core.dmr.schedule import COMPILED_IMPRINT, Later, is_pointwise_cheaper
+from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Extent, Way
-from mainstay_train.checks import bits, imprints, late
+from mainstay_train.checks import bits, late
 from mainstay_train.checks.calls import Call, UnreliableDeviceError
 from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders, Missed
 from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
@@ -41,6 +42,7 @@ from mainstay_train.checks.planned import (
     Tell,
     Window,
 )
+from mainstay_train.checks.prices import Prices
 from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
@@ -53,8 +55,6 @@ EXCHANGE = "exchange"
 MAX_TOLD = 64
 """Findings of one step that a trainer tells: a device that is wrong in most kernels must not keep
 its supervisor from anything else. All are repaired."""
-MAX_CHEAP = 4096
-"""Answers that are kept by the sizes of what a kernel makes: sizes may differ in every step."""
 WHENEVER = Later(window=None, expected_s=0.0)
 """Until when a check waits of which no plan was made beforehand."""
 NOWHERE = Slot(pod=PodUid("none"), index=0)
@@ -73,6 +73,7 @@ class Checks:
         waiting_bytes: what checks that wait may retain; 0: none waits.
         plan: which checks wait, where some may.
         said: the job's mode as people know it, where kernels are tried in another one.
+        flags: comparisons that the host has not looked at; None: of devices other than the CPU.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Checks:
         waiting_bytes: int = 0,
         plan: PlanName = PlanName.DYNAMIC,
         said: Mode | None = None,
+        flags: Flags | None = None,
     ) -> None:
         self._mode, self._slot, self._tell = mode, slot, tell
         self._said = said
@@ -93,9 +95,7 @@ class Checks:
         self._told_in, self._num_told = -1, 0
         self._orders = FlipOrders()
         self._broken: UnreliableDeviceError | None = None
-        self._cheap: dict[tuple[int, ...], bool] = {}
-        """Whether what computes element by element is executed twice for less than its imprints,
-        by whether it is far and by the bytes of what it makes."""
+        self._prices = Prices()
         self.step = 0
         """The step at hand."""
         self.void: set[int] = set()
@@ -103,7 +103,9 @@ class Checks:
         found wrong afterwards. Until their partials are dropped."""
         self.wrong_sum = ""
         """The problem of a sum that this rank has given to others, until the next reduction."""
-        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0)
+        self.flags = Flags() if flags is None else flags
+        """Of what a device has compared."""
+        self.waiting = WaitingChecks(waiting_bytes if self.compares else 0, self.flags.pace)
         """Of the blocks' passes, with plan Dynamic."""
         self.replays = Replays(self)
         """Segments of blocks that wait among them."""
@@ -147,7 +149,8 @@ class Checks:
         """Check by other rules from now on; nothing waits any more."""
         self._mode, self._plan, self._planned = rules.mode, rules.plan, Orders()
         self.replays.begin_program({})
-        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0)
+        self.waiting = WaitingChecks(rules.memory_bytes if self.compares else 0, self.flags.pace)
+        self.flags.drop()
 
     @property
     def compares(self) -> bool:
@@ -183,18 +186,7 @@ class Checks:
     def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
         if self.piggybacks:
-            if not call.kernel.is_pointwise:
-                return False
-            sizes = call.is_far, *[tensor.nbytes for tensor in outputs]
-            found = self._cheap.get(sizes)
-            if found is None:
-                # What both cost on a device was not measured: there only what many small tensors
-                # save.
-                price = COMPILED_IMPRINT if call.is_far else imprints.price()
-                if len(self._cheap) >= MAX_CHEAP:
-                    self._cheap.clear()  # of a step's sizes all are soon there again
-                found = self._cheap[sizes] = is_pointwise_cheaper(sizes[1:], price)
-            return found
+            return self._prices.is_cheap(call, outputs)
         cheap = self._planned.cheap
         return bool(cheap) and Spot.of(place, call.ordinal, call.kernel.name) in cheap
 
@@ -207,7 +199,15 @@ class Checks:
             if not self._planned.later:
                 return None
             later = self._planned.later.get(Spot.of(place, call.ordinal, call.kernel.name))
-        return later if later is not None and late.can_wait(place, call, effects) else None
+        if later is None or not late.can_wait(place, call, effects):
+            return None
+        # The host would wait for what a device has compared in a wait.
+        return later if not call.is_far or self.flags_at(place) is not None else None
+
+    def flags_at(self, place: Place) -> Flags | None:
+        """Return where comparisons at a place are left; None: as in a replay, which has no vote."""
+        is_ready = self._is_warm and self._computes
+        return self.flags if is_ready and self.flags.may_be_at(place) else None
 
     def align(self, is_new: bool, tell: Tell) -> bool:
         """Have the ranks of a cell execute alike what they execute together.
@@ -298,6 +298,16 @@ class Checks:
         if self.waiting:
             self.waiting.settle_all(types, self.void)
         self.waiting.drop()
+        self.flags.send()
+
+    def judge(self, types: Collection[int] | None = None) -> None:
+        """Tell what comparisons came to at which nobody has looked: :meth:`Flags.judge`."""
+        self.flags.judge(self, types)
+
+    def drop(self) -> None:
+        """Forget what waits: the types that it belongs to do not count."""
+        self.waiting.drop()
+        self.flags.drop()
 
     def reduced(self, waited_s: float) -> None:
         """Say that the step's gradient is reduced, and for how long that was waited for."""
@@ -325,6 +335,7 @@ class Checks:
     def begin_stage(self, parameters: Iterable[torch.Tensor]) -> None:
         """Say which memory a stage's parameters have; nothing of another stage is void there."""
         self.void.clear()
+        self.flags.begin_step()
         self._is_warm = False
         self.planner, self._planned = None, Orders()
         self.replays.begin_program({})
@@ -334,6 +345,7 @@ class Checks:
         """Say which step is at hand; flips that found no kernel in earlier ones are told."""
         if step != self.step:
             self.step, self.hears = step, None
+            self.flags.begin_step()
             if not self._orders.is_empty:
                 for missed in self._orders.drop_before(step):
                     self.miss(missed)
@@ -354,6 +366,7 @@ class Checks:
         micro_batch: int | None = None,
         visit: int = -1,
         extent: Extent = Extent.WHOLE,
+        orders: FlipOrders | None = None,
     ) -> Scope:
         """Return the scope of a part of the work.
 
@@ -364,6 +377,7 @@ class Checks:
             micro_batch: its number in the type.
             visit: place on its route.
             extent: the part of the stage through which that leads.
+            orders: flips that may name what is computed; None: all that wait.
 
         Raises:
             UnreliableDeviceError: another thread has found that the device is unreliable.
@@ -371,7 +385,8 @@ class Checks:
         hears = self.hears
         if hears is not None and hears.shard_type != shard_type:
             hears = None
-        is_whole = self.compares or not self._orders.is_empty or hears is not None
+        orders = self._orders if orders is None else orders
+        is_whole = self.compares or not orders.is_empty or hears is not None
         is_compared = self.piggybacks and phase in (Phase.FORWARD, Phase.BACKWARD)
         if not is_whole and not is_compared:
             return UNCHECKED
@@ -385,7 +400,7 @@ class Checks:
             seen = self.planner.seen((shard_type, micro_batch))
         return CheckedKernels(
             self,
-            self._orders,
+            orders,
             place,
             self._said or self._mode,
             compares=self.compares,
@@ -395,19 +410,12 @@ class Checks:
         )
 
     def over_state(self) -> Scope:
-        """Return the scope of what makes a state outside of a step, as first values or a load do.
+        """Return the scope of what makes a state outside of a step, as a load: no flip names it."""
+        return self.over(Phase.APPLY, orders=FlipOrders())
 
-        No flip names what is computed there.
-
-        Raises:
-            UnreliableDeviceError: another thread has found that the device is unreliable.
-        """
-        if not self.compares:
-            return UNCHECKED
-        if self._broken is not None:
-            raise self._broken
-        place = Place(self.step, Phase.APPLY)
-        return CheckedKernels(self, FlipOrders(), place, self._mode, compares=True, is_whole=True)
+    def over_whole(self, phase: Phase) -> Scope:
+        """Return the scope of what is executed again as a whole: unseen, if no flip waits."""
+        return UNCHECKED if self._orders.is_empty else self.over(phase)
 
     def arrive(self, received: torch.Tensor) -> None:
         """Put the flips of what comes from other cells into it.

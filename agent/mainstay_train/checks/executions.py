@@ -22,8 +22,9 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
 from mainstay_train.checks import at_once, by_piece, collectives, kernels, late, one_by_one
-from mainstay_train.checks.calls import Call, await_copies, put
+from mainstay_train.checks.calls import Call, await_copies, comes_to_host, put
 from mainstay_train.checks.collectives import SILENT
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
 from mainstay_train.checks.kernels import Allocated, Effects, Kernel, kernel_of, key_of
@@ -83,8 +84,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """Of the kernel that is executed."""
         self._once: tuple[Once, Execution | None] | None = None
         """The kernels that are executed again together, and which execution this is."""
-        self._allocated = Allocated() if checks.waiting.is_used else None
-        """What this scope has allocated; None: nothing may wait."""
+        self._flags = checks.flags_at(place) if compares else None
+        """Where comparisons in the pass at hand are left; None: the host looks at once."""
+        uses_allocated = checks.waiting.is_used or compares
+        self._allocated = Allocated() if uses_allocated else None
+        """The memory that this scope has made, as far as somebody asks; None: nobody does."""
 
     def __enter__(self) -> Self:
         if self._is_whole:
@@ -168,6 +172,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def enter(self, in_pass: Pass, block: int | None = None, name: str | None = None) -> None:
         """Say which pass comes next."""
         self._place = replace(self._place, in_pass=in_pass, block=block, name=name)
+        self._flags = self._checks.flags_at(self._place)
         if self._seen is not None:
             self._seen.enter(self._place)
 
@@ -242,10 +247,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             whole = Call(func, args, kwargs, kernel, 0, overwritten, None, None, None, False)
             known = self._checks, self._place, whole, operands, partial(self._see_result, kernel)
             return one_by_one.execute(*known, self._enter_call, self._call)
-        # What the call overwrites is kept: once for the checker, once for a third execution.
+        flags = self._flags_for(kernel, overwritten, is_far) if compares else None
+        # What the call overwrites is kept: once for the checker, once for a third execution, which
+        # there is only where the host looks at once.
         twins = overwritten.copy() if overwritten is not None and compares else None
         kept = None
-        if overwritten is not None and repeats and overwritten.has_contents:
+        if overwritten is not None and repeats and overwritten.has_contents and flags is None:
             kept = overwritten.copy()
         result = func(*args, **kwargs) if self._seen is None else self._call(func, args, kwargs)
         if kernels.has_sparse(result):
@@ -254,8 +261,8 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         outputs = [*effects.new, *effects.written]
         if not outputs:
             return result
-        if is_far:
-            await_copies(operands, outputs)
+        if is_far and comes_to_host(outputs):
+            await_copies(operands)
         given = func, args, kwargs, kernel, self._count()
         is_own = self._have_made(effects.written)
         call = Call(*given, overwritten, generator, drawn_from, effects.places, is_far, is_own)
@@ -264,13 +271,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         flips = [] if self._orders.is_empty and self._once is None else self._flips_of(call)
         if flips:
             put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
-            if kernel.tells:
-                result = kernels.retold(kernel, result, effects.new)
+            result = kernels.retold(kernel, result, effects.new)
         if part is not None and not late.can_wait(self._place, call, effects):
             self._checks.replays.read(tensor for tensor, _ in operands)
             part = None
         if part is None or part.helps:
-            result = self._check(call, effects, (result, outputs), flips, (twins, kept))
+            result = self._check(call, effects, (result, outputs), flips, (twins, kept), flags)
         if part is not None:
             if part.helps:  # another result may count now
                 effects = Effects.of(kernel, operands, result)
@@ -306,6 +312,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         primary: tuple[Any, list[torch.Tensor]],
         flips: list[Flip],
         copies: tuple[Twins | None, Twins | None],
+        flags: Flags | None,
     ) -> Any:
         """Note or compare what a call has made, now or later; return the result that counts.
 
@@ -316,6 +323,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             flips: of the call.
             copies: twins of what it overwrites, as that was before: for the checker, and for a
                 third execution. None: there are none.
+            flags: where comparisons are left; None: the host looks at once.
         """
         (result, outputs), (twins, kept) = primary, copies
         if self._notes is not None:
@@ -341,19 +349,34 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if later is not None:
             late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
+        if flags is not None and flags.takes(effects):
+            if self._allocated is not None:
+                self._allocated.add(effects.new)  # what comes next may change it in place
+            at_once.compare(flags, self._place, call, outputs, flips, twins)
+            return result
         return at_once.check(self._checks, self._place, call, primary, flips, (twins, kept))
 
     def _have_made(self, written: Sequence[torch.Tensor]) -> bool:
-        """Return whether all that a call writes goes with the type, if that is void.
+        """Return whether what is written goes with the type: memory made here, or its gradient."""
+        gradient = self._checks.gradient if self._place.in_pass is Pass.WEIGHT else None
+        return self._allocated is not None and self._allocated.have(written, gradient)
 
-        That is memory which this scope has made, and in a pass of weights the type's gradient.
+    def _flags_for(
+        self, kernel: Kernel, overwritten: Overwritten | None, is_far: bool
+    ) -> Flags | None:
+        """Return where the comparison of the next call may be left; None: the host looks at once.
+
+        Memory that was there before has to be right at once: its wrong bits would outlive the type.
         """
-        if self._allocated is None:
-            return False
-        if written and self._place.in_pass is Pass.WEIGHT:
-            gradient = self._checks.gradient
-            written = [tensor for tensor in written if key_of(tensor) != gradient]
-        return self._allocated.have(written)
+        flags = self._flags
+        if flags is None or not (is_far or flags.everywhere):
+            return None
+        if overwritten is None:
+            return flags
+        is_known = not kernel.makes and all(map(kernels.is_real, overwritten.written))
+        if overwritten.has_contents and not is_known:
+            return None  # a third execution may be needed, of what is overwritten by then
+        return flags if self._have_made(overwritten.written) else None
 
     def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""
@@ -466,11 +489,9 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """
         if not kernels.draws(func, args, kwargs):
             return None
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator):
-                return value
-        if not repeats:
-            return None
+        generator = kernels.generator_in(args, kwargs)
+        if generator is not None or not repeats:
+            return generator
         raise InvalidSpecError(
             FIELD,
             f"is {self._mode.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "

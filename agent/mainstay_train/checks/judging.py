@@ -12,6 +12,7 @@ from mainstay_train.checks import late
 from mainstay_train.checks.calls import (
     Call,
 )
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.kernels import Effects
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.replays import Replays
@@ -29,6 +30,9 @@ class Judging(late.Judged, Protocol):
 
     def is_cheap(self, place: Place, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice at once, though recomputes check its block."""
+
+    def flags_at(self, place: Place) -> Flags | None:
+        """Return where comparisons of kernels at a place are left; None: the host looks at once."""
 
     def later(self, place: Place, call: Call, effects: Effects) -> Later | None:
         """Return until when the check of a call waits; None: it does not."""

@@ -93,6 +93,8 @@ class Kernel:
     """Whether all that it returns lies in the memory of its operands, unwritten."""
     computes: bool
     """Whether it is none of these three."""
+    makes: bool
+    """Whether it returns some memory that it was not given, or a number."""
     is_seeded: bool
     """Whether it can draw random numbers."""
     replaces: bool
@@ -199,6 +201,8 @@ def retold(kernel: Kernel, result: Any, new: Sequence[torch.Tensor]) -> Any:
         result: of the call.
         new: see :attr:`Effects.new`.
     """
+    if not kernel.told:
+        return result
     held = dict(zip(kernel.told, new[len(new) - len(kernel.told) :], strict=True))
     results = result if isinstance(result, tuple) else (result,)
     told = [
@@ -217,7 +221,7 @@ def with_numbers_of(kernel: Kernel, result: Any, other: Any) -> Any:
 
 
 class Allocated:
-    """The memories that allocations have made since something began."""
+    """The memories that have been made since something began."""
 
     def __init__(self) -> None:
         self._made: dict[int, StorageWeakRef] = {}
@@ -227,13 +231,17 @@ class Allocated:
         """See an allocation."""
         if any(is_written for _, _, is_written in kernel.arguments):
             return  # it gives another size to a tensor that was there
-        for tensor in tensors_in(result):
+        self.add(tensors_in(result))
+
+    def add(self, made: Sequence[torch.Tensor]) -> None:
+        """Count the memories of some tensors among them."""
+        for tensor in made:
             weak = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             self._made.setdefault(key_of(tensor), weak)
 
-    def have(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether all of some tensors lie in such memories."""
-        return all(key_of(tensor) in self._made for tensor in tensors)
+    def have(self, tensors: Sequence[torch.Tensor], other: int | None = None) -> bool:
+        """Return whether all of some tensors lie in such memories, or in one other, by its key."""
+        return all((key := key_of(tensor)) in self._made or key == other for tensor in tensors)
 
 
 _known: dict[int, tuple[Any, Kernel]] = {}
@@ -269,6 +277,7 @@ def _describe(func: Any) -> Kernel:
         communicates=communicates,
         is_view=is_view,
         computes=not (allocates or communicates or is_view),
+        makes=any(alias is None for alias in aliases),
         is_seeded=torch.Tag.nondeterministic_seeded in func.tags,
         replaces=name in REPLACING or (writes and _is_given_memory(schema)),
         told=_told(schema) if name in TELLING or not is_own else (),
@@ -340,7 +349,7 @@ def may_wait(
     it reads.
 
     Whole numbers do not wait: as an index a wrong one would end the step before it is found. Nor
-    does what is no work of the processor that computes in waits.
+    does what a device writes into memory that it is given: the host would wait for its imprint.
 
     Args:
         kernel: that was called.
@@ -352,17 +361,20 @@ def may_wait(
     return (
         not (effects.written and reads_written)
         and not kernel.tells
-        and not (kernel.is_seeded and _is_given_a_generator(args, kwargs))
-        and all(t.device.type == "cpu" and _is_real(t) for t in (*effects.new, *effects.written))
+        and not (kernel.is_seeded and generator_in(args, kwargs) is not None)
+        and all(map(is_real, effects.new))
+        and all(tensor.is_cpu and is_real(tensor) for tensor in effects.written)
     )
 
 
-def _is_given_a_generator(args: Any, kwargs: Any) -> bool:
-    """Return whether a call is given a generator to draw from."""
-    return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+def generator_in(args: Any, kwargs: Any) -> torch.Generator | None:
+    """Return the generator that a call is given to draw from, if any."""
+    given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator))
+    return next(given, None)
 
 
-def _is_real(tensor: torch.Tensor) -> bool:
+def is_real(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds real or complex numbers: neither whole ones nor truths."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 

@@ -14,18 +14,18 @@ from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
 from mainstay_train.checks import bits, imprints
 from mainstay_train.checks.calls import Call, put, repaired
 from mainstay_train.checks.collectives import waited
+from mainstay_train.checks.flags import Flags, Voiding
 from mainstay_train.checks.kernels import Effects, key_of, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
-from mainstay_train.checks.telling import Telling
 from mainstay_train.checks.twins import Overwritten, Twins
 from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
 
 
-class Judged(Telling, Protocol):
+class Judged(Voiding, Protocol):
     """Checks of a trainer, as they hear of what was found late."""
 
-    void: set[int]
+    flags: Flags
     waiting: WaitingChecks
     given: frozenset[int]
     gradient: int
@@ -279,6 +279,9 @@ def _check(
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         found = executed_again(call)
         put(flips, (Execution.CHECKER, Execution.BOTH), found)
+        if checks.flags.compares(kept, is_far=call.is_far):
+            checks.flags.compare(place, (call.ordinal, call.kernel.name), kept, found)
+            return
         pairs = enumerate(zip(kept, found, strict=True))
         differing = next((number for number, pair in pairs if not is_same(*pair)), None)
         if differing is None:

@@ -63,9 +63,11 @@ class WaitingChecks:
     Args:
         budget_bytes: the most that they may retain, a memory that several keep counts for each; 0:
             none waits.
+        pace: called after each check that is executed in a wait: a device may be behind.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, pace: Callable[[], None] = lambda: None) -> None:
+        self._pace = pace
         self._queue = CheckQueue(budget_bytes=budget_bytes)
         self._untold: list[dynamic.Executed | dynamic.Grown | dynamic.Completed] = []
         """Events that the queue has not heard of: nothing follows from them but a longer queue. It
@@ -251,6 +253,7 @@ class WaitingChecks:
             self._take(dynamic.WindowOpened(kind=kind, length_s=None))
             while self._waiting and is_open():
                 self._take(dynamic.CheckDone())
+                self._pace()
         finally:
             self._take(dynamic.WindowClosed())
 

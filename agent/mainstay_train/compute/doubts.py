@@ -98,6 +98,7 @@ class Doubts:
         shard_type = action.type
         phase = Phase.FORWARD if action.op is Op.FORWARD else Phase.BACKWARD
         self._checks.waiting.settle(shard_type)
+        self._checks.judge()
         in_pass = Pass.FORWARD if phase is Phase.FORWARD else Pass.BACKWARD
         why = f"{type(error).__name__}: {brief(error)}"
         is_first = phase is Phase.FORWARD and action.visit == 0

@@ -27,7 +27,7 @@ from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.scopes import Scope
-from mainstay_train.checks.sums import sum_now
+from mainstay_train.checks.sums import Digests, sum_now
 from mainstay_train.comm.chains import ChainGroups
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.mesh import SINGLE, InnerMesh
@@ -287,8 +287,7 @@ class Engine:
 
     def _deliver_to(self, early: EarlyReduction[Group] | None) -> Deliver | None:
         """Return what is told of finished blocks and reduces them, if that gains something."""
-        # What is in one bucket is there with the last gradient. And a device computes in the order
-        # of its stream, behind the host: it would have to be told what waits for what.
+        # One bucket is there with the last gradient. And a device computes in its stream's order.
         on_host = self.reducer.reduced.device.type == "cpu"
         if early is None or not on_host or len(self.reducer.bounds) == 1:
             return None
@@ -318,7 +317,7 @@ class Engine:
     def close(self) -> None:
         """Give up what was begun: another engine comes."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self._worker.end()
 
     def reduce(
@@ -363,6 +362,7 @@ class Engine:
             self._chain.judge()
         self.types.drop_cut_off()
         self.checks.settle(self.type_results)
+        self.checks.judge(self.type_results)
 
     def drop_partials(self, partials: Sequence[Partial]) -> None:
         """Forget some partials and what is known of their types."""
@@ -380,9 +380,8 @@ class Engine:
     ) -> Ballot:
         """Return the results that enter the vote on what was reduced last.
 
-        All of them are fetched from the device together: nothing else of a step waits for it
-        before the vote. So it is here that a group is found to have ended while the device computed
-        what the host had counted.
+        All are fetched from the device together, and little else of a step waits for it. So here a
+        group is found to have ended while the device computed what the host had counted.
 
         Args:
             group: that reduced; None when there is one cell only.
@@ -397,9 +396,9 @@ class Engine:
         """
         supplied, readout = {t: self.type_results[t] for t in types_of(table, index)}, Readout()
         gradient = self._gradient.read(readout)
-        with self.checks.over(Phase.VOTE):
-            copies = readout.add_all(comparisons.copied(self.reducer, self.state, self.inner))
-            rest = readout.add_all(comparisons.due(self.state, self.checks, step))
+        copied = partial(comparisons.copied, self.reducer, self.state, self.inner)
+        due = partial(comparisons.due, self.state, self.checks, step)
+        copies, rest = (Digests(self.checks, make, readout) for make in (copied, due))
         arrived = readout.add_all(self.reducer.differing)
         sent = [(partial, readout.add_all(sums)) for partial, sums in self._sums]
         stats = read_results(supplied, readout)
@@ -408,6 +407,7 @@ class Engine:
         if any(result.is_cut_off for result in self.type_results.values()):
             raise GroupEnded("the chain ended before its types were computed")
         readout.fetch(None if group is None else group.wait_for)
+        self.checks.judge(self.type_results)  # the device has come to all of it
         self.read = gradient
         self.sent = tuple(
             PartialDigest(partial=partial, slot=slot, digest=digests.fetched(sums).hex())
@@ -416,8 +416,8 @@ class Engine:
         return Ballot(
             norms_sq=gradient.norms_sq(),
             gradient=gradient.digest().hex(),
-            copies=self._copies_digest(digests.fetched(copies), masters),
-            rest=digests.fetched(rest).hex() if rest else "",
+            copies=self._copies_digest(digests.added(copies.read()), masters),
+            rest=digests.added(told).hex() if (told := rest.read()) else "",
             problem=comparisons.tell_arrived(self.checks, step, self._members, arrived)
             or self.checks.wrong_sum,
             bad=self.types.bad(),
@@ -480,7 +480,7 @@ class Engine:
     def drop_held(self) -> None:
         """Forget all partials and what is known of their types."""
         self._give_up()
-        self.checks.waiting.drop()
+        self.checks.drop()
         self.types.clear()
         self.sent = self._sums = ()
 

@@ -192,6 +192,7 @@ class Interpreter:
         self._adds_at_once = may_add_at_once(part_of or program)
         self._batches.expect(program, step, is_again=again is not None)
         self._checks.settle(self._results)  # of an earlier program, after which nothing was reduced
+        self._checks.judge(self._results)
         self._doubts.begin(step, is_again=again is not None)
         self._checks.void.difference_update(action.type for action in program)
         is_done = False

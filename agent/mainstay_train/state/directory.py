@@ -401,12 +401,7 @@ class CheckpointDirectory:
         return put_void_aside(self._entries(self._root), self.voided, self._keys)
 
     def load(self, version: int, state: StageState, within: Scope = UNCHECKED) -> Loaded:
-        """Read a version into ``state`` and check every digest.
-
-        Args:
-            version: to read.
-            state: what is written.
-            within: scope of what is computed of what was read.
+        """Read a version into ``state``, check every digest, and cast ``within`` a scope.
 
         Raises:
             IntegrityError: it is damaged, and is put aside now.
@@ -441,8 +436,7 @@ class CheckpointDirectory:
             raise IntegrityError("its parts are of different commits")
         with within:
             state.refresh()
-        ((commit, chain, history),) = commits.values()
-        return Loaded(masters_digest(state), commit, chain, history)
+        return Loaded(masters_digest(state), *next(iter(commits.values())))
 
     def _refused(self, version: int, why: str) -> IntegrityError:
         """Put a damaged version aside, for all ranks: a settle must not choose it again."""

@@ -173,6 +173,7 @@ def _config_of(body: NewJob) -> JobConfig:
     try:
         if body.config is not None:
             config = codec.decode(JobConfig, {**body.config, "job": body.uid or uid}, "config")
+            _check_repeats(config, "config.")
             return replace(config, job=uid, namespace=body.namespace or config.namespace)
         faults = tuple(
             codec.decode(FaultPoint, fault, f"faults[{i}]") for i, fault in enumerate(body.faults)
@@ -181,8 +182,24 @@ def _config_of(body: NewJob) -> JobConfig:
         raise InvalidSpecError(error.field, error.problem) from error
     config = parse_training_job(body.manifest).to_job_config(uid, faults, body.checkpoint_dir)
     config = replace(config, namespace=body.namespace, repeats=tuple(body.repeats))
-    read_repeats(config)
+    _check_repeats(config)
     return config
+
+
+def _check_repeats(config: JobConfig, before: str = "") -> None:
+    """Refuse forks that the job cannot make again.
+
+    Args:
+        config: of the job.
+        before: path of what has them in the request, with a dot.
+
+    Raises:
+        InvalidSpecError: one is none that it can make.
+    """
+    try:
+        read_repeats(config)
+    except InvalidSpecError as error:
+        raise InvalidSpecError(before + error.field, error.message) from error
 
 
 @router.get("", responses=examples.JOBS)

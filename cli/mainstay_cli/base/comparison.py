@@ -3,18 +3,91 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import Count, Longest
 from mainstay_core.base.errors import MalformedError
-from mainstay_core.base.words import count
-from mainstay_core.wire.reinitialisation import Fork, describe_course, describe_fork
+from mainstay_core.base.words import count, printable
+from mainstay_core.job.config import MAX_FORKS
+from mainstay_core.wire.reinitialisation import ToldFork, describe_course, describe_fork
 
 HISTORY = "history"
 """Of two reports: whether their jobs are exact, or approximate in the same way."""
+FINAL_NAMES = {HISTORY: "digest of the history"}
+"""What differences call digests of a final state, where that is not the name in the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedLineage:
+    """The forks of a run, and of which job they are, as its report has them."""
+
+    num_forks: Count | None = None
+    """How many its final state contains. None: so many as are known in full."""
+    forks: Annotated[tuple[ToldFork, ...], Longest(MAX_FORKS)] = ()
+    """Those that are known in full, the newest ones, in order."""
+    of: dict[str, str] = field(default_factory=dict)
+    """What a job must share that makes them again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedCourse:
+    """The part of a report that says whether its job is exact, and what was made anew."""
+
+    approximate_since: Count | None = None
+    lineage: ReportedLineage | None = None
+    """None: in a report of a release that tells none."""
+
+    @property
+    def forks(self) -> tuple[ToldFork, ...]:
+        """The forks that are known in full, the newest ones, in order."""
+        return self.lineage.forks if self.lineage is not None else ()
+
+    @property
+    def num_forks(self) -> int | None:
+        """How many forks there were; None: that is not known."""
+        if self.approximate_since is None or self.lineage is None:
+            return 0 if self.approximate_since is None else None
+        # One that learns late that a job is approximate knows since when, and no fork.
+        told = self.lineage.num_forks
+        return (len(self.forks) if told is None else told) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Digests:
+    """The digests of a report, as far as their shape goes."""
+
+    steps: list[Any] = field(default_factory=list)
+    final: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Steps:
+    """The number of the first step of which a report has a digest."""
+
+    first: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compared:
+    """The parts of a report that are compared beside its lineage."""
+
+    digests: _Digests
+    steps: _Steps = _Steps()
+
+
+def read_course(report: Mapping[str, Any]) -> ReportedCourse:
+    """Return whether a reported job is exact, and what was made anew.
+
+    Raises:
+        MalformedError: it cannot be read; the message names the field.
+    """
+    known = {f: report[f] for f in ("approximate_since", "lineage") if f in report}
+    return codec.decode(ReportedCourse, known, "report")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +101,9 @@ class Difference:
 
     def __str__(self) -> str:
         if self.what == HISTORY:
-            return f"{HISTORY}: {self.left} != {self.right}"
+            return printable(f"{HISTORY}: {self.left} != {self.right}")
         where = "final state" if self.step is None else f"step {self.step}"
-        return f"{where}: {self.what}: {self.left} != {self.right}"
+        return printable(f"{where}: {self.what}: {self.left} != {self.right}")
 
 
 def load_report(path: Path) -> dict[str, Any]:
@@ -45,13 +118,13 @@ def load_report(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise UsageError(f"{path}: not JSON: {error}") from error
-    digests = report.get("digests") if isinstance(report, dict) else None
-    if not isinstance(digests, dict) or not isinstance(digests.get("steps", []), list):
+    if not isinstance(report, dict) or not isinstance(report.get("digests"), dict):
         raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
     try:
-        _history_of(report)
-    except (MalformedError, AttributeError, TypeError) as error:
-        raise UsageError(f"{path}: its lineage is not understood: {error}") from error
+        codec.decode(_Compared, report, "report")
+        read_course(report)
+    except MalformedError as error:
+        raise UsageError(f"{path}: not understood: {error}") from error
     return dict(report)
 
 
@@ -97,25 +170,54 @@ def compare_reports(left: dict[str, Any], right: dict[str, Any]) -> list[Differe
             )
         return differences
     return differences + [
-        Difference(step=None, what=name, left=final_left.get(name), right=final_right.get(name))
+        Difference(
+            step=None,
+            what=FINAL_NAMES.get(name, name),
+            left=final_left.get(name),
+            right=final_right.get(name),
+        )
         for name in sorted(final_left.keys() | final_right.keys())
         if final_left.get(name) != final_right.get(name)
     ]
 
 
 def _compare_histories(left: dict[str, Any], right: dict[str, Any]) -> list[Difference]:
-    told_left, told_right = _history_of(left), _history_of(right)
-    if told_left == told_right:
+    one, other = read_course(left), read_course(right)
+    digest = _history_digest(left)
+    is_same = one.approximate_since == other.approximate_since and (
+        (bool(digest) and digest == _history_digest(right)) or _may_be_same(one, other)
+    )
+    if is_same:
         return []
-    return [Difference(step=None, what=HISTORY, left=told_left, right=told_right)]
+    return [Difference(step=None, what=HISTORY, left=_describe(one), right=_describe(other))]
 
 
-def _history_of(report: dict[str, Any]) -> str:
+def _history_digest(report: dict[str, Any]) -> object:
+    """Return the digest of all forks that a run's final state contains; None if it has none."""
+    return (report["digests"].get("final") or {}).get("history")
+
+
+def _may_be_same(one: ReportedCourse, other: ReportedCourse) -> bool:
+    """Return whether two lineages are the same as far as both reports know them.
+
+    A store that was lost meanwhile has the newest forks alone.
+    """
+    numbers = {one.num_forks, other.num_forks} - {None}
+    both = min(len(one.forks), len(other.forks))
+    known = [
+        [describe_fork(fork) for fork in course.forks[len(course.forks) - both :]]
+        for course in (one, other)
+    ]
+    return len(numbers) <= 1 and known[0] == known[1]
+
+
+def _describe(course: ReportedCourse) -> str:
     """Return since when a job is approximate and by which forks, as one line."""
-    forks = (report.get("lineage") or {}).get("forks", [])
-    course = describe_course(report.get("approximate_since"))
-    told = "; ".join(describe_fork(codec.decode(Fork, fork)) for fork in forks)
-    return f"{course} ({told})" if told else course
+    told = describe_course(course.approximate_since)
+    unknown = (course.num_forks or 0) - len(course.forks)
+    forks = [f"{unknown} earlier: not known in full here"] if unknown > 0 else []
+    forks += map(describe_fork, course.forks)
+    return f"{told} ({'; '.join(forks)})" if forks else told
 
 
 def _first(report: dict[str, Any]) -> int:

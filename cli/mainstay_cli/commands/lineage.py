@@ -20,6 +20,7 @@ from mainstay_cli.views.lineage import (
     read_lineage,
 )
 from mainstay_core.base import codec
+from mainstay_core.base.words import printable
 from mainstay_core.wire.reinitialisation import LineagePage, describe_course
 
 LINEAGE_HELP = """Show whether a job is what it would have been without failures: each stage that \
@@ -64,7 +65,7 @@ def show(job: JOB = None, as_json: AS_JSON = False) -> None:
 
 def render(name: str, page: LineagePage) -> str:
     """Return a lineage as text: the course, each fork, and each stage's prospects."""
-    lines = [f"{name}: {page.course}"]
+    lines = [f"{name}: {printable(page.course)}"]
     unknown = page.num_forks - len(page.forks)
     lines += [f"  {line}" for line in describe_history((), unknown)]
     for fork in page.forks:
@@ -112,10 +113,10 @@ def approximate(
     _check_options(stage, after_lost_steps, ahead=ahead, withdraw=withdraw, dry_run=dry_run)
     run = runs.find_running(job)
     if withdraw:
-        print(f"{run.name}: {asyncio.run(_withdraw(run))['withdrawn']}")
+        print(f"{run.name}: {printable(asyncio.run(_withdraw(run))['withdrawn'])}")
         return
     told = asyncio.run(_allow(run, stage, after_lost_steps, dry_run=True))
-    print(f"{run.name}: {told['would']}")
+    print(f"{run.name}: {printable(told['would'])}")
     if dry_run:
         return
     if not yes and not sys.stdin.isatty():

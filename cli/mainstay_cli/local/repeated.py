@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mainstay_cli.base.comparison import load_report
+from mainstay_cli.base.comparison import ReportedLineage, load_report, read_course
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.base.ids import JobUid
@@ -24,12 +24,12 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
         job: that is to be run.
 
     Raises:
-        UsageError: the report has none, not all, or those of another job.
+        UsageError: the report cannot be read, has none, not all, or those of another job.
     """
     report = load_report(path)
-    lineage = report.get("lineage") or {}
-    forks = tuple(lineage.get("forks") or ())
-    num_forks = int(lineage.get("num_forks") or 0)
+    lineage = read_course(report).lineage or ReportedLineage()
+    forks = tuple(report["lineage"]["forks"]) if lineage.forks else ()
+    num_forks = lineage.num_forks or 0
     if report.get("exact"):
         raise UsageError(f"--repeat-lineage: {path}: the run is exact, there is no fork to repeat")
     if not forks or len(forks) < num_forks:
@@ -47,13 +47,13 @@ def load_lineage(path: Path, job: TrainingJob) -> tuple[dict[str, Any], ...]:
             "--repeat-lineage: begins from the seed; remove spec.checkpoint.resumeFrom"
         )
     config = job.to_job_config(JobUid("repeated"))
-    theirs, ours = lineage.get("of") or {}, lineage_identity(config)
+    theirs, ours = lineage.of, lineage_identity(config)
     names = sorted({*theirs, *ours})
     differing = [name for name in names if not is_same_entry(theirs.get(name), ours.get(name))]
     if differing:
         listed = "".join(
-            f"\n  {shown(name)} is {shown(str(theirs.get(name, 'absent')))} in the report, "
-            f"{shown(str(ours.get(name, 'absent')))} here"
+            f"\n  {shown(name)} is {shown(theirs.get(name, 'absent'))} in the report, "
+            f"{shown(ours.get(name, 'absent'))} here"
             for name in differing
         )
         raise UsageError(f"--repeat-lineage: {path} is of another job:{listed}")

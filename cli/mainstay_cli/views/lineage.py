@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from mainstay_cli.base.comparison import read_course
 from mainstay_cli.base.exits import UsageError
 from mainstay_core.base import codec
 from mainstay_core.base.errors import MalformedError
+from mainstay_core.base.words import printable
 from mainstay_core.wire.checkpoint_manifest import shown
 from mainstay_core.wire.reinitialisation import (
     Fork,
@@ -50,15 +52,11 @@ def read_forks(report: Mapping[str, Any]) -> tuple[tuple[ToldFork, ...], int]:
     Raises:
         UsageError: they cannot be read.
     """
-    lineage = report.get("lineage") or {}
     try:
-        forks = tuple(
-            codec.decode(ToldFork, fork, f"lineage.forks[{number}]")
-            for number, fork in enumerate(lineage.get("forks", []))
-        )
+        course = read_course(report)
     except MalformedError as error:
         raise UsageError(f"what is said of the lineage is not understood: {error}") from error
-    return forks, int(lineage.get("num_forks", len(forks)))
+    return course.forks, course.num_forks or len(course.forks)
 
 
 def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
@@ -70,7 +68,7 @@ def describe_history(forks: Sequence[Fork], num_forks: int) -> list[str]:
     """
     unknown = num_forks - len(forks)
     earlier = [f"{unknown} earlier: not known in full here"] if unknown > 0 else []
-    return earlier + [describe_fork(fork) for fork in forks]
+    return earlier + [printable(describe_fork(fork)) for fork in forks]
 
 
 def describe_record(fork: ToldFork) -> list[str]:
@@ -94,7 +92,7 @@ def describe_record(fork: ToldFork) -> list[str]:
         lines.append(
             f"  stage {state.stage}{rank}: {state.masters}{' (made anew)' if is_made else ''}"
         )
-    return lines
+    return list(map(printable, lines))
 
 
 def describe_report(report: Mapping[str, Any]) -> list[str]:
@@ -131,7 +129,7 @@ def describe_prospects(page: LineagePage) -> list[str]:
         *describe_ahead(page.ahead, policy=page.allowed),
         head,
         *(
-            f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {p.reason}"
+            f"    stage {p.stage:>{width}}: {'from' if p.possible else 'no,'} {printable(p.reason)}"
             for p in page.stages
         ),
     ]

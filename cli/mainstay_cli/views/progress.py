@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from mainstay_cli.views.lineage import describe_exactness
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, first_line, printable
 from mainstay_core.wire.reinitialisation import describe_course
 
 
@@ -98,8 +98,11 @@ class PlainProgress:
 
 
 def one_line(text: object) -> str:
-    """Return the first line of a text; evidence may carry a whole traceback, which logs have."""
-    return str(text).strip().partition("\n")[0]
+    """Return the first line of a text; evidence may carry a whole traceback, which logs have.
+
+    A terminal may show it: it has no control characters.
+    """
+    return printable(first_line(str(text)))
 
 
 def describe_crash(crash: dict[str, Any] | None) -> str:

@@ -11,6 +11,16 @@ def first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
 
 
+def printable(text: str) -> str:
+    """Return text of a peer as a terminal may show it, in one line and whole.
+
+    What is no printable character is written as in a Python string: it moves no cursor.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 replica``, ``2 replicas``.
 

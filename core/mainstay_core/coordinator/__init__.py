@@ -11,6 +11,7 @@
 - ``leaving``: pods that will end, and who announced it
 - ``forming``: decides on the first plan
 - ``recovery``: decides after a fault
+- ``finishing``: when a job is complete, and since when its last states are approximate
 - ``ladder``: which recovery method applies, and why
 - ``situation``: what the ladder is asked, and by what rules row 5 applies
 - ``taints``: which steps a wrong device has computed, and when the job goes back before them

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mainstay_core.base.words import count
+from mainstay_core.job.config import MAX_FORKS
 from mainstay_core.reinitialisation.sources import (
     Left,
     NoSource,
@@ -88,6 +89,8 @@ class Situation:
     """How lost blocks may be made anew from others."""
     left: Left = field(default_factory=Left)
     """The copies that are left of some of them."""
+    num_forks: int = 0
+    """Forks that the job's states contain."""
     executable: frozenset[Row] = EXECUTABLE
 
 
@@ -278,6 +281,8 @@ def judge_approximate(situation: Situation) -> tuple[bool, str]:
         return False, "every stage has a living cell"
     if not situation.allow_approximate:
         return False, "recovery.allowApproximate is off"
+    if situation.num_forks >= MAX_FORKS:
+        return False, f"{MAX_FORKS} stages were made anew before, the most that a history can hold"
     source = situation.durable_step
     if source is not None and not _is_too_old(situation):
         return False, f"an exact source (step {source}) is left"

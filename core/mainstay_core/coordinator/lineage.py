@@ -14,7 +14,7 @@ from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
 from mainstay_core.coordinator.situation import left_of_lost, permitted_rules, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery, all_settled
-from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.config import MAX_FORKS, ApproximateConfig
 from mainstay_core.job.protections import entry_of
 from mainstay_core.reinitialisation.prospects import list_prospects
 from mainstay_core.reinitialisation.sources import Policy, policy_of
@@ -61,10 +61,12 @@ def apply_finals(state: CoordinatorState) -> Transition:
     """Return the state with what the last states of a job that is complete say of themselves."""
     told = [final.approximate_since for final in state.finals]
     since = min((each for each in told if each is not None), default=None)
-    if since is None or since == state.approximate_since:
+    is_told = state.is_history_told and state.told_history is not None
+    if since == state.approximate_since or (since is None and is_told):
         return Transition(state=state)
     message = f"{describe_course(since)}: the job's last states say so"
-    announce = Announce(code=REINITIALISED, message=message, warning=True)
+    code = EXACT_AGAIN if since is None else REINITIALISED
+    announce = Announce(code=code, message=message, warning=since is not None)
     return Transition(state=_on_course(state, since), actions=(announce,), reason=message)
 
 
@@ -233,6 +235,8 @@ def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
     is_in_order = state.shape.order is Order.IN_ORDER
     if state.shape.stages == 2 and is_in_order and not rules.loads_alone:
         return "with two stages none has two neighbours to make it anew from"
+    if state.num_forks >= MAX_FORKS:
+        return f"{MAX_FORKS} stages were made anew before, the most that a history can hold"
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"
     return ""

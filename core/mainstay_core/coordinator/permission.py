@@ -25,6 +25,7 @@ from mainstay_core.coordinator.events import (
 )
 from mainstay_core.coordinator.lineage import is_known, prospects_of, why_never
 from mainstay_core.coordinator.situation import (
+    AT_ONCE,
     find_situation,
     lost_stages,
     permission_of,
@@ -124,7 +125,9 @@ def _judge_ahead(
     every = tuple(range(state.shape.stages))
     named = every if stages is None else tuple(sorted(set(stages)))
     unknown = [stage for stage in named if stage not in every]
-    prospects = {p.stage: p for p in prospects_of(state)}
+    permission = Permission(who="", at_s=0.0, stages=named, after_lost_steps=after_lost_steps)
+    given = replace(state, permission=None, ahead=permission)
+    prospects = {p.stage: p for p in prospects_of(given)}
     why_not = tuple(dict.fromkeys(p.reason for p in prospects.values() if not p.possible))
     why = _why_not_ahead(state)
     if not why and after_lost_steps >= state.shape.steps:
@@ -138,11 +141,11 @@ def _judge_ahead(
         why = "a permission for no stage allows nothing: name one, or leave them out"
     possible = [stage for stage in named if not unknown and prospects[stage].possible]
     if not why and not (possible if stages is None else len(possible) == len(named)):
-        reasons = (prospects[s].reason for s in named if s not in possible)
-        why = "; ".join(dict.fromkeys(reasons))
+        refused = [stage for stage in named if stage not in possible]
+        why = "; ".join(dict.fromkeys(prospects[stage].reason for stage in refused))
+        why += _why_not_alone(given, refused)
     if why:
         return Verdict(applies=False, reason=why, why_not=why_not, stages=lost_stages(state))
-    permission = Permission(who="", at_s=0.0, stages=named, after_lost_steps=after_lost_steps)
     lost_steps = _steps_to_lose(state)
     return Verdict(
         applies=True,
@@ -152,6 +155,25 @@ def _judge_ahead(
         why_not=why_not,
         stages=named,
         lost_steps=lost_steps,
+    )
+
+
+def _why_not_alone(given: CoordinatorState, stages: Sequence[int]) -> str:
+    """Return by what limit some stage would load its checkpoint alone; empty if by none.
+
+    Args:
+        given: the job as if it had the permission ahead that is asked for.
+        stages: those that can be made of nothing by it.
+    """
+    assert given.ahead is not None
+    any_loss = replace(given, ahead=replace(given.ahead, after_lost_steps=AT_ONCE))
+    if not any(p.possible for p in prospects_of(any_loss) if p.stage in stages):
+        return ""
+    stale_steps = permitted_rules(given.config).stale_steps
+    return (
+        f"; after_lost_steps: is {given.ahead.after_lost_steps}, so that all stages go back to a "
+        f"checkpoint of at most {count(stale_steps, 'step')} ago; must be less than {stale_steps} "
+        "for a stage to load its own alone"
     )
 
 
@@ -319,13 +341,23 @@ def take_used(state: CoordinatorState) -> Transition:
     exact source after all, or more was lost than can be made anew. Where the history of their
     states is not told yet, nobody knows that, and it is used up.
     """
-    used, state = state.permission, replace(state, permission=None)
-    if used is None or not used.is_ahead or state.ahead is not None or not is_known(state):
+    if not is_known(state):
+        return Transition(state=replace(state, permission=None))
+    return give_back(state)
+
+
+def give_back(state: CoordinatorState) -> Transition:
+    """Return the state without a recovery's permission, by which nothing was made anew.
+
+    One that was given ahead counts again, unless there is a newer one.
+    """
+    unused, state = state.permission, replace(state, permission=None)
+    if unused is None or not unused.is_ahead or state.ahead is not None:
         return Transition(state=state)
-    message = f"nothing was made anew: what {shown(used.who)} has allowed counts again, "
-    message += used.describe()
+    message = f"nothing was made anew: what {shown(unused.who)} has allowed counts again, "
+    message += unused.describe()
     return Transition(
-        state=replace(state, ahead=used),
+        state=replace(state, ahead=unused),
         actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),
         reason=message,
     )

@@ -15,9 +15,8 @@ from mainstay_core.base.ids import Slot
 from mainstay_core.coordinator import ladder, repeats, seating, taints
 from mainstay_core.coordinator.causes import Repetition, Suspicion
 from mainstay_core.coordinator.events import Announce, Transition
-from mainstay_core.coordinator.intake.facts import settle_all
+from mainstay_core.coordinator.finishing import decide_finishing, is_finishing
 from mainstay_core.coordinator.leaving import outgoing_died, outgoing_missed, still_needed
-from mainstay_core.coordinator.lineage import apply_finals
 from mainstay_core.coordinator.names import place_name, slot_name
 from mainstay_core.coordinator.permission import use_permission, with_permission
 from mainstay_core.coordinator.planned import decide_between_faults
@@ -48,7 +47,6 @@ from mainstay_core.coordinator.state import (
     holds_state,
     is_living,
     lost_members,
-    still_joining,
     with_slot,
 )
 from mainstay_core.coordinator.suspension import has_paused, pause_plan, resume_now, suspend_now
@@ -72,8 +70,8 @@ def decide_running(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     back = taints.go_back(state, now_s, nonce)
     if back is not None:
         return back
-    if _is_finishing(state):
-        return _decide_finishing(state, now_s)
+    if is_finishing(state):
+        return decide_finishing(state, now_s)
     if has_paused(state) and state.suspend:
         return suspend_now(state, now_s)
     lost = lost_members(state)
@@ -121,53 +119,6 @@ def _taking_back(
     plan = replace(state.plan, members=(*members, *returning))
     decided = decide(replace(state, plan=plan))
     return decided if decided.plan is not None else decide(state)
-
-
-def _is_finishing(state: CoordinatorState) -> bool:
-    """Return whether some member of every position has applied the last step."""
-    return len(state.finals) == len(state.shape.positions)
-
-
-def _decide_finishing(state: CoordinatorState, now_s: float) -> Transition:
-    """Complete the job, once the members that can still finish by themselves have done so.
-
-    A member that is gone sends no settle report any more: who has not settled in its plan is not
-    waited for.
-    """
-    assert state.plan is not None
-    parked = state.suspicion.reporters if state.suspicion else ()
-    stuck = bool(lost_members(state))
-    unfinished = [
-        m
-        for m in state.plan.members
-        if m.incarnation not in state.finished
-        and is_living(state, m)
-        and not still_joining(state, m)
-        and m.slot not in parked
-        and not (stuck and m.index not in state.settled_at_s)
-    ]
-    if unfinished:
-        return Transition(state=state)
-    told = _tell_course(state, now_s)
-    reason = f"all {state.shape.steps} steps are applied"
-    return told.then(end_job(told.state, JobPhase.COMPLETE, reason))
-
-
-def _tell_course(state: CoordinatorState, now_s: float) -> Transition:
-    """Return the state that knows since when the job's last states are approximate.
-
-    Trainers may finish before all have told that they go on, and before the commits that show it
-    are read: as when no replica of the api was up meanwhile. In a lineage that an unplanned plan
-    began, whoever has finished has gone on in it with all others. What the last states say of
-    themselves counts in any case.
-    """
-    plan, known = state.plan, Transition(state=state)
-    assert plan is not None
-    is_proof = plan.lineage > 0 and not plan.planned
-    if is_proof and not all_settled(state):
-        # The others went on when the last one did, as far as anybody has told.
-        known = settle_all(state, max(state.settled_at_s.values(), default=now_s))
-    return known.then(apply_finals(known.state))
 
 
 def _recover(
@@ -259,8 +210,8 @@ def decide_waiting(state: CoordinatorState, now_s: float, nonce: str) -> Transit
     back = taints.go_back(state, now_s, nonce)
     if back is not None:
         return back
-    if _is_finishing(state):
-        return _decide_finishing(state, now_s)
+    if is_finishing(state):
+        return decide_finishing(state, now_s)
     if state.suspend:
         # Some stage has no state left to write: the checkpoint on the disk is all that remains.
         return suspend_now(state, now_s)

@@ -151,7 +151,8 @@ def permitted_rules(config: JobConfig, permission: Permission | None = None) -> 
 
     Who gives a permission ahead says how many lost steps are too many, and does not see the loss:
     holders that are only cut off are waited for as by the job's policy. Otherwise the job waits for
-    nobody.
+    nobody. Where that limit has all stages go back to whatever checkpoint is young enough, none
+    loads one alone.
 
     Args:
         config: of the job.
@@ -159,7 +160,8 @@ def permitted_rules(config: JobConfig, permission: Permission | None = None) -> 
     """
     rules = config.approximate_rules
     if permission is not None and permission.is_ahead:
-        return replace(rules, after_lost_steps=permission.after_lost_steps)
+        rules = replace(rules, after_lost_steps=permission.after_lost_steps)
+        return rules if rules.loads_alone else replace(rules, stale_steps=0)
     return replace(rules, after_lost_steps=AT_ONCE, wait_s=0.0)
 
 
@@ -243,4 +245,5 @@ def find_situation(
         outline=state.outline,
         reinitialisation=policy_of(rules, order) if rules is not None else order,
         left=left_of_lost(state),
+        num_forks=state.num_forks,
     )

@@ -22,6 +22,7 @@ from mainstay_core.coordinator.events import (
     SuspendRequested,
     Transition,
 )
+from mainstay_core.coordinator.permission import give_back
 from mainstay_core.coordinator.records import close_all
 from mainstay_core.coordinator.seats import living_seats
 from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState
@@ -92,19 +93,22 @@ def has_paused(state: CoordinatorState) -> bool:
 
 
 def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
-    """Return the suspended job: every pod is told to end, and the job needs no pods."""
+    """Return the suspended job: every pod is told to end, and the job needs no pods.
+
+    A permission that is not used up by now has made nothing anew that outlasts its pods.
+    """
     state, closed = close_all(state)
+    unused = give_back(state)
     lost = max(0, state.step - state.durable) if state.plan is not None else 0
     message = f"suspended at step {state.step}"
     if lost:
         message += f"; the newest checkpoint is of step {state.durable}: {lost} will be done again"
     state = replace(
-        state,
+        unused.state,
         phase=JobPhase.SUSPENDED,
         paused=(),
         suspicion=None,
         waiting=None,
-        permission=None,
         unheard=(),
         rivals=(),
         pods=tuple(
@@ -124,7 +128,7 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         ),
         domains={},
     )
-    return Transition(
+    suspended = Transition(
         state=state,
         actions=(
             *(RecordRecovery(recovery=r) for r in closed),
@@ -133,6 +137,7 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         ),
         reason=message,
     )
+    return unused.then(suspended)
 
 
 def resume_now(state: CoordinatorState, now_s: float) -> Transition:

@@ -51,7 +51,8 @@ class Finding:
     output: OutputIndex = 0
     """The first output that differs."""
     num_elements: Count
-    """Elements of it that differ; 0 where one of the two is there as a digest alone."""
+    """Elements of it that differ; 0 where nobody has counted, as one of the two was there as a
+    digest alone, or a device has compared them."""
     verdict: Verdict
     remedy: Remedy
     since: Count | None = field(default=None, metadata=OMITTED)
@@ -75,6 +76,8 @@ class Finding:
             told = f"step {self.step} of {who}: {self.reason}"
             return f"{told}; {_REMEDIES[self.remedy]}{tainted}"
         elements = count(self.num_elements, "element") if self.num_elements else "their digests"
+        if self.verdict is Verdict.UNDECIDED:
+            elements = "some elements"
         output = f" of output {self.output}" if self.output else ""
         return (
             f"step {self.step} of {who}: two executions of {self.place} differ in "

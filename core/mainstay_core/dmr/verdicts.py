@@ -27,6 +27,9 @@ class Verdict(enum.StrEnum):
     """The third equals the checker."""
     UNRELIABLE = "unreliable"
     """All three differ: the device computes wrongly again and again."""
+    UNDECIDED = "undecided"
+    """One of two executions, nobody knows which: what they were made from was gone when it was seen
+    that they differ."""
     WIRE = "wire"
     """Nothing was executed: what came from another cell is not what that says it sent, or several
     ranks have computed something wrong together."""
@@ -104,6 +107,15 @@ def judge(
     else:
         remedy, what = Remedy.VOID_TYPE, "its value was used"
     return Judgement(verdict=Verdict.PRIMARY_HIT, remedy=remedy, reason=reason + what)
+
+
+def judge_late() -> Judgement:
+    """Return the judgement on two executions that differ, of which nothing but that is left."""
+    return Judgement(
+        verdict=Verdict.UNDECIDED,
+        remedy=Remedy.VOID_TYPE,
+        reason="what both were made from was gone by then, so it is not known which one was wrong",
+    )
 
 
 def judge_raised(why: str) -> Judgement:

@@ -230,7 +230,26 @@ class _Place:
             for block in self.stages[self.position[0]]
         )
         found = {_phrase(s, self.version): None for block in blocks for s in block.sources}
-        return blocks, ", ".join(found) or "nothing, as it has no block"
+        how = ", ".join(found) or "nothing, as it has no block"
+        return blocks, f"{how}{self._why_halves(blocks)}"
+
+    def _why_halves(self, blocks: Sequence[MadeBlock]) -> str:
+        """Return why neighbours count one half each though they are weighed by their norms."""
+        if self.policy.weighting is not Weighting.GRADIENT_NORM:
+            return ""
+        halves = [
+            block
+            for block in blocks
+            if [s.weight for s in block.sources if s.kind is SourceKind.NEIGHBOUR] == [0.5, 0.5]
+            and not any(block.norms_sq)
+        ]
+        if not halves:
+            return ""
+        if self.version == 0:
+            return " (one half each, as no step has been taken)"
+        if any(not block.norms_sq for block in halves):
+            return " (one half each, as the norms of their gradients are not known)"
+        return " (one half each, as both gradients are zero)"
 
     def _made(self, block: BlockOutline, sources: _Sources) -> MadeBlock:
         """Return how a block is made, with the norms if two stages are weighed by them.
@@ -299,7 +318,7 @@ class _Place:
         weights = weigh(self.policy.weighting, *norms_sq)
         if block.rule is Rule.COPY:
             # An average of these means nothing: the heavier one is taken, the first of equal ones.
-            weights = Weights(1.0, 0.0, "") if weights.before >= 0.5 else Weights(0.0, 1.0, "")
+            weights = Weights(1.0, 0.0) if weights.before >= 0.5 else Weights(0.0, 1.0)
         shares = zip(beside, found, (weights.before, weights.after), strict=True)
         return tuple(
             self._source(SourceKind.NEIGHBOUR, stage, other, weight)

@@ -27,7 +27,6 @@ class Weights(NamedTuple):
 
     before: float
     after: float
-    reason: str
 
 
 def weigh(weighting: Weighting, norm_sq_before: float, norm_sq_after: float) -> Weights:
@@ -45,14 +44,14 @@ def weigh(weighting: Weighting, norm_sq_before: float, norm_sq_after: float) -> 
         if not math.isfinite(norm_sq) or norm_sq < 0:
             raise ValueError(f"a squared norm is {norm_sq}; it must be finite and at least 0")
     if weighting is Weighting.UNIFORM:
-        return Weights(0.5, 0.5, "one half each, as asked for")
+        return Weights(0.5, 0.5)
     if weighting is Weighting.COPY:
-        return Weights(1.0, 0.0, "the one before alone, as asked for")
+        return Weights(1.0, 0.0)
     largest = max(norm_sq_before, norm_sq_after)
     if largest == 0:
-        return Weights(0.5, 0.5, "one half each, as both gradients are zero")
+        return Weights(0.5, 0.5)
     # By a power of two, which changes no bit of the result: the sum of large ones stays finite.
     exponent = math.frexp(largest)[1]
     first, second = (math.ldexp(n, -exponent) for n in (norm_sq_before, norm_sq_after))
     before = first / (first + second)
-    return Weights(before, 1.0 - before, "by squared gradient norms")
+    return Weights(before, 1.0 - before)

@@ -71,7 +71,21 @@ def test_diff_exits_with_0_for_equal_and_1_for_different(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", "nonsense", '{"digests": []}', '{"digests": {"steps": 1}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "nonsense",
+        '{"digests": []}',
+        '{"digests": {"steps": 1}}',
+        '{"digests": {"final": "x"}}',
+        '{"digests": {}, "steps": 1}',
+        '{"digests": {}, "steps": {"first": "x"}}',
+        '{"digests": {}, "approximate_since": "x"}',
+        '{"digests": {}, "lineage": ["x"]}',
+        '{"digests": {}, "lineage": "x"}',
+    ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "r").write_text(text)
@@ -98,10 +112,69 @@ def test_histories_come_first() -> None:
     assert len(comparison.compare_reports(forked(1, 2), forked(1, 3))) == 1
 
 
+def course(*versions: int, num_forks: int, digest: str = "") -> dict[str, Any]:
+    """A report of forks after the first steps, of which the store knows some of the newest."""
+    report = forked(1, 2)
+    (fork,) = report["lineage"]["forks"]
+    forks = [fork | {"version": version} for version in versions]
+    report["lineage"] = {"num_forks": num_forks, "forks": forks}
+    if digest:
+        report["digests"]["final"] |= {"history": digest, "approximate_since": 1}
+    return report
+
+
+@pytest.mark.parametrize("digest", ["", "h"])
+def test_a_run_whose_store_has_lost_older_forks_is_no_other_run(digest: str) -> None:
+    whole = course(1, 5, 9, num_forks=3, digest=digest)
+    for versions in ((5, 9), (9,), ()):
+        lost = course(*versions, num_forks=3, digest=digest)
+        assert comparison.compare_reports(whole, lost) == []
+        assert comparison.compare_reports(lost, whole) == []
+    unknown = course(num_forks=0, digest=digest)
+    assert comparison.compare_reports(whole, unknown) == []
+
+
+def test_forks_that_both_reports_know_and_their_number_are_compared() -> None:
+    one = course(5, 9, num_forks=3)
+    (newest,) = comparison.compare_reports(one, course(8, num_forks=3))
+    assert str(newest) == (
+        "history: approximate since step 1 (1 earlier: not known in full here; step 5: stage 2 is "
+        "made anew; step 9: stage 2 is made anew) != approximate since step 1 (2 earlier: not "
+        "known in full here; step 8: stage 2 is made anew)"
+    )
+    (number,) = comparison.compare_reports(one, course(5, 9, num_forks=2))
+    assert str(number).startswith("history: approximate since step 1 (1 earlier: not known")
+
+
+def test_the_digest_of_the_history_decides_where_both_runs_have_ended() -> None:
+    """The store of one has learnt late of the newest fork: it counts one less."""
+    late = course(1, num_forks=1, digest="h")
+    assert comparison.compare_reports(course(1, 5, num_forks=2, digest="h"), late) == []
+    (other,) = comparison.compare_reports(late, course(1, num_forks=1, digest="x"))
+    assert str(other) == "final state: digest of the history: h != x"
+
+
+def test_diff_prints_the_history_before_the_first_step_that_differs(tmp_path: Path) -> None:
+    other = forked(1, 2)
+    other["digests"]["steps"][0]["masters"] = "x"
+    for name, content in (("exact", REPORT), ("approximate", other)):
+        (tmp_path / name).write_text(json.dumps(content))
+    told = CliRunner().invoke(
+        app, ["report", "diff", str(tmp_path / "exact"), str(tmp_path / "approximate")]
+    )
+    assert told.exit_code == 1
+    first, second = told.stdout.splitlines()
+    assert first == (
+        "first difference: history: exact != approximate since step 1 (step 1: stage 2 is made "
+        "anew)"
+    )
+    assert second.strip() == "step 0: masters: m0 != x"
+
+
 def test_a_lineage_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(REPORT | {"lineage": {"forks": [{"version": -1}]}}))
-    with pytest.raises(UsageError, match="its lineage is not understood: Fork"):
+    with pytest.raises(UsageError, match=r"not understood: report\.lineage\.forks\[0\]\.version"):
         comparison.load_report(path)
 
 

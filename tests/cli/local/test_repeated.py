@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_report_has_the_forks_that_a_run_of_the_same_job_makes_again(write: Wr
         pytest.param(
             {"forks": [4], "lineage": {"forks": [{"version": 4}]}},
             {},
-            "its lineage is not understood",
+            r"not understood: report\.lineage\.forks\[0\]\.chain: missing",
             id="no forks",
         ),
     ],
@@ -121,6 +122,26 @@ def test_another_lineage_is_refused_with_what_is_wrong(
 
     with pytest.raises(UsageError, match=said):
         load_lineage(report, job(**run))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_forks": "x"}, ".num_forks: expected int, got str"),
+        ({"num_forks": [1]}, ".num_forks: expected int, got list"),
+        ({"num_forks": -1}, ".num_forks: -1 is not between 0 and"),
+        ({"forks": {"a": 1}}, ".forks: expected a list, got dict"),
+        ({"forks": ["a"]}, ".forks[0]: expected an object, got str"),
+        ({"of": ["a"]}, ".of: expected an object, got list"),
+        ({"of": "abc"}, ".of: expected an object, got str"),
+        ({"of": {"training.seed": 1}}, ".of.'training.seed': expected str, got int"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_by_its_field(
+    write: Write, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"not understood: report.lineage{said}")):
+        load_lineage(write(fork(4), lineage=changes), job())
 
 
 def test_a_fork_of_stages_that_there_are_not_is_refused(write: Write) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mainstay_cli.base.comparison import compare_reports
 from mainstay_cli.commands import demo, faults, lineage, local, status, timeline
 from mainstay_cli.local.run import RunResult
 from mainstay_cli.views.progress import PlainProgress, StepLine
@@ -230,6 +231,44 @@ def test_a_fork_is_shown_with_its_norms_and_what_came_of_it() -> None:
         f"      stage 1: {'1' * 32} (made anew)",
         f"      stage 2: {'2' * 32}",
     ]
+
+
+def test_what_trainers_have_told_reaches_a_terminal_without_control_characters(
+    tmp_path: Path,
+) -> None:
+    """A reason, or the name of a block, may be anything."""
+    evil = "\x1b[2J\x1b]0;own\x07"
+    shown = r"\x1b[2J\x1b]0;own\x07"
+    fork = FORK | {"made": {"positions": [], "reason": f"{evil}\nexact"}}
+    stages = [{"stage": 0, "possible": False, "reason": f"{evil} has no like block"}]
+    page = codec.decode(LineagePage, LINEAGE | {"forks": [fork], "stages": stages})
+    assert rf"  step 5: {shown}\nexact; learning" in lineage.render("demo", page)
+    history = {"approximate_since": 5, "lineage": {"num_forks": 1, "forks": [fork]}}
+    stream = io.StringIO()
+    local.summarize(
+        result(final="f", report={"digests": {}, **history}), tmp_path, PlainProgress(stream=stream)
+    )
+    event = {"at_s": 0.0, "type": "Warning", "message": evil}
+    recovery = RECOVERY | {"reason": evil, "fault": evil}
+    (difference,) = compare_reports({"digests": {}}, {"digests": {}, **history})
+    texts = [
+        lineage.render("demo", page),
+        stream.getvalue(),
+        timeline.render_events([event]),
+        timeline.render([recovery]),
+        status.render(
+            {
+                "job": {"name": "demo", "state": "running"},
+                "members": [],
+                "lineage": LINEAGE | {"stages": stages},
+                "recoveries": [recovery],
+            }
+        ),
+        str(difference),
+    ]
+    for text in texts:
+        assert shown in text
+        assert text.replace("\n", "").isprintable()
 
 
 def test_the_end_of_an_approximate_run_says_so_with_each_fork() -> None:

@@ -1,4 +1,4 @@
-from mainstay_core.base.words import MAX_QUOTED, count, quote, show_bytes
+from mainstay_core.base.words import MAX_QUOTED, count, printable, quote, show_bytes
 
 
 def test_one_of_a_thing_is_singular() -> None:
@@ -19,3 +19,9 @@ def test_bytes_are_shown_in_units_of_1024() -> None:
     assert [show_bytes(n) for n in (0, 1023, 1536, 3 << 30)] == [
         "0 B", "1023 B", "1.5 KiB", "3.0 GiB",
     ]  # fmt: skip
+
+
+def test_printable_text_is_whole_and_moves_no_cursor() -> None:
+    assert printable("stage 1 überall: 0.25") == "stage 1 überall: 0.25"
+    assert printable("ü\x1b[2J\x1b]0;own\x07\r\n\u202e") == r"ü\x1b[2J\x1b]0;own\x07\r\n\u202e"
+    assert len(printable("a" * 9000)) == 9000

@@ -31,7 +31,7 @@ from mainstay_core.coordinator.permission import NotApplicableError, judge_permi
 from mainstay_core.coordinator.returning import wait_for_outline, wait_for_silent
 from mainstay_core.coordinator.situation import find_situation
 from mainstay_core.coordinator.state import COMMITS_THAT_SETTLE
-from mainstay_core.job.config import ApproximateConfig
+from mainstay_core.job.config import MAX_FORKS, ApproximateConfig
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.rank.forks.histories import tell_history
 from mainstay_core.wire.facts import Cause, FactKind
@@ -1097,6 +1097,31 @@ def test_last_states_say_since_when_if_the_first_member_did_not(doubled: Any) ->
     assert state.phase is JobPhase.COMPLETE
     assert (state.approximate_since, state.history) == (5, ())
     assert "approximate since step 5: the job's last states say so" in world.messages()
+
+
+def test_last_states_say_that_a_job_that_went_back_is_exact_again(doubled: Any) -> None:
+    world = doubled
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, since=5)
+    world.tell(*(world.down_fact(world.member(replica, 0)) for replica in (0, 1)))
+    assert world.plan.method is Method.RESTART
+    first = world.plan.members[0]
+    for member in world.plan.members[1:]:
+        world.tell(world.about(FactKind.SETTLED, member, step=0))
+        world.finish(member, masters="m")
+    world.tell(world.down_fact(first))
+
+    assert world.state.phase is JobPhase.COMPLETE
+    assert (world.state.approximate_since, world.state.history) == (None, ())
+    assert list(world.announced())[-2:] == ["ExactAgain", "Complete"]
+
+
+def test_a_history_that_is_full_gets_no_further_fork(world: Any) -> None:
+    world.state = replace(world.state, num_forks=MAX_FORKS)
+    lose(world, 1)
+
+    assert world.plan.method is Method.RESTART
+    assert "the most that a history can hold" in show_lineage(world.state).stages[1].reason
 
 
 def test_a_commit_says_since_when_though_not_all_have_told_that_they_go_on(doubled: Any) -> None:

@@ -25,6 +25,7 @@ from mainstay_core.coordinator.events import (
     PlanReported,
     StopRequested,
     StoreReopened,
+    SuspendRequested,
 )
 from mainstay_core.coordinator.lineage import show_lineage
 from mainstay_core.coordinator.permission import NotApplicableError, judge_permission
@@ -36,6 +37,7 @@ from mainstay_core.wire.plan import Method
 
 Start = Callable[..., Any]
 LIMIT = 2
+SAVES = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}
 
 
 def running(start: Start, *, spares: int = 4, **fields: Any) -> Any:
@@ -62,11 +64,11 @@ def withdraw(world: Any) -> None:
     world.send(ApproximationWithdrawn(who="bob"))
 
 
-def refusal(world: Any, *stages: int) -> str:
-    verdict = judge_permission(world.state, stages or None, world.now_s, LIMIT)
+def refusal(world: Any, *stages: int, limit: int = LIMIT) -> str:
+    verdict = judge_permission(world.state, stages or None, world.now_s, limit)
     assert not verdict.applies
     with pytest.raises(NotApplicableError) as caught:
-        allow(world, *stages)
+        allow(world, *stages, limit=limit)
     assert str(caught.value) == verdict.reason
     return verdict.reason
 
@@ -239,6 +241,45 @@ def test_a_permission_given_ahead_is_refused_where_it_would_have_no_effect(
         withdraw(whole)
 
 
+@pytest.mark.parametrize("stages", [2, 5])
+def test_a_limit_by_which_all_go_back_to_every_young_checkpoint_lets_no_stage_load_its_own(
+    start: Start, stages: int
+) -> None:
+    """A checkpoint that an end of the pipeline may load alone is never older than the limit."""
+    world = start(
+        spares=2, replicas=1, lanes=1, stages=stages, permitted=ApproximateConfig(stale_steps=10)
+    )
+    outline = (OUTLINE[0], *OUTLINE[1 : stages - 1], OUTLINE[-1])
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=outline))
+    for _ in range(5):
+        world.commit()
+    world.state = replace(world.state, durable=4)
+    for limit in (10, 11, 59):
+        why = refusal(world, 0, limit=limit)
+        assert why.startswith(
+            "stage 0 is an end of the pipeline" if stages > 2 else "with two stages none has two"
+        )
+        assert why.endswith(
+            f"; after_lost_steps: is {limit}, so that all stages go back to a checkpoint of at "
+            "most 10 steps ago; must be less than 10 for a stage to load its own alone"
+        )
+    allow(world, 0, limit=9)
+
+    assert show_lineage(world.state).stages[0].reason == "its own checkpoint of step 4"
+
+
+def test_by_a_limit_that_lets_no_stage_load_its_own_checkpoint_neighbours_are_told(
+    start: Start,
+) -> None:
+    world = running(start, permitted=ApproximateConfig(stale_steps=10))
+    world.state = replace(world.state, durable=4)
+    allow(world, limit=10)
+
+    reasons = [prospect.reason for prospect in show_lineage(world.state).stages]
+    assert reasons[1].startswith("stages 0 and 2, weighed by")
+    assert reasons[0].startswith("stage 0 is an end of the pipeline")
+
+
 def test_a_policy_that_is_switched_on_uses_no_permission(whole: Any) -> None:
     allow(whole)
     policy = ApproximateConfig(after_lost_steps=0)
@@ -277,6 +318,34 @@ def test_a_permission_given_ahead_outlasts_a_suspension_and_no_end(whole: Any) -
     assert suspended.ahead == whole.state.ahead
     whole.send(StopRequested())
     assert whole.state.ahead is None
+
+
+def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
+    start: Start,
+) -> None:
+    """Its only maker is lost before it has made anything, and the job waits for another."""
+    world = running(start, spares=1, **SAVES)
+    allow(world)
+    given = world.state.ahead
+    lose(world, 1)
+    assert (world.state.permission, world.state.ahead) == (given, None)
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    world.send(SuspendRequested(suspend=True))
+
+    assert world.state.phase is JobPhase.SUSPENDED
+    assert (world.state.permission, world.state.ahead) == (None, given)
+    assert "nothing was made anew: what alice has allowed counts again" in world.messages()
+
+
+def test_a_permission_for_the_recovery_at_hand_ends_with_a_suspension(start: Start) -> None:
+    world = running(start, spares=0, **SAVES)
+    lose(world, 1)
+    allow(world, limit=None)
+    world.send(SuspendRequested(suspend=True))
+
+    assert world.state.phase is JobPhase.SUSPENDED
+    assert (world.state.permission, world.state.ahead) == (None, None)
 
 
 def can_be_made(lost: Sequence[int]) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from mainstay_core.base.errors import LocalProtocolError
-from mainstay_core.dmr.verdicts import Remedy, Verdict, judge, judge_raised
+from mainstay_core.dmr.verdicts import Remedy, Verdict, judge, judge_late, judge_raised
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,13 @@ def test_an_execution_that_raised_alone_was_wrong() -> None:
 
     assert (judged.verdict, judged.remedy) == (Verdict.PRIMARY_HIT, Remedy.REPAIR)
     assert "IndexError" in judged.reason
+
+
+def test_of_two_executions_alone_nobody_knows_which_was_wrong() -> None:
+    judged = judge_late()
+
+    assert (judged.verdict, judged.remedy) == (Verdict.UNDECIDED, Remedy.VOID_TYPE)
+    assert "not known" in judged.reason
 
 
 def test_equal_executions_are_not_judged() -> None:

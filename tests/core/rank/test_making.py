@@ -66,7 +66,7 @@ def test_a_history_is_that_of_the_checkpoint_that_was_loaded() -> None:
 def test_who_missed_a_fork_takes_its_history_though_the_plan_orders_none(rolls: bool) -> None:
     """Without it its state would be void at the next settle, and all would go back."""
     plan = replace(pipeline(7), lineage=1)
-    knows = course(8, 1)
+    knows = course(8, 1) | {"settled": 6}
     held = (Partial(lane=0, first=0, last=0),)
     behind: dict[str, Any] = {"version": 7, "mark": "q1-n", "certified_in": "q0-n"}
     mine = behind if rolls else {"held": held, "held_in": 1}

@@ -241,7 +241,8 @@ def test_a_stage_of_several_ranks_is_made_position_by_position() -> None:
     assert (held.kind, held.inner, held.parameters) == (SourceKind.INNER_RANK, 0, ("norm",))
     assert [(s.stage, s.inner, s.weight) for s in averaged] == [(0, 1, 0.5), (2, 1, 0.5)]
     assert answer.reason == (
-        "inner rank 1.1 is made anew from inner rank 1.0, 0.5 of stage 0, 0.5 of stage 2"
+        "inner rank 1.1 is made anew from inner rank 1.0, 0.5 of stage 0, 0.5 of stage 2 "
+        "(one half each, as the norms of their gradients are not known)"
     )
     # Beside each other, but not in the same inner rank.
     assert isinstance(plan(stages, (1, 0), (2, 1), ranks=2, policy=SWAPPED), NoSource)
@@ -421,3 +422,23 @@ def test_norms_that_are_not_known_are_not_told_as_0(
     assert shares(answer) == {"layers.1": [("layers.0", 0.5), ("layers.2", 0.5)]}
     assert isinstance(answer, Reinitialisation)
     assert answer.positions[0].blocks[0].norms_sq == told
+
+
+@pytest.mark.parametrize(
+    ("version", "norms_sq", "why"),
+    [
+        (7, {"layers.0": 0.0, "layers.2": 0.0}, "as both gradients are zero"),
+        (7, {}, "as the norms of their gradients are not known"),
+        (0, {}, "as no step has been taken"),
+    ],
+)
+def test_one_half_each_is_said_where_norms_do_not_decide(
+    version: int, norms_sq: dict[str, float], why: str
+) -> None:
+    answer = plan(pipeline(1, 1, 1), 1, norms_sq=norms_sq, version=version)
+
+    assert isinstance(answer, Reinitialisation)
+    assert answer.reason.endswith(f"0.5 of stage 0, 0.5 of stage 2 (one half each, {why})")
+    alike = plan(pipeline(1, 1, 1), 1, norms_sq={"layers.0": 4.0, "layers.2": 4.0})
+    assert isinstance(alike, Reinitialisation)
+    assert "half" not in alike.reason

@@ -11,7 +11,7 @@ from tests.core.sim.mutants import Mutant
 
 from mainstay_core.base import codec
 from mainstay_core.base.shape import Cut, JobShape, Order
-from mainstay_core.coordinator import machine, recovery, seating, situation
+from mainstay_core.coordinator import finishing, machine, recovery, seating, situation
 from mainstay_core.coordinator.events import ApproximationWithdrawn, Transition
 from mainstay_core.coordinator.intake import facts
 from mainstay_core.coordinator.lineage import tell_forks
@@ -507,7 +507,7 @@ FORK_MUTANTS = {
     ),
     "end-tells-no-course": Mutant(
         "a job that is complete before all told that they go on does not say since when",
-        [(recovery, "_tell_course", _untold)],
+        [(finishing, "_tell_course", _untold)],
         ("kill-api", "cut-api"),
         draws=draw_absent_api,
         first=12,

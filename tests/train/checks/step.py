@@ -21,6 +21,7 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
 from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
+from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import WHOLE
@@ -124,6 +125,7 @@ class Step:
         profile_steps: steps after which mode Full has a plan; None: the dynamic planner decides.
         clock: of the planner; returns seconds that only grow.
         device: where all stages compute.
+        is_flagged: whether comparisons are left on the device, be it the CPU.
         is_warm: whether the stages count as having completed a step, so that checks may wait.
         order: in which micro-batches pass the stages.
     """
@@ -141,8 +143,9 @@ class Step:
         order: Order = Order.IN_ORDER,
         clock: Callable[[], float] = time.perf_counter,
         device: str = "cpu",
+        is_flagged: bool = False,
     ) -> None:
-        self._device = device
+        self._device, self._is_flagged = device, is_flagged
         self._order, self._clock = order, clock
         self._is_warm = is_warm
         self._profile_steps = profile_steps
@@ -190,6 +193,7 @@ class Step:
                 tell=lambda finding: self._findings.append(finding),
                 waiting_bytes=self._waiting_bytes,
                 plan=PlanName.DYNAMIC if self._profile_steps is None else PlanName.AUTO,
+                flags=Flags(everywhere=self._is_flagged),
             )
             engines.append(training.build_engine(stage, self._stages, 0, lambda _: None, checks))
             engines[-1].state.initialize(3)
@@ -237,6 +241,7 @@ class Step:
             engine.state.refresh()
             engine.drop_held()
             engine.checks._told_in = -1  # findings of a step are bounded: this is one of its own
+            engine.checks.flags.doubted.clear()
         if flip is not None and at is not None:
             engines[at.stage].checks.order("flip", 0, at.place.phase, flip)
         self._compute(engines)

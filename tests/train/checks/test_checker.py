@@ -28,7 +28,7 @@ from mainstay_core.dmr.flips import Execution, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
-from mainstay_train.checks import bits, calls, checker
+from mainstay_train.checks import bits, calls, prices
 from mainstay_train.checks.checker import UNCHECKED, Checks, UnreliableDeviceError
 from mainstay_train.checks.flips import Missed
 from mainstay_train.checks.kernels import Effects, kernel_of
@@ -447,12 +447,12 @@ def test_a_sparse_tensor_is_refused_by_the_name_of_the_field_and_of_the_block(mo
 
 def test_answers_by_sizes_are_bounded_and_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose sequences vary in length makes tensors of other sizes in every step."""
-    monkeypatch.setattr(checker, "MAX_CHEAP", 8)
+    monkeypatch.setattr(prices, "MAX_CHEAP", 8)
     checks, place = Checks(Mode.PIGGYBACK), Place(0, Phase.FORWARD, Pass.STEP, None, None)
     call = cast(calls.Call, SimpleNamespace(kernel=SimpleNamespace(is_pointwise=True), is_far=True))
     several = [[torch.empty(size)] * count for count in (1, 6) for size in range(1, 21)]
 
     first = [checks.is_cheap(place, call, outputs) for outputs in several]
-    assert len(checks._cheap) <= 8
+    assert len(checks._prices._cheap) <= 8
     assert [checks.is_cheap(place, call, outputs) for outputs in several] == first
     assert set(first) == {False, True}

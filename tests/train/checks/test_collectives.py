@@ -19,7 +19,7 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import checker, collectives
+from mainstay_train.checks import collectives, prices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE
@@ -138,7 +138,7 @@ def test_what_this_inner_rank_computes_wrongly_before_a_sum_is_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # What is executed twice at once is repaired at once.
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: False)
+    monkeypatch.setattr(prices, "is_pointwise_cheaper", lambda *_: False)
     void, (finding,) = recomputed(flip(operator="aten.add"))
 
     assert void == {2}

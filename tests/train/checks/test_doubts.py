@@ -10,7 +10,7 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.planning.program import Action, Op
-from mainstay_train.checks import checker
+from mainstay_train.checks import prices
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.compute.doubts import Doubts
@@ -56,7 +56,7 @@ def test_with_piggyback_the_type_is_computed_again_and_somebody_tells_of_it(
     stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is executed twice at once is repaired at once.
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: False)
+    monkeypatch.setattr(prices, "is_pointwise_cheaper", lambda *_: False)
     step = Step("bounded", recompute=True, stages=stages)
     clean = step.run(Mode.OFF)
     # In the first micro-batch all is executed twice at once; so it is one of the second.

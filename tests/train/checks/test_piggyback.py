@@ -19,7 +19,7 @@ from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, is_poi
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
-from mainstay_train.checks import checker, imprints
+from mainstay_train.checks import imprints, prices
 from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.places import Phase
@@ -37,7 +37,7 @@ ALL: list[Setting] = [(model, stages) for model in MODELS for stages in (1, 2)]
 def cheap(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether kernels that compute element by element are executed twice at once: they are not."""
     is_cheap = [False]
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", lambda *_: is_cheap[0])
+    monkeypatch.setattr(prices, "is_pointwise_cheaper", lambda *_: is_cheap[0])
     return is_cheap
 
 
@@ -119,7 +119,7 @@ def test_without_compiled_code_what_computes_element_by_element_has_no_imprints(
 ) -> None:
     price = COMPILED_IMPRINT if is_compiled else BATCHED_IMPRINT
     monkeypatch.setattr(imprints, "price", lambda: price)
-    monkeypatch.setattr(checker, "is_pointwise_cheaper", is_pointwise_cheaper)
+    monkeypatch.setattr(prices, "is_pointwise_cheaper", is_pointwise_cheaper)
     step = Step("llama", recompute=True, micro_batches=1)
     clean = step.run(Mode.OFF)
     spot = first(step, Phase.FORWARD, "aten.mul")

@@ -48,27 +48,46 @@ def boosts_of(history: History, step: int, inner: int) -> dict[str, float]:
 
 
 def history_at(history: History, step: int) -> History:
-    """Return the forks on which a step's outcome depends."""
+    """Return the forks on which a step's outcome depends: the history itself, if all do."""
+    if not history or history[-1].version <= step:
+        return history  # they come in the order of their versions
     return tuple(fork for fork in history if fork.version <= step)
 
 
 def digest_of(history: History) -> str:
-    """Return a short text that differs where histories do; empty if there is no fork."""
+    """Return a short text that differs where histories do; empty if there is no fork.
+
+    Each step of a rank asks for it, mostly of the same tuple, and with a hundred forks to encode
+    them takes longer than a short step.
+    """
     if not history:
         return ""
-    return hashlib.sha256(codec.dumps(history).encode()).hexdigest()[:32]
+    global _newest
+    known, digest = _newest
+    if known is not history:
+        digest = hashlib.sha256(codec.dumps(history).encode()).hexdigest()[:32]
+        _newest = history, digest
+    return digest
+
+
+_newest: tuple[History, str] = (), ""
+"""The history that was digested last, the very tuple, and its digest."""
 
 
 def last_known(reports: Sequence[SettleReport]) -> tuple[History, str]:
     """Return (history, commit chain) of the states at a version.
 
     A member that missed the quorum of a fork at this very version does not know of it; its state is
-    the same with and without. The newest history names the most positions at this version: one that
-    is repeated takes the place of one of fewer positions, so a longer history may be older.
+    the same with and without. Who has settled last knows the newest: a fork takes the place of
+    those that it repeats, so a longer history may be older. Of several who settled in one quorum
+    the newest history names the most positions at this version.
     """
     if not reports:
         return (), ""
-    newest = max(reports, key=lambda r: (len(_made_at(r.history, r.version)), len(r.history)))
+    newest = max(
+        reports,
+        key=lambda r: (r.settled, len(_made_at(r.history, r.version)), len(r.history)),
+    )
     return newest.history, newest.chain
 
 

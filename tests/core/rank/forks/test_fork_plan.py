@@ -22,6 +22,8 @@ from tests.core.rank.forks.pipelines import (
 
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.settle import settle
+from mainstay_core.reinitialisation.sources import Policy
+from mainstay_core.reinitialisation.weights import Weighting
 from mainstay_core.wire.plan import Partial
 
 
@@ -153,3 +155,29 @@ def test_a_history_that_was_replaced_by_one_of_more_stages_does_not_come_back() 
     outcome = settled(plan, reports(plan, 8, a=knew, b=knows, c=knows, d=knows, e=knows))
 
     assert (outcome.history, outcome.commit_chain) == (second.history, second.commit_chain)
+
+
+def test_who_settled_last_knows_which_forks_were_replaced() -> None:
+    """Two forks of one version, and then one of both stages by other rules, that a source missed.
+
+    Both histories name the same positions. The older one is longer.
+    """
+    plan = order(pipeline(2, 1), 1)
+    first = settled(plan, reports(plan, 8, 1))
+    knew = {"history": first.history, "chain": first.commit_chain, "settled": 2}
+    plan = order(pipeline(3, 3), 3, lineage=2, since=1)
+    second = settled(plan, reports(plan, 8, 3, a=knew, b=knew, c=knew, e=knew))
+    assert [made_of(fork)[0][0] for fork in second.history] == [1, 3]
+    missed = {"history": second.history, "chain": second.commit_chain, "settled": 3}
+    plan = order(pipeline(4, 1, 3), 1, 3, lineage=3, since=2)
+    uniform = replace(RULES, policy=Policy(weighting=Weighting.UNIFORM))
+    told = reports(plan, 8, 1, 3, a=missed, c=missed, e=missed)
+    third = settle(plan, 1, told, fork_rules=uniform)
+    assert len(third.history) == 1
+    knows = {"history": third.history, "chain": third.commit_chain, "settled": 4}
+    plan = order(pipeline(5), 1, 3, lineage=4, since=2)
+
+    told = reports(plan, 8, a=missed, b=knows, c=knows, d=knows, e=knows)
+    outcome = settle(plan, 1, told, fork_rules=uniform)
+
+    assert (outcome.history, outcome.commit_chain) == (third.history, third.commit_chain)

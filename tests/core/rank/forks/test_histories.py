@@ -43,6 +43,7 @@ def test_a_steps_outcome_depends_on_the_forks_up_to_its_version() -> None:
     assert histories.history_at(history, 7) == ()
     assert histories.history_at(history, 8) == history[:1]
     assert histories.digest_of(history[:1]) != histories.digest_of(history)
+    assert histories.digest_of((*history[:1], *history[1:])) == histories.digest_of(history)
 
 
 def test_a_long_history_is_told_by_its_newest_forks() -> None:
