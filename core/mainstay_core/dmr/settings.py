@@ -178,6 +178,7 @@ REPEATED = "faults that repeat themselves on a device"
 BUT_WITNESSED = "but for the shard types that a witness compares"
 UNWITNESSED = "all shard types that no witness compares"
 SUMS = "sums of types and of cells"
+APPLIED = "the cast and moments"
 BETWEEN_STAGES = "what travels between stages"
 AT_REST = "the state at rest until a vote compares it"
 HOST = "what the host computes"
@@ -198,7 +199,7 @@ def uncovered(
         is_loop: whether the job is a training loop of the user's own: it has one stage of one rank.
     """
     if mode is Mode.OFF:
-        return (UNWITNESSED, SUMS, AT_REST)
+        return (UNWITNESSED, SUMS, APPLIED, AT_REST)
     but = f", {BUT_WITNESSED}" if witness_every_steps else ""
     within = () if is_loop else (BETWEEN_STAGES, IN_PLACE, UNSEEN)
     return (REPEATED + but, *within, AT_REST, HOST)

@@ -55,7 +55,7 @@ def test_a_witness_says_how_many_devices_it_agreed_with_and_leaves_less_uncovere
     assert told == (
         "a witness computes a shard type again in one of 50 steps, 5 of 6 devices witnessed in the "
         "last round; not covered: all shard types that no witness compares, sums of types and of "
-        "cells, the state at rest until a vote compares it"
+        "cells, the cast and moments, the state at rest until a vote compares it"
     )
     both = describe_coverage(
         Mode.FULL, witness_every_steps=1, witnessed=Witnessed(num_clean=0, num_devices=1)

@@ -14,7 +14,7 @@ from tests.train.checks.step import MODELS, TYPES, Step
 from tests.train.checks.test_flips import draw, has_effect
 
 from mainstay_core.dmr.findings import Finding
-from mainstay_core.dmr.flips import Execution
+from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
@@ -22,6 +22,7 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.checks import at_once, bits, flags
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flags import Flags
+from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
 
 Setting = tuple[str, bool, int, int]
@@ -160,6 +161,26 @@ def test_what_blocks_make_once_and_keep_is_right_at_once() -> None:
 
     assert ended.digests == clean.digests
     assert [finding.remedy for finding in ended.findings] == [Remedy.REPAIR]
+
+
+@pytest.mark.parametrize("in_pass", [Pass.BACKWARD, Pass.WEIGHT])
+def test_a_buffer_that_a_block_sets_is_right_at_once_in_any_pass(in_pass: Pass) -> None:
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append, flags=Flags(everywhere=True))
+    checks._is_warm = checks._computes = True
+    checks.gradient = key_of(gradient := torch.zeros(8))
+    flip = Flip(in_pass=in_pass, operator="aten.copy_", element=3, bit=30)
+    checks.order("flip", 0, Phase.BACKWARD, flip)
+    buffer, right = torch.zeros(8), torch.arange(8.0)
+
+    with checks.over(Phase.BACKWARD, shard_type=0, micro_batch=0) as scope:
+        scope.enter(in_pass, 0, "block")
+        buffer.copy_(right)
+        gradient.add_(right)
+
+    assert torch.equal(buffer, right)
+    assert [finding.remedy for finding in findings] == [Remedy.REPAIR]
+    assert bool(checks.flags) == (in_pass is Pass.WEIGHT), "of the gradient alone"
 
 
 @pytest.mark.parametrize("stages", [1, 2])
