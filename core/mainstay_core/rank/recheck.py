@@ -120,6 +120,7 @@ def watched_now(state: RankState) -> Watched | None:
         quorum=plan.quorum.id,
         attempt=state.attempt,
         replica=chain.replica,
+        hardware=plan.members[state.index].hardware,
     )
 
 
