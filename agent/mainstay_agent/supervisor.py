@@ -31,6 +31,7 @@ from mainstay_agent.processes import Processes
 from mainstay_agent.settings import SupervisorSettings
 from mainstay_agent.snapshots.store import SegmentStore
 from mainstay_core.base import codec
+from mainstay_core.base.bounds import Name
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.frames import Frame, pack_json
 from mainstay_core.base.ids import Incarnation, JobUid, PodUid, Slot
@@ -355,7 +356,8 @@ class Supervisor(Pod):
         fingerprint = {str(k): str(v) for k, v in frame.head.get("fingerprint", {}).items()}
         self._processes.tell_faults(slot)
         outline = codec.decode(Outline, frame.head.get("outline", []))
-        self.feed(Hello(slot, incarnation, pid, fingerprint, outline))
+        accelerator = codec.decode(Name, frame.head.get("accelerator", ""))
+        self.feed(Hello(slot, incarnation, pid, fingerprint, outline, accelerator))
 
     def _on_crash(self, frame: Frame) -> None:
         slot, incarnation = int(frame.head["slot"]), Incarnation(frame.head["incarnation"])

@@ -124,7 +124,9 @@ def test_the_page_and_the_report_of_a_job_with_checks_tell_what_they_found(check
     put(checked, *range(7))
 
     page = checked.api.get(f"{checked.path}/summary")
-    assert page["dmr_coverage"].startswith("naive 100 %; shares are of all that torch computes")
+    assert page["dmr_coverage"].startswith(
+        "transient faults: naive 100 %; shares are of all that torch computes"
+    )
     assert "not covered: faults that repeat themselves on a device, " in page["dmr_coverage"]
     assert page["findings"]["counts"] == {"primary": 7}
     assert [f["place"] for f in page["findings"]["findings"]] == [3, 4, 5, 6, 7]
@@ -140,8 +142,9 @@ def test_a_job_with_a_witness_alone_tells_what_it_found_likewise(api: Any) -> No
 
     page = job.api.get(f"{job.path}/summary")
     assert page["dmr_coverage"].startswith(
-        "a witness computes a shard type again in one of 50 steps, 0 of 4 devices witnessed in the "
-        "last round; not covered: all shard types that no witness compares, "
+        "transient and deterministic faults: a witness computes a shard type again in one of 50 "
+        "steps, 0 of 4 devices witnessed in the last round; not covered: "
+        "all shard types that no witness compares, "
     )
     assert page["findings"]["counts"] == {"deterministic": 1}
     assert [f["place"] for f in page["findings"]["findings"]] == [1]

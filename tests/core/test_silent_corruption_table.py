@@ -30,6 +30,10 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{VOTES}::test_cells_of_a_stage_that_disagree_stop_the_step",
         f"{SCENARIOS}/rank-refused-gradient.txt",
     ),
+    "any of these, so that the norm becomes infinite or no number": (
+        "tests/core/rank/test_machine.py::test_a_norm_that_is_no_number_has_all_computed_again_once",
+        f"{SCENARIOS}/rank-diverged.txt",
+    ),
     "masters in apply": (
         f"{PLAYED}::test_masters_that_one_of_three_cells_applies_wrongly_are_named_in_the_next_vote",
         f"{PLAYED}::test_masters_that_the_only_cell_applies_wrongly_are_never_found",

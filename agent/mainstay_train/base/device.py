@@ -46,6 +46,13 @@ def choose_device(wanted: str, slot: int) -> str:
     return f"cuda:{slot % max(1, torch.cuda.device_count())}"
 
 
+def accelerator_of(device: torch.device) -> str:
+    """Return the UUID of a device's accelerator; empty on a CPU, which has none."""
+    if device.type != "cuda":
+        return ""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+
 def memory_of(device: torch.device) -> int | None:
     """Return the bytes of memory of a device, whatever uses them; None where nobody says.
 

@@ -18,7 +18,7 @@ from mainstay_train.base import heap
 from mainstay_train.base.aborts import JobOver
 from mainstay_train.base.crashes import crash_of
 from mainstay_train.base.decorator import Loop
-from mainstay_train.base.device import check_devices, choose_backend, choose_device
+from mainstay_train.base.device import accelerator_of, check_devices, choose_backend, choose_device
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.compute import purity
 from mainstay_train.compute.loader import Loader
@@ -132,6 +132,7 @@ def _load_blocks(
         "slot": settings.slot,
         "incarnation": settings.incarnation,
         "pid": os.getpid(),
+        "accelerator": accelerator_of(torch.device(device)),
         "fingerprint": rules.with_rules(
             fingerprint.fingerprint(device, dtype=loaded.dtype, extra=extra)
         ),

@@ -29,6 +29,7 @@ from mainstay_core.snapshots.job_units import JobUnits
 from mainstay_core.wire import rules
 from mainstay_core.wire.reinitialisation import Outline
 from mainstay_train.base.aborts import JobOver
+from mainstay_train.base.device import accelerator_of
 from mainstay_train.base.settings import TrainerSettings
 from mainstay_train.checks.checker import Checks
 from mainstay_train.compute.engine import Engine
@@ -175,6 +176,7 @@ class Driver:
             "slot": self.settings.slot,
             "incarnation": self.settings.incarnation,
             "pid": os.getpid(),
+            "accelerator": accelerator_of(self.device),
             "fingerprint": rules.with_rules(
                 fingerprint.fingerprint(self.device, dtype=training.model.dtype, extra=entries)
             ),

@@ -7,10 +7,11 @@ address a trainer, since a restarted process on the same slot is another trainer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NewType
 
 from mainstay_core.base.bounds import Count, Index, Name, SlotIndex
+from mainstay_core.base.codec import OMITTED
 
 JobUid = NewType("JobUid", Name)
 PodUid = NewType("PodUid", Name)
@@ -27,6 +28,17 @@ class Slot:
 
     def __str__(self) -> str:
         return f"{self.pod}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a slot runs on, as far as it is known: another pod may get the same."""
+
+    node: Name = field(default="", metadata=OMITTED)
+    """Name of the node, or failure domain; empty: not known, so that each pod is a node of its
+    own."""
+    accelerator: Name = field(default="", metadata=OMITTED)
+    """UUID of the accelerator; empty: it has none that tells one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

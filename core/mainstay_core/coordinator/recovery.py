@@ -380,8 +380,8 @@ def _ask_another(state: CoordinatorState, now_s: float, nonce: str) -> Transitio
         opened = replace(opened, reforms=state.reforms + 1)
         return publish(opened, made, JobPhase.RECOVERING)
     reason = (
-        f"{said}: needs another trainer of that stage to say which of them is wrong; one more pod "
-        "is enough (spec.spares.replicas)"
+        f"{said}: needs another trainer of that stage, on another device, to say which of them is "
+        "wrong; one more pod is enough (spec.spares.replicas), on another node unless all have GPUs"
     )
     inner = places[0].inner if plan.ranks_per_stage > 1 else None
     lack = ladder.Lack(row=ladder.Row.WAIT, stages=((places[0].stage, inner),))

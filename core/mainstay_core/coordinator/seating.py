@@ -8,11 +8,11 @@ of members, chains, suppliers, meeting place.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mainstay_core.base.ids import PodUid, QuorumId, RankId, Slot
+from mainstay_core.base.ids import Hardware, PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
 from mainstay_core.coordinator.hosts import hosts_of, other_stores_of, rendezvous_of
 from mainstay_core.coordinator.seats import (
@@ -24,6 +24,7 @@ from mainstay_core.coordinator.seats import (
     seat_joiners,
 )
 from mainstay_core.coordinator.siting import (
+    hardware_of,
     locations_of,
     near_domains,
     order_slots,
@@ -38,6 +39,7 @@ from mainstay_core.coordinator.state import (
     all_settled,
     holds_state,
 )
+from mainstay_core.dmr.devices import UNKNOWN, may_be_same
 from mainstay_core.planning.assignment import plan_reordering
 from mainstay_core.planning.chaining import Cell, plan_chaining
 from mainstay_core.planning.placement import plan_placement
@@ -200,7 +202,7 @@ def another_plan(
 
     It computes what that one and others have computed differently. The doubted one stays a
     follower: it may be right. A follower of the stage is taken before a free trainer, which heals
-    first.
+    first. Who may have the very device of a doubted one is not asked: that would confirm itself.
 
     Args:
         state: of the job.
@@ -209,19 +211,18 @@ def another_plan(
         takers: trainers that may take a place.
 
     Returns:
-        The plan; None if there is no other trainer, or no chain with a doubted device.
+        The plan; None if there is no trainer with another device, or no chain with a doubted one.
     """
     seats = living_seats(state)
     chained = [s for s in seats if s.slot in doubted and s.replica is not None]
     if not chained:
         return None
+    may_judge = _judges(state, doubted)
     place = max(chained, key=lambda s: (s.replica or 0, s.slot))
     others = [
-        s
-        for s in seats
-        if s.position == place.position and s.slot not in doubted and s.replica is None
+        s for s in seats if s.position == place.position and may_judge(s.slot) and s.replica is None
     ]
-    free = [s for s in takers if s.slot not in doubted]
+    free = [s for s in takers if may_judge(s.slot)]
     if not others:
         others = seat_joiners(locations_of(state), seats, [place.position], free) if free else []
     if not others:
@@ -230,6 +231,22 @@ def another_plan(
     moved = {place.slot: replace(place, replica=None)}
     kept = [moved.get(s.slot, s) for s in seats if s.slot != other.slot]
     return compose(state, [*kept, replace(other, replica=place.replica)], draft)
+
+
+def _judges(state: CoordinatorState, doubted: Collection[Slot]) -> Callable[[Slot], bool]:
+    """Return what says whether a slot may judge: it has another device than all that are doubted.
+
+    Where these may all be one device, as all pods of one machine, any other slot may.
+    """
+    known = [(slot, hardware_of(state, slot)) for slot in doubted]
+    is_one = all(may_be_same(*known[0], *other) for other in known)
+
+    def may_judge(slot: Slot) -> bool:
+        its = hardware_of(state, slot)
+        is_same = any(may_be_same(slot, its, *other) for other in known)
+        return slot not in doubted if is_one else not is_same
+
+    return may_judge
 
 
 def with_fork(state: CoordinatorState, plan: Plan) -> Plan:
@@ -350,6 +367,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
             since=quorum.id if seat.since is None else seat.since,
             joining=seat.joining,
             clean_from=clean_from(state, seat.slot),
+            hardware=_told_hardware(state, seat.slot),
         )
         for index, seat in enumerate(ordered)
     )
@@ -384,6 +402,15 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
         return plan
     # The fork has not come to an end: whoever has not settled yet does the same now.
     return _forked(state, plan, previous.fork.positions)
+
+
+def _told_hardware(state: CoordinatorState, slot: Slot) -> Hardware | None:
+    """Return what a plan tells of what a slot runs on: a witness's members ask for it."""
+    rules = state.wanted_checks
+    if not rules.witness_every_steps:
+        return None
+    hardware = hardware_of(state, slot)
+    return None if hardware == UNKNOWN else hardware
 
 
 def _chains(

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.base.ids import Hardware, PodUid, Slot
 from mainstay_core.coordinator.state import (
     CoordinatorState,
     PodState,
@@ -197,6 +197,15 @@ def domain_of(state: CoordinatorState, uid: PodUid) -> str:
     """Return the failure domain of a pod, or the pod itself where no domain is known."""
     pod = state.pod(uid)
     return (pod.registration.domain if pod else "") or uid
+
+
+def hardware_of(state: CoordinatorState, slot: Slot) -> Hardware:
+    """Return what a slot runs on, or ran on, as far as it is known."""
+    pod, known = state.pod(slot.pod), state.slot(slot)
+    return Hardware(
+        node=pod.registration.domain if pod is not None else "",
+        accelerator=known.accelerator if known is not None else "",
+    )
 
 
 def spare_pods(state: CoordinatorState) -> tuple[PodState, ...]:

@@ -106,6 +106,8 @@ class SlotState:
     """First step in which no witness has agreed with its device yet, as its trainers told last."""
     witnessed_at: int | None = field(default=None, metadata=OMITTED)
     """Newest step in which a witness has agreed with its device; None: none is known."""
+    accelerator: str = field(default="", metadata=OMITTED)
+    """UUID of the accelerator, as its trainer said last; empty: it has none that tells one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

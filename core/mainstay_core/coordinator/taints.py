@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import QuorumId, Slot
 from mainstay_core.base.values import replace
 from mainstay_core.base.words import count
 from mainstay_core.coordinator import seating
@@ -41,10 +41,11 @@ _LOADS = (Method.RESTART, Method.START)
 
 
 def check_named(state: CoordinatorState, fact: Named) -> None:
-    """Refuse a word of steps that the job does not have, of which plans would tell.
+    """Refuse a word of steps that the job does not have, or of slots that took no part in them.
 
-    Who told it may be a life that the store has not heard of yet, or no more: what a supervisor has
-    from its trainers it repeats, before it tells that they are up.
+    A ruling is known to those who voted, and names one who computed. Who told it may be a life that
+    the store has not heard of yet, or no more: what a supervisor has from its trainers it repeats,
+    before it tells that they are up.
 
     Raises:
         RemoteProtocolError: the message names the field.
@@ -56,6 +57,15 @@ def check_named(state: CoordinatorState, fact: Named) -> None:
             raise RemoteProtocolError(
                 f"Named.{field}: {step} is more than the job's {state.shape.steps}"
             )
+    teller = Slot(pod=fact.pod, index=fact.slot)
+    if not _has_voted(state, teller, fact.quorum):
+        raise RemoteProtocolError(
+            f"Named.slot: {teller} was no member of {fact.quorum}, and knows no ruling of it"
+        )
+    if not _has_served(state, fact.named):
+        raise RemoteProtocolError(
+            f"Named.device: {fact.named} has never served, and can't be wrong"
+        )
 
 
 def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
@@ -69,7 +79,7 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
     since = fact.since if fact.since is not None else clean_from
     if since is None:
         return state
-    since = min(since, state.shape.steps)
+    since = min(_bounded(state, fact, since), state.shape.steps)
     quorum, voided = fact.quorum, state.plan.voided if state.plan is not None else ()
     # What is told late was undone with what the device had computed by then.
     undone = [v.version for v in voided if quorum is not None and quorum.id < v.quorum]
@@ -100,6 +110,26 @@ def note_taint(state: CoordinatorState, fact: Named) -> CoordinatorState:
         undone_in=undone_in,
     )
     return replace(state, taints=_newest((*state.taints, new)))
+
+
+def _has_voted(state: CoordinatorState, teller: Slot, quorum: QuorumId) -> bool:
+    """Return whether a slot was a member of a quorum, or may have been of one before the newest."""
+    plan = state.plan
+    if plan is None or quorum != plan.quorum:
+        return _has_served(state, teller)
+    return any(m.slot == teller for m in (*plan.members, *plan.outgoing))
+
+
+def _bounded(state: CoordinatorState, fact: Named, since: int) -> int:
+    """Return the first step that a device may have computed wrongly, as far as is known here.
+
+    Another's word does not talk a witness's agreement away. The device's own may be older than
+    that, if it comes late; and a store that has lost the job believes what it is told again.
+    """
+    known = state.slot(fact.named)
+    if fact.named.pod == fact.pod or known is None or state.restored_at_s > 0.0:
+        return since
+    return max(since, known.clean_from or 0)
 
 
 def _has_served(state: CoordinatorState, device: Slot) -> bool:

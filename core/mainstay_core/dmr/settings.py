@@ -128,6 +128,9 @@ def describe_coverage(
 ) -> str:
     """Return what is checked, by method, and what is not, by name; empty: nothing is.
 
+    What is executed twice on one device finds faults that do not come back, and a witness both
+    kinds.
+
     Args:
         mode: of the job.
         plan: of the job.
@@ -137,12 +140,16 @@ def describe_coverage(
         is_loop: whether the job is a training loop of the user's own.
     """
     every = witness_every_steps
-    parts = (
+    executed = (
         describe_executions(mode, plan, planned),
         _describe_basis(mode, plan, planned, is_loop=is_loop),
-        _describe_witness(every, witnessed),
     )
-    told = "; ".join(filter(None, parts))
+    twice, witness = "; ".join(filter(None, executed)), _describe_witness(every, witnessed)
+    told = ""
+    if twice:
+        told = f"transient faults: {twice}; deterministic ones: {witness or 'nothing'}"
+    elif witness:
+        told = f"transient and deterministic faults: {witness}"
     missing = uncovered(mode, witness_every_steps=every, is_loop=is_loop)
     return f"{told}; not covered: {', '.join(missing)}" if told else ""
 

@@ -27,7 +27,8 @@ from typing import Annotated
 
 from mainstay_core.base.bounds import MAX_EXCHANGES, Digest, Index, Longest
 from mainstay_core.base.codec import OMITTED
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import Hardware, Slot
+from mainstay_core.dmr.devices import Devices, devices_of
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict
 
@@ -171,6 +172,8 @@ class Told:
     cells: tuple[Slot, ...]
     """The devices that computed, by position."""
     telling: Telling
+    hardware: tuple[Hardware | None, ...] = ()
+    """What they ran on, by position; empty, or None, where nobody knows."""
 
     @property
     def asked(self) -> tuple[int, int]:
@@ -212,9 +215,10 @@ def rule(told: Sequence[Told], width: int = 1) -> Ruling:
     differ, their devices had the same inputs, so each device there has one voice: what it said
     last. What most of them say counts, and whoever said something else is out from there on. So a
     chain whose cells have changed meanwhile brings no voice twice, and a device that is gone keeps
-    its own. What all ranks of a cell have computed together is one voice of all of them, and cells
-    that share a device have one between them. A difference is never believed at once: all are asked
-    again first, and who then says the same again insists.
+    its own. Slots that may be one device have one voice (:mod:`mainstay_core.dmr.devices`). What
+    all ranks of a cell have computed together is one voice of all of them, and cells that share a
+    device have one between them. A difference is never believed at once: all are asked again first,
+    and who then says the same again insists.
 
     Args:
         told: by all chains, in all attempts at the step.
@@ -225,12 +229,13 @@ def rule(told: Sequence[Told], width: int = 1) -> Ruling:
         return Ruling(agreed=ordered[-1].telling, reason=ALL_AGREE)
     is_asked_again = len({t.asked for t in ordered}) > 1
     indexed = [_indexed(t.telling) for t in ordered]
+    devices = devices_of([(t.quorum, t.cells, t.hardware) for t in ordered])
     left = list(zip(ordered, indexed, strict=True))
     for place in _places(indexed, width):
         values = [_values(telling, place) for _, telling in left]
         if len(set(values)) < 2:
             continue
-        voices = _voices([t for t, _ in left], values, place)
+        voices = _voices([t for t, _ in left], values, place, devices)
         top = _majority([value for _, value in voices]) if is_asked_again else None
         if top is None:
             return _undecided(ordered, place, voices)
@@ -404,16 +409,18 @@ def _value(told: _Indexed, place: Difference) -> tuple[str, ...]:
 
 
 def _voices(
-    told: Sequence[Told], values: Sequence[Values], place: Difference
+    told: Sequence[Told], values: Sequence[Values], place: Difference, devices: Devices
 ) -> list[tuple[frozenset[Slot], Values]]:
     """Return what devices said last at a place; those that have computed together say one thing."""
-    voices: list[tuple[frozenset[Slot], Values]] = []
+    voices: list[tuple[frozenset[Slot], frozenset[Slot], Values]] = []
     for one, value in zip(told, values, strict=True):
-        devices = frozenset(one.cells[position] for position in place.positions)
-        met = [voice for voice in voices if voice[0] & devices]
-        joined = devices.union(*(known for known, _ in met))
-        voices = [*(voice for voice in voices if voice not in met), (joined, value)]
-    return voices
+        slots = frozenset(one.cells[position] for position in place.positions)
+        known = frozenset(devices[p][one.cells[p]] for p in place.positions)
+        met = [voice for voice in voices if voice[0] & known]
+        known = known.union(*(others for others, _, _ in met))
+        slots = slots.union(*(others for _, others, _ in met))
+        voices = [*(voice for voice in voices if voice not in met), (known, slots, value)]
+    return [(slots, value) for _, slots, value in voices]
 
 
 def _majority(values: Sequence[Values]) -> Values | None:

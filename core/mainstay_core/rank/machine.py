@@ -390,6 +390,8 @@ def _refused(
         prefix: actions that come first.
         mark: what stays a mark when the members meet again.
     """
+    if verdict.hopeless:
+        verdict = recheck.try_again(state, verdict)
     if verdict.doubted and not (verdict.hopeless or verdict.state_bad):
         return recheck.wait_for_another(state, verdict, prefix)
     worn = state.attempt + 1 >= state.max_attempts and not verdict.state_bad

@@ -120,6 +120,7 @@ def watched_now(state: RankState) -> Watched | None:
         quorum=plan.quorum.id,
         attempt=state.attempt,
         replica=chain.replica,
+        hardware=plan.members[state.index].hardware,
     )
 
 
@@ -273,6 +274,20 @@ def corrected_entry(state: RankState, verdict: Verdict) -> tuple[Action, ...]:
     if not is_wrong or good[:1] != [state.index] or state.version < 1:
         return ()
     return (CorrectEntry(state.version - 1),)
+
+
+def try_again(state: RankState, verdict: Verdict) -> Verdict:
+    """Return a hopeless verdict, or one that has the whole step computed again, once.
+
+    A norm that is no number may come from one wrong bit. All members see the same votes, and which
+    types were computed again since the last settle.
+    """
+    assert state.plan is not None
+    types = range(len(state.plan.suppliers))
+    if set(types) <= set(state.bad):
+        return verdict
+    reason = "the gradient norm is no finite number: all of the step is computed again, once"
+    return replace(verdict, hopeless=False, bad=tuple(types), reason=reason)
 
 
 def wait_for_another(state: RankState, verdict: Verdict, prefix: tuple[Action, ...]) -> Transition:

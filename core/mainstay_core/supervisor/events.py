@@ -36,6 +36,8 @@ class Hello:
     fingerprint: dict[str, str]
     outline: Outline = ()
     """The blocks of every stage, in a job that may go on approximately."""
+    accelerator: str = ""
+    """UUID of its accelerator; empty on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ def _hello(state: SupervisorState, slot: SlotState, event: Hello, now_s: float) 
         incarnation=event.incarnation,
         fingerprint=event.fingerprint,
         outline=event.outline,
+        accelerator=event.accelerator,
         evidence=f"pid {event.pid} said hello",
         observed_at_s=now_s,
     )

@@ -169,6 +169,8 @@ class TrainerUp(_TrainerFact):
     outline: Outline = field(default=(), metadata=OMITTED)
     """The blocks of every stage, in a job that may go on approximately: it says how a stage could
     be made anew from others."""
+    accelerator: Name = field(default="", metadata=OMITTED)
+    """UUID of its accelerator; empty on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

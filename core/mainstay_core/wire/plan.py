@@ -28,7 +28,7 @@ from mainstay_core.base.bounds import (
     cut_fields,
 )
 from mainstay_core.base.codec import OMITTED
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.base.ids import Hardware, Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.wire.reinitialisation import ForkOrder
 from mainstay_core.wire.taints import MAX_TAINTS, Taint
@@ -87,6 +87,8 @@ class Member:
     clean_from: Count | None = field(default=None, metadata=OMITTED)
     """First step in which no witness has agreed with its device yet, in whichever life of its
     trainers; None: that is not known, or there is no witness."""
+    hardware: Hardware | None = field(default=None, metadata=OMITTED)
+    """What it runs on, in a job with a witness: two slots may be one device."""
 
 
 Members = Annotated[tuple[Member, ...], Longest(MAX_MEMBERS)]

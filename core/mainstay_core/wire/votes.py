@@ -27,7 +27,7 @@ from mainstay_core.base.bounds import (
     TypeIndex,
     cut_fields,
 )
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import Hardware, Slot
 from mainstay_core.dmr.witness import Exchanged, Sent
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.reinitialisation import History
@@ -98,6 +98,8 @@ class DoubtedAccount:
     slot: Slot
     """The device that computed."""
     account: WitnessAccount
+    hardware: Hardware | None = field(default=None, metadata=codec.OMITTED)
+    """What the slot ran on then, as the plan said."""
 
 
 BadTypes = Annotated[tuple[TypeIndex, ...], Longest(MAX_TYPES)]

@@ -37,7 +37,8 @@ def test_each_stage_is_told_as_its_trainers_said_last(start: Start) -> None:
     plan = replace(world.state.plan, checks=config.checks)
     world.state = replace(world.state, config=config, plan=plan)
     before = show_page(world.state, (), (), 0.0).dmr_coverage
-    assert before.startswith("naive 100 % until the first steps are profiled, then by plan; ")
+    expected = "transient faults: naive 100 % until the first steps are profiled, then by plan; "
+    assert before.startswith(expected)
 
     planned(world, world.member(0, 1), "Auto", "inter 60 %, naive 40 %", "planned", stage=1)
     planned(world, world.member(0, 0), "Auto", "P 60 %, naive 40 %", "planned")
@@ -48,7 +49,8 @@ def test_each_stage_is_told_as_its_trainers_said_last(start: Start) -> None:
 
     coverage = "stage 0: P 70 %, naive 30 %; stage 1: naive 100 % (no plan could be made)"
     told = show_page(world.state, (), (), 0.0).dmr_coverage
-    assert told.startswith(f"{coverage}; shares are of the operator time of a micro-batch's passes")
+    shares = "shares are of the operator time of a micro-batch's passes"
+    assert told.startswith(f"transient faults: {coverage}; {shares}")
     shown = show_protections(world.state)
     assert shown["dmr_coverage"] == told
     assert [stage["plan"] for stage in shown["checks"]] == ["Auto", "Naive"]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.worlds.pods import PlayedPods
+from tests.worlds.pods import PlayedPods, make_config
 
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import Hardware, Slot
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Member, Method
@@ -238,3 +238,83 @@ def test_the_last_cell_of_a_stage_works_on_though_it_is_named_until_somebody_is_
     world.tell(world.about(FactKind.NAMED, named, evidence="computed wrongly"))
     assert named.slot in {m.slot for m in world.plan.members}
     assert world.state.pod(named.slot.pod).leave_waits
+
+
+def waiting_for_a_judge(accelerator: str = "") -> PlayedPods:
+    """Of two replicas on two nodes that disagree one is lost, and no spare is there."""
+    world = PlayedPods(make_config(replicas=2, stages=1, witness_every_steps=1))
+    for i in range(2):
+        world.register(f"pod-{i}", domain=f"node-{i}")
+        world.up(f"pod-{i}", accelerator=accelerator and f"{accelerator}{i}")
+    world.settle(0)
+    one, other = world.member(0, 0), world.member(1, 0)
+    world.pod_gone(other.slot.pod)
+    world.settle()
+    slots = (one.slot, other.slot)
+    world.tell(world.about(FactKind.PARKED, one, evidence="why", cause=Cause.RESULT, doubted=slots))
+    world.tick(after_s=PAUSE_S)
+    assert world.state.phase is JobPhase.WAITING
+    return world
+
+
+def judges(world: PlayedPods) -> list[str]:
+    return [m.slot.pod for m in world.plan.members if m.joining]
+
+
+@pytest.mark.parametrize("node", ["node-0", "node-1"])
+def test_a_pod_that_may_have_the_device_of_a_doubted_one_does_not_judge(
+    node: str,
+) -> None:
+    world = waiting_for_a_judge()
+
+    world.register("again", domain=node)
+    world.up("again")
+
+    assert world.state.phase is JobPhase.WAITING
+    assert judges(world) == []
+    assert "on another node unless all have GPUs" in world.state.waiting.reason
+
+    world.register("elsewhere", domain="node-2")
+    world.up("elsewhere")
+
+    assert judges(world) == ["elsewhere"]
+    (joiner,) = [m for m in world.plan.members if m.joining]
+    assert joiner.hardware == Hardware(node="node-2")
+
+
+def test_accelerators_that_tell_their_uuids_say_who_has_another_device() -> None:
+    world = waiting_for_a_judge("gpu-")
+    world.register("again", domain="node-1")
+    world.up("again", accelerator="gpu-1")
+    assert world.state.phase is JobPhase.WAITING
+    world.register("beside", domain="node-1")
+    world.up("beside", accelerator="gpu-5")
+    assert judges(world) == ["beside"]
+    (joiner,) = [m for m in world.plan.members if m.joining]
+    assert joiner.hardware == Hardware(node="node-1", accelerator="gpu-5")
+
+
+def test_a_follower_with_the_device_of_a_doubted_one_does_not_judge() -> None:
+    world = PlayedPods(make_config(replicas=3, stages=2))
+    for i in range(6):
+        world.register(f"pod-{i}", domain="node" if i > 1 else f"node-{i}")
+        world.up(f"pod-{i}", accelerator="gpu-5" if i in (3, 5) else f"gpu-{i}")
+    world.settle(0)
+    world.down(world.member(2, 0))
+    follower = next(m for m in world.plan.members if m.rank.replica is None)
+    pair = world.member(0, 1), world.member(1, 1)
+    accelerators = {world.state.slot(m.slot).accelerator for m in (follower, *pair)}
+    assert accelerators == {"gpu-1", "gpu-5"}, "the test is of a follower that shares a device"
+    disagree(world, *pair)
+    assert world.state.phase is JobPhase.WAITING
+
+
+def test_where_all_pods_share_one_accelerator_any_other_trainer_judges() -> None:
+    world = PlayedPods(make_config(replicas=2, stages=1))
+    for i in range(3):
+        world.register(f"pod-{i}")
+        world.up(f"pod-{i}", accelerator="gpu-0")
+        if i == 1:
+            world.settle(0)
+    disagree(world, world.member(0, 0), world.member(1, 0))
+    assert judges(world) == ["pod-2"]

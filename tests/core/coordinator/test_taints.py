@@ -10,7 +10,7 @@ import pytest
 from tests.worlds.pods import PlayedPods
 
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.base.ids import PodUid, QuorumId, Slot
 from mainstay_core.control_plane.transactions import find_news
 from mainstay_core.coordinator import machine
 from mainstay_core.coordinator.events import (
@@ -627,16 +627,59 @@ def test_a_word_of_a_life_that_is_over_or_not_heard_of_yet_counts(start: Start) 
     assert [t.slot for t in world.state.taints] == [told.named]
 
 
-def test_a_device_that_never_served_has_nobody_go_back(start: Start) -> None:
-    world = start(replicas=2, stages=1, goes_back=True)
+@pytest.mark.parametrize("goes_back", [True, False])
+def test_a_spare_that_never_voted_names_nobody(start: Start, goes_back: bool) -> None:
+    world = start(spares=1, replicas=2, stages=1, goes_back=goes_back)
     train(world, 5)
-    never = Slot(pod=PodUid("never-was"), index=0)
-    for step in (5, 6):
-        told = world.about(FactKind.NAMED, world.member(0, 0), since=0, step=step, device=never)
-        world.tell(told)
-    (taint,) = world.state.taints
-    assert (taint.slot, taint.is_due) == (never, False)
-    assert world.plan.lineage == 0
+    before = world.state
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=0, step=5)
+    named = world.member(1, 0).slot
+    spare = replace(told, pod=PodUid("spare-0"), slot=0, device=named)
+    for quorum in (world.plan.quorum, QuorumId(id=0, nonce="older")):
+        with pytest.raises(RemoteProtocolError, match=r"Named\.slot: spare-0/0 was no member of"):
+            world.tell(replace(spare, quorum=quorum))
+    assert (world.state.taints, world.plan) == ((), before.plan)
+    assert not any(p.leaving for p in world.state.pods)
+
+
+def test_a_member_before_may_name_a_device_of_its_own_quorum(start: Start) -> None:
+    world = start(spares=1, replicas=2, stages=1)
+    train(world, 5)
+    gone, other, before = world.member(0, 0), world.member(1, 0), world.plan.quorum
+    world.down(gone)
+    told = world.about(FactKind.NAMED, gone, since=3, step=5, device=other.slot, quorum=before)
+    world.tell(told)
+    assert [t.slot for t in world.state.taints] == [other.slot]
+
+
+def test_nobody_names_a_device_that_never_served(start: Start) -> None:
+    world = start(spares=1, replicas=2, stages=1, goes_back=True)
+    train(world, 5)
+    for pod in ("never-was", "spare-0"):
+        never = Slot(pod=PodUid(pod), index=0)
+        told = world.about(FactKind.NAMED, world.member(0, 0), since=0, step=5, device=never)
+        with pytest.raises(RemoteProtocolError, match=rf"Named\.device: {pod}/0 has never served"):
+            world.tell(told)
+    assert world.state.taints == ()
+
+
+def test_another_does_not_taint_steps_in_which_a_witness_agreed_with_a_device(
+    start: Start,
+) -> None:
+    world = start(replicas=3, stages=1)
+    train(world, 9)
+    wrong, other = world.member(1, 0), world.member(0, 0)
+    known = world.state.slot(wrong.slot)
+    slots = (replace(s, clean_from=7) if s is known else s for s in world.state.slots)
+    world.state = replace(world.state, slots=tuple(slots))
+
+    told = world.about(FactKind.NAMED, other, since=0, step=0, device=wrong.slot)
+    world.tell(told)
+    assert [t.since for t in world.state.taints] == [7]
+
+    # Its own word may come late: it was named before a witness agreed with it again.
+    world.tell(world.about(FactKind.NAMED, wrong, since=3, step=5))
+    assert [t.since for t in world.state.taints] == [3]
 
 
 def test_of_too_many_taints_those_that_are_undone_go_first(start: Start) -> None:

@@ -26,14 +26,15 @@ def test_a_job_without_checks_and_witness_says_nothing() -> None:
 
 def test_what_is_not_covered_is_named() -> None:
     assert describe_coverage(Mode.FULL) == (
-        "naive 100 %; shares are of all that torch computes in a step; not covered: faults that "
-        "repeat themselves on a device, what travels between stages, collectives in place, what "
-        "torch's dispatcher does not show, the state at rest until a vote compares it, what the "
-        "host computes"
+        "transient faults: naive 100 %; shares are of all that torch computes in a step; "
+        "deterministic ones: nothing; not covered: faults that repeat themselves on a device, what "
+        "travels between stages, collectives in place, what torch's dispatcher does not show, the "
+        "state at rest until a vote compares it, what the host computes"
     )
     assert describe_coverage(Mode.FULL, is_loop=True) == (
-        "naive 100 %; works are compared by gradient and loss, all else by kernels; not covered: "
-        "faults that repeat themselves on a device, the state at rest until a vote compares it, "
+        "transient faults: naive 100 %; works are compared by gradient and loss, all else by "
+        "kernels; deterministic ones: nothing; not covered: faults that "
+        "repeat themselves on a device, the state at rest until a vote compares it, "
         "what the host computes"
     )
 
@@ -41,8 +42,9 @@ def test_what_is_not_covered_is_named() -> None:
 def test_the_shares_of_a_plan_are_of_the_passes_that_it_is_about() -> None:
     told = describe_coverage(Mode.FULL, PlanName.AUTO, [STAGE])
     assert told.startswith(
-        "stage 0: P 60 %, inter 40 %; shares are of the operator time of a micro-batch's passes; "
-        "sums, norms, apply, the cast and the batch are executed twice at once besides; not "
+        "transient faults: stage 0: P 60 %, inter 40 %; shares are of the operator time of a "
+        "micro-batch's passes; sums, norms, apply, the cast and the batch are executed twice at "
+        "once besides; deterministic ones: nothing; not "
     )
     before = describe_coverage(Mode.FULL, PlanName.AUTO)
     assert "; shares are of all that torch computes in a step; " in before
@@ -53,14 +55,19 @@ def test_a_witness_says_how_many_devices_it_agreed_with_and_leaves_less_uncovere
         Mode.OFF, witness_every_steps=50, witnessed=Witnessed(num_clean=5, num_devices=6)
     )
     assert told == (
-        "a witness computes a shard type again in one of 50 steps, 5 of 6 devices witnessed in the "
-        "last round; not covered: all shard types that no witness compares, sums of types and of "
+        "transient and deterministic faults: a witness computes a shard type again in one of 50 "
+        "steps, 5 of 6 devices witnessed in the last round; not covered: all "
+        "shard types that no witness compares, sums of types and of "
         "cells, the cast and moments, the state at rest until a vote compares it"
     )
     both = describe_coverage(
         Mode.FULL, witness_every_steps=1, witnessed=Witnessed(num_clean=0, num_devices=1)
     )
-    assert "a witness computes a shard type again in each step, 0 of 1 device witnessed" in both
+    assert both.startswith("transient faults: naive 100 %; shares are of all that torch computes")
+    assert (
+        "; deterministic ones: a witness computes a shard type again in each step, 0 of 1 device "
+        "witnessed in the last round; not covered: "
+    ) in both
     assert (
         "not covered: faults that repeat themselves on a device, but for the shard types that a "
         "witness compares, what travels between stages"

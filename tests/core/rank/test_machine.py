@@ -6,6 +6,7 @@ seed is repeated with ``PlayedTrainers(seed, shape).run()``.
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Callable
 from dataclasses import replace
@@ -320,6 +321,21 @@ def test_what_cannot_be_agreed_on_is_computed_again_before_a_rank_gives_up() -> 
     assert (worn.state.recomputed, worn.state.refused_in) == (1, 1)
     assert DropHeld() in worn.actions
     assert machine.step(replace(state, recomputed=1), no).state.phase is Phase.REDUCING
+
+
+@pytest.mark.parametrize("norm_sq", [math.nan, math.inf])
+def test_a_norm_that_is_no_number_has_all_computed_again_once(norm_sq: float) -> None:
+    """One wrong bit may have done it; the same again is no bit."""
+    no = VotesGathered((vote(norms_sq=(norm_sq,)), vote(norms_sq=(norm_sq,))))
+
+    once = machine.step(wide(), no)
+
+    assert once.actions == (DropPartials((WIDE_RUN,)), Compute((0, 1)))
+    assert "computed again, once" in once.reason
+    again = (TodoDone((WIDE_RUN,)), Reduced())
+    assert follow(once.state, *again, no).state.phase is Phase.FAILED
+    yes = VotesGathered((vote(attempt=1), vote(attempt=1)))
+    assert follow(once.state, *again, yes).state.phase is Phase.APPLYING
 
 
 def test_a_rank_gives_up_after_as_many_attempts_as_it_may() -> None:

@@ -17,7 +17,7 @@ from tests.core.plans import make_plan
 
 from mainstay_core.base.codec import decode, dumps, encode
 from mainstay_core.base.errors import RemoteProtocolError
-from mainstay_core.base.ids import Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
+from mainstay_core.base.ids import Hardware, Incarnation, JobUid, PodUid, QuorumId, RankId, Slot
 from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
@@ -686,6 +686,22 @@ EXAMPLES: dict[str, Any] = {
             ),
         ),
     ),
+    "settle-report-of-hardware": SettleReport(
+        index=2,
+        valid=True,
+        version=5,
+        bad=(4,),
+        doubted=(
+            DoubtedAccount(
+                quorum=7,
+                attempt=1,
+                replica=0,
+                slot=SLOT,
+                account=WitnessAccount(type=4, weights=("e" * 32,)),
+                hardware=Hardware(node="node-1", accelerator="GPU-5f3a"),
+            ),
+        ),
+    ),
     "settle-report-of-a-guard": SettleReport(
         index=2,
         valid=True,
@@ -773,6 +789,7 @@ EXAMPLES: dict[str, Any] = {
     "fact-trainer-up": facts.TrainerUp(
         **TRAINER, fingerprint={"torch": "2.13.0"}, observed_at_s=1700000002.5
     ),
+    "fact-trainer-up-on-a-gpu": facts.TrainerUp(**TRAINER, accelerator="GPU-5f3a"),
     "fact-trainer-up-with-an-outline": facts.TrainerUp(
         **TRAINER,
         outline=(

@@ -201,7 +201,13 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
         state = note_end(state, fact.pod, why, now_s)
     theirs = fact.fingerprint
     refused = difference_of(state.fingerprint, theirs)
-    slot = replace(slot, incarnation=fact.incarnation, restarting=False, refused=refused)
+    slot = replace(
+        slot,
+        incarnation=fact.incarnation,
+        restarting=False,
+        refused=refused,
+        accelerator=fact.accelerator,
+    )
     state = with_slot(state, slot)
     state = replace(state, fingerprints={**state.fingerprints, str(slot.slot): theirs})
     if not refused and fact.outline:
@@ -217,7 +223,10 @@ def _trainer_up(state: CoordinatorState, fact: TrainerUp, now_s: float) -> Trans
 
 def _know_again(state: CoordinatorState, fact: TrainerUp) -> CoordinatorState:
     """Note a trainer that is reported again. After a store recovery nothing else shows it."""
-    key = str(Slot(pod=fact.pod, index=fact.slot))
+    slot = _slot_of(state, fact)
+    key = str(slot.slot)
+    if fact.accelerator and not slot.accelerator:
+        state = with_slot(state, replace(slot, accelerator=fact.accelerator))
     if fact.outline and not state.outline:
         state = replace(state, outline=fact.outline)
     if key in state.fingerprints:

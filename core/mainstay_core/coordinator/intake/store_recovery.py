@@ -13,7 +13,7 @@ clearly silent: a plan made from an older one could send ranks to stages that th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mainstay_core.base.errors import RemoteProtocolError
@@ -268,7 +268,7 @@ def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
                 gather=host.gather if host else "",
                 store=host.store if host else "",
                 snapshots=host.snapshots if host else "",
-                domain=host.domain if host else "",
+                domain=_node_of(members) or (host.domain if host else ""),
                 num_slots=1 + max(m.slot.index for m in members),
             )
             known = PodState(registration=registration, placeholder=True)
@@ -291,6 +291,8 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
             slots.append(replace(known, incarnation=None, restarting=False))
             continue
         known = replace(known, clean_from=_clean_from(known, member))
+        if member.hardware is not None and member.hardware.accelerator:
+            known = replace(known, accelerator=member.hardware.accelerator)
         if member.incarnation in known.ended:
             slots.append(replace(known, incarnation=None, stage=member.rank.stage))
         else:
@@ -304,6 +306,11 @@ def _with_slots(state: CoordinatorState, plan: Plan) -> CoordinatorState:
                 )
             )
     return with_slots(state, slots)
+
+
+def _node_of(members: Sequence[Member]) -> str:
+    nodes = (m.hardware.node for m in members if m.hardware is not None)
+    return next((node for node in nodes if node), "")
 
 
 def _clean_from(known: SlotState, member: Member) -> int | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mainstay_core.base.ids import Slot
+from mainstay_core.base.ids import Hardware, Slot
 from mainstay_core.dmr.witness import MAX_TOLD, Account, Told, rule
 from mainstay_core.rank.steps.step_plan import Compared, Maker, StepPlan, plan_step
 from mainstay_core.wire.plan import Chain, Partial, Plan
@@ -39,6 +39,8 @@ class Watched:
     quorum: int
     attempt: int
     replica: int
+    hardware: Hardware | None = None
+    """What this rank ran on then."""
 
 
 def account_of(account: Account, shard_type: int) -> WitnessAccount:
@@ -79,6 +81,7 @@ def doubted_of(
             replica=one.replica,
             slot=one.cells[position],
             account=account_of(one.telling[position], shard_type),
+            hardware=one.hardware[position] if one.hardware else None,
         )
         for one in told
     )
@@ -103,6 +106,7 @@ def unheard(
         replica=watched.replica,
         slot=slot,
         account=account_of(account, watched.type),
+        hardware=watched.hardware,
     )
     return (own,)
 
@@ -200,6 +204,7 @@ def _told(asked: tuple[int, int, int], cells: Mapping[int, DoubtedAccount]) -> T
         replica=replica,
         cells=tuple(doubted.slot for doubted in ordered),
         telling=tuple(read_account(doubted.account) for doubted in ordered),
+        hardware=tuple(doubted.hardware for doubted in ordered),
     )
 
 
@@ -231,3 +236,8 @@ def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compar
 def cells_of(plan: Plan, chain: Chain) -> tuple[Slot, ...]:
     """Return the devices of a chain, by position."""
     return tuple(plan.members[index].slot for index in chain.cells)
+
+
+def hardware_of(plan: Plan, chain: Chain) -> tuple[Hardware | None, ...]:
+    """Return what the devices of a chain run on, by position."""
+    return tuple(plan.members[index].hardware for index in chain.cells)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mainstay_core.dmr.witness import Account, Ruling, Telling, Told, turn_of
-from mainstay_core.rank.steps.doubts import account_of, cells_of, read_account
+from mainstay_core.rank.steps.doubts import account_of, cells_of, hardware_of, read_account
 from mainstay_core.rank.steps.step_plan import Compared
 from mainstay_core.wire.plan import Plan
 from mainstay_core.wire.votes import Vote, WitnessAccount
@@ -58,6 +58,7 @@ def told_in(plan: Plan, attempt: int, tellings: Mapping[int, Telling]) -> tuple[
             replica=chain.replica,
             cells=cells_of(plan, chain),
             telling=tellings[chain.replica],
+            hardware=hardware_of(plan, chain),
         )
         for chain in sorted(plan.chains, key=lambda c: c.replica)
         if chain.replica in tellings

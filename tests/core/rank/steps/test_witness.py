@@ -9,7 +9,7 @@ import pytest
 from tests.core.plans import make_plan, slot_of
 from tests.core.rank.test_machine import adopting, computing, follow, report, vote
 
-from mainstay_core.base.ids import PodUid, Slot
+from mainstay_core.base.ids import Hardware, PodUid, Slot
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import CheckRules, Mode
 from mainstay_core.dmr.verdicts import Verdict
@@ -33,7 +33,7 @@ from mainstay_core.rank.recheck import is_agreed_with
 from mainstay_core.rank.reports import finding_of
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
-from mainstay_core.rank.steps.doubts import Doubt, cells_of
+from mainstay_core.rank.steps.doubts import Doubt, cells_of, open_doubt
 from mainstay_core.rank.steps.step_plan import Compared, Supply, plan_step
 from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.wire.facts import Named, Parked
@@ -324,6 +324,22 @@ def test_a_rank_reports_what_chains_have_told_until_the_step_is_over() -> None:
     found = report_of(replace(state, valid=True))
     assert found.doubted == (X_OF_A, Y_OF_B)
     assert report_of(replace(state, valid=False)).doubted == ()
+
+
+def test_what_a_device_ran_on_is_reported_with_what_it_told() -> None:
+    """So the words of a lost pod and of the one made in its place are of one device, perhaps."""
+    own = Hardware(node="node-1", accelerator="gpu-1")
+    before = voting("a.1", RUNS[0])
+    assert before.plan is not None
+    first, *rest = before.plan.members
+    plan = replace(before.plan, members=(replace(first, hardware=own), *rest))
+    differ = VotesGathered((told("x"), told("y"), vote(stats=())))
+    state = machine.step(replace(before, plan=plan), differ).state
+    found = report_of(replace(state, valid=True))
+    assert [one.hardware for one in found.doubted] == [own, None]
+    doubt = open_doubt(plan, [found])
+    assert doubt is not None
+    assert [one.hardware for one in doubt.told] == [(own,), (None,)]
 
 
 def test_a_lost_witness_keeps_its_word_and_a_third_chain_is_asked() -> None:

@@ -1,0 +1,90 @@
+"""Says which slots may be one device, so that it has one voice about what was computed.
+
+A slot is a pod and an index. A pod that is made in place of a lost one often gets the accelerator
+of that one, and pods may share an accelerator. A device that is always wrong would so confirm
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+from mainstay_core.base.ids import Hardware, Slot
+
+UNKNOWN = Hardware()
+Devices = Sequence[Mapping[Slot, Slot]]
+"""By position: for each slot one that stands for its device."""
+
+
+def may_be_same(one: Slot, its: Hardware, other: Slot, others: Hardware) -> bool:
+    """Return whether two slots may be the same device.
+
+    Accelerators that tell their UUIDs decide. Else slots of one pod have one accelerator each, and
+    those of two pods of one node may have the same.
+
+    Args:
+        one: a slot.
+        its: what it runs on.
+        other: another slot.
+        others: what that runs on.
+    """
+    if one == other:
+        return True
+    if its.accelerator and others.accelerator:
+        return its.accelerator == others.accelerator
+    return one.pod != other.pod and its.node != "" and its.node == others.node
+
+
+def join_slots(seen: Iterable[tuple[int, Slot, Hardware]]) -> dict[Slot, Slot]:
+    """Return for each slot one that stands for its device: the first of those that may be the same.
+
+    Slots without a UUID that computed in one quorum had a device each, as a node gives no device to
+    two pods at a time.
+
+    Args:
+        seen: in which quorum a slot has computed, and on what.
+    """
+    hardware: dict[Slot, Hardware] = {}
+    quorums: dict[Slot, set[int]] = {}
+    for quorum, slot, told in seen:
+        quorums.setdefault(slot, set()).add(quorum)
+        if told != UNKNOWN or slot not in hardware:
+            hardware[slot] = told
+    places: dict[str, list[Slot]] = {}
+    for slot, told in hardware.items():
+        for name in {told.node, told.accelerator} - {""}:
+            places.setdefault(name, []).append(slot)
+    joined = {slot: slot for slot in hardware}
+    for beside in places.values():
+        for one, other in combinations(beside, 2):
+            is_known = hardware[one].accelerator and hardware[other].accelerator
+            if not is_known and quorums[one] & quorums[other]:
+                continue
+            if may_be_same(one, hardware[one], other, hardware[other]):
+                old, new = sorted((joined[one], joined[other]), reverse=True)
+                joined = {slot: new if known == old else known for slot, known in joined.items()}
+    return joined
+
+
+def devices_of(
+    chains: Sequence[tuple[int, Sequence[Slot], Sequence[Hardware | None]]],
+) -> Devices:
+    """Return which slots are one device.
+
+    Where all that computed a position may be one device, each slot is its own: no other can judge.
+
+    Args:
+        chains: in which quorum each has computed, its slots by position, and what these run on;
+            nothing, or None, where nobody knows.
+    """
+    joined = join_slots(
+        (quorum, slot, (hardware[position] if hardware else None) or UNKNOWN)
+        for quorum, slots, hardware in chains
+        for position, slot in enumerate(slots)
+    )
+    found = []
+    for beside in zip(*(slots for _, slots, _ in chains), strict=True):
+        is_one = len({joined[slot] for slot in beside}) == 1
+        found.append({slot: slot if is_one else joined[slot] for slot in beside})
+    return found
