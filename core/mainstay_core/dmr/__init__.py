@@ -14,6 +14,7 @@
 - ``merging``: the profile from which all ranks of a cell plan
 - ``dynamic``: the same decisions while a step runs, for operators without fixed shapes
 - ``witness``: where chains that computed the same type differ, and which device was wrong
+- ``devices``: which slots may be one device
 - ``accounts``: what a cell tells of a type that others compute, too
 - ``verdicts``: which of three executions was wrong, and what is done about it
 - ``findings``: what a trainer tells of a mismatch
