@@ -32,7 +32,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The node and accelerator of a slot, as far as they are known: another pod may get the same."""
+    """The node and accelerator of a slot, as far as they are known: others may get the same."""
 
     node: Name = field(default="", metadata=OMITTED)
     """Name of the node, or failure domain; empty: not known, so that each pod is a node of its
