@@ -410,6 +410,14 @@ def test_a_checkpoint_that_is_too_old_at_a_version_nobody_had_told_of_is_loaded_
     assert not outcome.seen["fork"]
 
 
+def test_a_fork_behind_a_commit_that_all_took_with_them_is_judged_by_what_is_left() -> None:
+    """All end as they apply a step, and spares go on from what stores keep of it."""
+    outcome = simulate(draw(724713, approximate=True))
+
+    assert not outcome.violation
+    assert outcome.seen["fork"]
+
+
 @few_or_all(range(6), range(12))
 def test_without_permission_no_stage_is_made_anew_whatever_is_lost(seeds: range) -> None:
     seen: Counter[str] = Counter()
