@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner
 
 MUCH, LITTLE = 1 << 30, 9000
 PROFILED = 2
+TICK_S = 5e-5
 Setting = tuple[str, bool, int, int]
 """Model, recompute, stages, budget."""
 QUICK: list[Setting] = [("llama bf16", True, 2, MUCH), ("moe", True, 2, MUCH)]
@@ -60,6 +63,12 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunPlanner, "received", second)
 
 
+def even_clock() -> Callable[[], float]:
+    """Return a clock by which each operator takes as long as any other, on whatever machine."""
+    ticks = itertools.count()
+    return lambda: next(ticks) * TICK_S
+
+
 def planned(setting: Setting) -> Step:
     """A step with a plan: what makes constants, the profile steps, and the first one by plan."""
     model, recompute, stages, budget = setting
@@ -69,6 +78,7 @@ def planned(setting: Setting) -> Step:
         stages=stages,
         waiting_bytes=budget,
         profile_steps=PROFILED,
+        clock=even_clock(),
     )
     clean = step.run(Mode.OFF)
     for number in range(PROFILED + 2):
