@@ -308,7 +308,7 @@ def test_a_wrong_value_that_was_used_makes_its_type_void(
     else:
         assert found == [(step, expect) for step, (_, _, _, expect) in enumerate(places, first)]
     assert [f["rank"] for f in told] == [{"inner": 0, **target} for _, target, _, _ in places]
-    assert report["dmr_coverage"].startswith(coverage)
+    assert report["dmr_coverage"].startswith(f"transient faults: {coverage}")
     assert "was not put in" not in logs
 
 
