@@ -39,6 +39,8 @@ class Row(enum.IntEnum):
 EXECUTABLE = frozenset(Row) - {Row.RECHECK}
 """Rows that the runtime carries out. The other rows are decided, and the job waits."""
 
+FULL_HISTORY = f"{MAX_FORKS} stages were made anew before, the most that a history can hold"
+"""Why row 5 applies no more to a job whose states contain that many forks."""
 SEED_STEPS = 100
 """Steps that a job which may go on approximately gives up for an exact beginning, where it names no
 bound: before it has a checkpoint, the seed's initial state is its only exact source."""
@@ -282,7 +284,7 @@ def judge_approximate(situation: Situation) -> tuple[bool, str]:
     if not situation.allow_approximate:
         return False, "recovery.allowApproximate is off"
     if situation.num_forks >= MAX_FORKS:
-        return False, f"{MAX_FORKS} stages were made anew before, the most that a history can hold"
+        return False, FULL_HISTORY
     source = situation.durable_step
     if source is not None and not _is_too_old(situation):
         return False, f"an exact source (step {source}) is left"

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
+from mainstay_core.coordinator.ladder import FULL_HISTORY
 from mainstay_core.coordinator.situation import left_of_lost, permitted_rules, rules_of
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery, all_settled
 from mainstay_core.job.config import MAX_FORKS, ApproximateConfig
@@ -236,7 +237,7 @@ def why_never(state: CoordinatorState, rules: ApproximateConfig) -> str:
     if state.shape.stages == 2 and is_in_order and not rules.loads_alone:
         return "with two stages none has two neighbours to make it anew from"
     if state.num_forks >= MAX_FORKS:
-        return f"{MAX_FORKS} stages were made anew before, the most that a history can hold"
+        return FULL_HISTORY
     if len(state.outline) != state.shape.stages:
         return "no trainer has told of what blocks the stages consist"
     return ""
