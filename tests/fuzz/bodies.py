@@ -234,6 +234,8 @@ def _adapted(data: dict[str, Any], quorum: Any) -> dict[str, Any]:
         changes["slots"] = [{**data["slots"][0], "index": 0, "quorum": quorum}]
     if "quorum" in data:
         changes["quorum"] = quorum
+    if data.get("device"):
+        changes["device"] = {"pod": "pod-1", "index": 0}  # whom a pod names is one of the job
     if data.get("final"):
         digests = dict.fromkeys(("params", "masters", "optimizer", "data"), "5eed" * 8)
         changes["final"] = {**data["final"], **digests}
