@@ -329,7 +329,8 @@ def note_withdrawal(
 
 def _used_now(state: CoordinatorState) -> Permission | None:
     """Return the permission of a fork of which it is not known yet that all go on from it."""
-    is_open = state.plan is not None and state.plan.fork is not None
+    # After a suspension nobody carries the fork out any more.
+    is_open = state.in_force is not None and state.in_force.fork is not None
     is_open = is_open and not state.commits and not all_settled(state)
     return state.permission if is_open else None
 
@@ -337,22 +338,14 @@ def _used_now(state: CoordinatorState) -> Permission | None:
 def take_used(state: CoordinatorState) -> Transition:
     """Return the state without a recovery's permission, as all are about to go on from it.
 
-    One that was given ahead counts again if nothing was made anew by it: the members have found an
-    exact source after all, or more was lost than can be made anew. Where the history of their
-    states is not told yet, nobody knows that, and it is used up.
+    One that was given ahead counts again, unless there is a newer one, if nothing was made anew by
+    it: the members have found an exact source after all, more was lost than can be made anew, or
+    the job was suspended meanwhile. Where the history of their states is not told yet, nobody knows
+    that, and it is used up.
     """
-    if not is_known(state):
-        return Transition(state=replace(state, permission=None))
-    return give_back(state)
-
-
-def give_back(state: CoordinatorState) -> Transition:
-    """Return the state without a recovery's permission, by which nothing was made anew.
-
-    One that was given ahead counts again, unless there is a newer one.
-    """
-    unused, state = state.permission, replace(state, permission=None)
-    if unused is None or not unused.is_ahead or state.ahead is not None:
+    unused, is_unused = state.permission, is_known(state)
+    state = replace(state, permission=None)
+    if unused is None or not (unused.is_ahead and is_unused) or state.ahead is not None:
         return Transition(state=state)
     message = f"nothing was made anew: what {shown(unused.who)} has allowed counts again, "
     message += unused.describe()

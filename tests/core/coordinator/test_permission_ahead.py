@@ -320,10 +320,9 @@ def test_a_permission_given_ahead_outlasts_a_suspension_and_no_end(whole: Any) -
     assert whole.state.ahead is None
 
 
-def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
-    start: Start,
-) -> None:
-    """Its only maker is lost before it has made anything, and the job waits for another."""
+@pytest.fixture
+def cut_short(start: Start) -> Any:
+    """A job that is suspended as the only maker of a stage is lost, by a permission ahead."""
     world = running(start, spares=1, **SAVES)
     allow(world)
     given = world.state.ahead
@@ -332,10 +331,48 @@ def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
     lose(world, 1)
     assert world.state.phase is JobPhase.WAITING
     world.send(SuspendRequested(suspend=True))
-
     assert world.state.phase is JobPhase.SUSPENDED
-    assert (world.state.permission, world.state.ahead) == (None, given)
-    assert "nothing was made anew: what alice has allowed counts again" in world.messages()
+    return world
+
+
+def form_again(world: Any) -> None:
+    world.send(SuspendRequested(suspend=False))
+    for number in range(5):
+        world.register(f"new-{number}")
+        world.up(f"new-{number}", outline=OUTLINE)
+    assert (world.plan.method, world.plan.fork) == (Method.START, None)
+
+
+def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
+    cut_short: Any,
+) -> None:
+    given = cut_short.state.permission
+    form_again(cut_short)
+    cut_short.settle(step=0)
+
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, given)
+    assert "nothing was made anew: what alice has allowed counts again" in cut_short.messages()
+
+
+def test_a_permission_is_used_up_if_a_checkpoint_has_what_was_made_by_it(cut_short: Any) -> None:
+    """All had gone on and written it before the maker was lost, and had told nobody."""
+    form_again(cut_short)
+    cut_short.settle(step=10, history=replace(FORKED, made=False))
+
+    assert cut_short.state.approximate_since == 5
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
+
+
+@pytest.mark.parametrize("forms", [False, True])
+def test_a_permission_whose_recovery_was_cut_short_is_taken_back(
+    cut_short: Any, forms: bool
+) -> None:
+    if forms:
+        form_again(cut_short)
+    withdraw(cut_short)
+
+    assert "bob takes back what alice has allowed for one recovery" in cut_short.messages()
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
 
 
 def test_a_permission_for_the_recovery_at_hand_ends_with_a_suspension(start: Start) -> None:
