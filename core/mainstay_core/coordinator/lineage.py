@@ -102,8 +102,10 @@ def _is_of(state: CoordinatorState, opened: OpenRecovery) -> bool:
 def _on_course(state: CoordinatorState, since: int | None) -> CoordinatorState:
     if since is None:
         return replace(state, approximate_since=None, num_forks=0, history=())
-    known = state.history if since_of(state.history) == since else ()
-    return replace(state, approximate_since=since, history=known)
+    if since_of(state.history) == since:
+        return replace(state, approximate_since=since)
+    # How many forks there are on this course is known as little as which.
+    return replace(state, approximate_since=since, num_forks=0, history=())
 
 
 def splice(known: History, told: ToldHistory) -> History:

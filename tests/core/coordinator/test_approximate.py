@@ -441,6 +441,27 @@ def test_who_had_finished_before_a_fork_finishes_again(world: Any) -> None:
     assert [f.history for f in world.state.finals] == ["h"]
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_store_that_fell_back_keeps_no_final_digests_of_a_lineage_before(
+    world: Any, forked: bool
+) -> None:
+    """Who had finished finishes again, on another course."""
+    world.finish(world.member(0, 0), masters="m", history="")
+    before = world.state
+    if forked:
+        lose(world, 1)
+    else:
+        world.park(world.member(0, 2))
+        world.tick(after_s=60.0)
+    plan = world.plan
+    assert (plan.quorum.id, plan.lineage) == (2, int(forked))
+    world.state = before
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+
+    assert world.plan == plan
+    assert [f.stage for f in world.state.finals] == ([] if forked else [0])
+
+
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:
     assert world.state.approximate_since is None
     lose(world, 1)
@@ -472,6 +493,20 @@ def test_a_second_fork_does_not_change_since_when_and_is_told(world: Any) -> Non
     assert (state.approximate_since, state.num_forks) == (5, 2)
     assert state.history == (fork_at(5, 1), fork_at(6, 3))
     assert world.announced().count("StageReinitialised") == 2
+
+
+def test_how_many_forks_there_are_on_a_course_that_commits_alone_tell_is_not_known(
+    world: Any,
+) -> None:
+    """The job went back before all of its forks, and made a stage anew, while no api was up."""
+    lose(world, 1)
+    world.settle(step=5, history=told(fork_at(2, 1), fork_at(3, 2), fork_at(5, 1)))
+    commit(world, 5, 2)
+    lose(world, 1)
+    commit(world, 6, 6)
+
+    assert world.state.approximate_since == 6
+    assert (world.state.num_forks, world.state.history) == (0, ())
 
 
 def test_a_commit_from_before_a_fork_that_comes_late_says_nothing_of_it(world: Any) -> None:

@@ -210,6 +210,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     is_restart = plan.method in (Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
     restarted_id = plan.quorum.id if is_restart else 0
     went_back = (v.quorum for v in plan.voided)
+    begins_lineage = state.plan is not None and plan.lineage > state.plan.lineage
     state = replace(
         state,
         phase=JobPhase.RECOVERING,
@@ -226,6 +227,8 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         settled_step=None,
         told_history=None,
         is_history_told=False,
+        # Who had finished before does so again, perhaps in another way.
+        finals=() if begins_lineage else state.finals,
         commits=0,
         started_at_s=0.0,
         progress=Progress(),
