@@ -217,6 +217,9 @@ def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
+    if not rules.loads_alone:
+        # All stages go back to whatever checkpoint is young enough, as to any of no more steps ago.
+        rules = replace(rules, stale_steps=0)
     return list_prospects(
         state.outline,
         policy=policy_of(rules, order),

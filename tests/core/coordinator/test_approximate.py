@@ -1496,3 +1496,24 @@ def test_the_wait_for_a_trainer_begins_after_that_for_who_was_cut_off(start: Sta
     assert world.state.phase is JobPhase.WAITING
     world.tick(101.0)
     assert world.plan.method is Method.APPROXIMATE
+
+
+@pytest.mark.parametrize(
+    ("limit", "alone"), [(None, False), (2, True), (9, True), (10, False), (11, False)]
+)
+def test_prospects_name_no_checkpoint_that_the_policy_has_no_stage_load_alone(
+    start: Start, limit: int | None, alone: bool
+) -> None:
+    policy = ApproximateConfig(after_lost_steps=limit, stale_steps=10)
+    world = start(spares=2, replicas=1, lanes=1, stages=5, approximate=policy)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    world.state = replace(world.state, durable=2)
+
+    inner, end = (show_lineage(world.state).stages[stage] for stage in (1, 0))
+    own = "its own checkpoint of step 2"
+    assert (inner.reason == own, end.reason == own) == (alone, alone)
+    assert inner.possible
+    assert alone or inner.reason.startswith("stages 0 and 2, weighed by")
+    assert end.possible is alone
