@@ -139,7 +139,9 @@ def _judge_ahead(
         why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
     if not why and not named:
         why = "a permission for no stage allows nothing: name one, or leave them out"
-    possible = [stage for stage in named if not unknown and prospects[stage].possible]
+    later = [stage for stage in _could_load_alone(given) if stage in named]
+    may = {stage for stage in every if prospects[stage].possible}.union(later)
+    possible = [stage for stage in named if stage in may]
     if not why and not (possible if stages is None else len(possible) == len(named)):
         refused = [stage for stage in named if stage not in possible]
         why = "; ".join(dict.fromkeys(prospects[stage].reason for stage in refused))
@@ -151,10 +153,35 @@ def _judge_ahead(
         applies=True,
         reason=f"a permission ahead of the loss, {permission.describe()}: the job is approximate "
         f"from there on. Now it would go back to {_newest_source(state)}, and lose "
-        f"{count(lost_steps, 'step')}",
+        f"{count(lost_steps, 'step')}{_what_is_to_come(given, later)}",
         why_not=why_not,
         stages=named,
         lost_steps=lost_steps,
+    )
+
+
+def _could_load_alone(given: CoordinatorState) -> tuple[int, ...]:
+    """Return the stages that only a checkpoint could bring back that is still to be written.
+
+    Args:
+        given: the job as if it had the permission ahead that is asked for.
+    """
+    now = {p.stage for p in prospects_of(given) if p.possible}
+    step = max(given.step, 1)
+    saved = replace(given, step=step, durable=step)
+    return tuple(p.stage for p in prospects_of(saved) if p.possible and p.stage not in now)
+
+
+def _what_is_to_come(given: CoordinatorState, stages: Sequence[int]) -> str:
+    """Return what some stages could be made of later, as the end of a sentence; empty for none."""
+    if not stages:
+        return ""
+    rules = rules_of(given)
+    assert rules is not None
+    steps = count(rules.stale_steps, "step")
+    return (
+        f"; {describe_stages(stages)} can be made anew only if there is a checkpoint of at most "
+        f"{steps} ago by then, which is loaded there alone: now there is none"
     )
 
 
@@ -167,7 +194,8 @@ def _why_not_alone(given: CoordinatorState, stages: Sequence[int]) -> str:
     """
     assert given.ahead is not None
     any_loss = replace(given, ahead=replace(given.ahead, after_lost_steps=AT_ONCE))
-    if not any(p.possible for p in prospects_of(any_loss) if p.stage in stages):
+    loads = {p.stage for p in prospects_of(any_loss) if p.possible}
+    if not loads.union(_could_load_alone(any_loss)).intersection(stages):
         return ""
     stale_steps = permitted_rules(given.config).stale_steps
     return (

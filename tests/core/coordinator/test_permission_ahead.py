@@ -268,6 +268,25 @@ def test_a_limit_by_which_all_go_back_to_every_young_checkpoint_lets_no_stage_lo
     assert show_lineage(world.state).stages[0].reason == "its own checkpoint of step 4"
 
 
+def test_an_end_is_allowed_ahead_of_the_checkpoint_that_it_may_load_alone(start: Start) -> None:
+    """None is young enough yet. The loss may come when one is."""
+    world = running(start, permitted=ApproximateConfig(stale_steps=10))
+    why = refusal(world, 0, limit=10)
+    assert why.startswith("stage 0 is an end of the pipeline")
+    assert why.endswith("must be less than 10 for a stage to load its own alone")
+    allow(world, 0, 4)
+    assert (
+        "; stages 0, 4 can be made anew only if there is a checkpoint of at most 10 steps ago by "
+        "then, which is loaded there alone: now there is none"
+    ) in world.messages()
+    before = world.state
+    lose(world, 0)
+    assert (world.plan.method, world.state.ahead) == (Method.RESTART, before.ahead)
+    world.state = replace(before, durable=2)
+    lose(world, 0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (0,))
+
+
 def test_by_a_limit_that_lets_no_stage_load_its_own_checkpoint_neighbours_are_told(
     start: Start,
 ) -> None:
