@@ -462,6 +462,33 @@ def test_a_store_that_fell_back_keeps_no_final_digests_of_a_lineage_before(
     assert [f.stage for f in world.state.finals] == ([] if forked else [0])
 
 
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_store_that_fell_back_behind_a_fork_tells_no_half_of_a_history(
+    world: Any, forks: bool
+) -> None:
+    """Who makes the job again by its report would make another one."""
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    before = world.state
+    if forks:
+        lose(world, 3)
+        world.settle(step=6, history=told(fork_at(5, 1), fork_at(6, 3)))
+    else:
+        world.park(world.member(0, 2))
+        world.tick(after_s=60.0)
+    plan = world.plan
+    world.state = before
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
+    for step in range(6, 10):
+        commit(world, step, 5)
+
+    page = show_lineage(world.state)
+    assert world.plan == plan
+    assert page.approximate_since == 5
+    assert (page.num_forks, len(page.forks)) == ((0, 0) if forks else (1, 1))
+
+
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:
     assert world.state.approximate_since is None
     lose(world, 1)
