@@ -4,6 +4,7 @@
 - ``entry``: how a command line begins and ends
 - ``client``: the api over HTTP
 - ``comparison``: compares the reports of two runs
+- ``reports``: reads the report of an ended run by the types of what is shown
 - ``logs``: what an ended process said last
 - ``network``: loopback addresses for pods
 - ``state_dir``: where a run keeps its files

@@ -106,26 +106,40 @@ class Difference:
         return printable(f"{where}: {self.what}: {self.left} != {self.right}")
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a report is.
+
+    Raises:
+        UsageError: the file cannot be read, or has no JSON object.
+    """
+    try:
+        report: Any = json.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON: {error}") from error
+    if not isinstance(report, dict):
+        raise UsageError(
+            f"{path}: not a report of mainstay: expected a JSON object, got {type(report).__name__}"
+        )
+    return report
+
+
 def load_report(path: Path) -> dict[str, Any]:
     """Return a report.
 
     Raises:
         UsageError: the file is no report.
     """
-    try:
-        report: Any = json.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not JSON: {error}") from error
-    if not isinstance(report, dict) or not isinstance(report.get("digests"), dict):
+    report = read_object(path)
+    if not isinstance(report.get("digests"), dict):
         raise UsageError(f"{path}: not a report of mainstay (it has no digests)")
     try:
         codec.decode(_Compared, report, "report")
         read_course(report)
     except MalformedError as error:
         raise UsageError(f"{path}: not understood: {error}") from error
-    return dict(report)
+    return report
 
 
 def describe_equality(left: dict[str, Any], right: dict[str, Any]) -> str:

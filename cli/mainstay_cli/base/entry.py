@@ -11,6 +11,7 @@ import typer
 
 from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_core.base.errors import MainstayError
+from mainstay_core.base.words import printable_lines
 
 
 def run_app(commands: typer.Typer, arguments: Sequence[str], program: str) -> None:
@@ -30,7 +31,8 @@ def run_app(commands: typer.Typer, arguments: Sequence[str], program: str) -> No
     except (MainstayError, OSError) as error:
         if os.environ.get("MAINSTAY_DEBUG") == "1":
             raise
-        print(f"{program}: {error}", file=sys.stderr)
+        # It may quote what an api, a trainer or a file says.
+        print(f"{program}: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(int(error.code if isinstance(error, CliError) else ExitCode.FAILED))
 
 

@@ -16,7 +16,7 @@ from mainstay_cli.base.exits import CliError, ExitCode, MachineError, UsageError
 from mainstay_cli.local import checkpoint_files
 from mainstay_cli.local.checkpoint_files import Found
 from mainstay_core.base import codec
-from mainstay_core.base.words import show_bytes
+from mainstay_core.base.words import printable, show_bytes
 from mainstay_core.wire.checkpoint_manifest import shown, version_name
 from mainstay_core.wire.reinitialisation import describe_course, describe_fork, since_of
 
@@ -194,7 +194,7 @@ def _verify(item: Found) -> bool:
         print(f"step {item.version}: NOT READ: {item.problem}")
         return False
     if item.state == "torn":
-        print(f"step {item.version}: DAMAGED: {item.problem}")
+        print(f"step {item.version}: DAMAGED: {printable(item.problem)}")
         return False
     verdict = _digests_of(item.path)
     if not verdict.problems:
@@ -205,7 +205,7 @@ def _verify(item: Found) -> bool:
         return True
     print(f"step {item.version}: DAMAGED")
     for problem in verdict.problems[:SHOWN_PROBLEMS]:
-        print(f"  {problem}")
+        print(f"  {printable(problem)}")
     if len(verdict.problems) > SHOWN_PROBLEMS:
         print(f"  and {len(verdict.problems) - SHOWN_PROBLEMS} more")
     return False
@@ -243,7 +243,8 @@ def _line(item: Found) -> str:
     if since is not None:
         job += f"; {describe_course(since)}"
     problem = f": {item.problem}" if item.problem else ""
-    return f"{item.version:>8}  {item.state:<10} {age:>8} {size:>10} {parts:>5}  {job}{problem}"
+    said = f"{item.version:>8}  {item.state:<10} {age:>8} {size:>10} {parts:>5}  {job}{problem}"
+    return printable(said)
 
 
 def _as_json(item: Found) -> dict[str, Any]:

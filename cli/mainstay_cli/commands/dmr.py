@@ -23,7 +23,7 @@ from mainstay_cli.views.dmr_plan import (
 )
 from mainstay_core.base import codec
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_core.base.words import quote
+from mainstay_core.base.words import printable_lines, quote
 from mainstay_core.dmr.coverage import UncoveredError, verify_plan
 from mainstay_core.dmr.plan import Plan, Policy, read_plan
 from mainstay_core.dmr.profiles import WHOLE_WAY, Profile, read_profile
@@ -178,7 +178,8 @@ def show(job: JOB = None, as_json: AS_JSON = False) -> None:
         shown = {"coverage": told.get("dmr_coverage"), "stages": told.get("checks", [])}
         print(json.dumps(shown, indent=1))
         return
-    print("\n".join(describe_stages(told.get("dmr_coverage") or "", told.get("checks", []))))
+    lines = describe_stages(told.get("dmr_coverage") or "", told.get("checks", []))
+    print(printable_lines("\n".join(lines)))
 
 
 def _fetch(run: runs.Run) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mainstay_cli.base.exits import UsageError
 from mainstay_cli.commands.arguments import AS_JSON, JOB, RUNNING_JOB
 from mainstay_cli.local import manifests, runs
 from mainstay_cli.views.faults import at_text, state_text, target_text
+from mainstay_core.base.words import printable_lines
 
 app = typer.Typer(help="Inject faults into a running job; docs/faults.md.", no_args_is_help=True)
 
@@ -161,10 +162,11 @@ def render(listed: list[dict[str, Any]]) -> str:
         for fault in listed
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
+    lines = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
         for row in rows
-    )
+    ]
+    return printable_lines("\n".join(lines))
 
 
 def _read_entries(file: Path, others: dict[str, Any]) -> list[Any]:

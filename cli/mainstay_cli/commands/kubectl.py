@@ -32,6 +32,7 @@ from mainstay_cli.commands import (
 )
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
+from mainstay_core.base.words import printable_lines
 from mainstay_core.job.sections import DEFAULT_MANAGER
 from mainstay_core.pool.conditions import code_of
 from mainstay_core.wire.api import ApiError
@@ -107,7 +108,7 @@ def show_status(job: JOB = None, as_json: AS_JSON = False) -> None:
         print(json.dumps({"status": found.manifest.get("status"), **live, **told}, indent=1))
     else:
         print(render_object(found.manifest))
-        print(status.render(live) if live else f"  {problem}")
+        print(status.render(live) if live else printable_lines(f"  {problem}"))
 
 
 @app.command(
@@ -178,7 +179,7 @@ def render_object(manifest: dict[str, Any]) -> str:
         for c in seen.get("conditions", [])
         if is_worth_a_look(c)
     ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def explain_unseen(manifest: dict[str, Any], now_s: float) -> str:

@@ -9,7 +9,7 @@ import typer
 
 from mainstay_cli.commands.arguments import RUNNING_JOB
 from mainstay_cli.local import runs
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, printable
 
 DRAIN_HELP = """Hand a pod's work over to others and end it: a spare takes its place first, or \
 others take its shard types. No step is lost or done again, and a new pod is made. The same \
@@ -72,11 +72,12 @@ def suspend(job: str, *, wanted: bool) -> None:
 
 
 def describe_leaving(leaving: dict[str, Any]) -> str:
-    """Return one leaving pod's line."""
+    """Return one leaving pod's line, as a terminal may show it."""
     left_s = leaving["left_s"]
     limit = f", {left_s:.0f} s left" if left_s is not None else ""
     waits = f", waits: {leaving['waits']}" if leaving["waits"] else ""
-    return f"pod {leaving['pod']} hands its work over: {leaving['reason']}{limit}{waits}"
+    reason = f"{leaving['reason']}{limit}{waits}"
+    return printable(f"pod {leaving['pod']} hands its work over: {reason}")
 
 
 async def _scale(run: runs.Run, replicas: int) -> dict[str, Any]:

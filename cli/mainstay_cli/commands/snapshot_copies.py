@@ -14,7 +14,7 @@ from mainstay_cli.base.exits import CliError, ExitCode
 from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.snapshots import describe_check, describe_snapshots
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, printable_lines
 from mainstay_core.wire.stores import STORE_STATUS_S
 
 LS_HELP = """List what the pods of a running job hold of its state: windows, and for each position \
@@ -50,7 +50,7 @@ def ls(job: JOB = None, as_json: AS_JSON = False) -> None:
         CliError: the api refused: the job keeps no snapshots.
     """
     told = asyncio.run(_fetch(runs.find_running(job)))
-    print(json.dumps(told, indent=1) if as_json else describe_snapshots(told))
+    print(json.dumps(told, indent=1) if as_json else printable_lines(describe_snapshots(told)))
 
 
 def verify(
@@ -72,7 +72,7 @@ def verify(
     if as_json:
         print(json.dumps({**found, "not_covered": bare}, indent=1))
     else:
-        print("\n".join(describe_check(found)))
+        print(printable_lines("\n".join(describe_check(found))))
         for position in bare:
             print(
                 f"  NOT COVERED: s{position['stage']}.i{position['inner']}: {position['why_not']}"

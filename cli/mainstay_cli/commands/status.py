@@ -13,7 +13,7 @@ from mainstay_cli.local import runs
 from mainstay_cli.views.lineage import describe_prospects, read_lineage
 from mainstay_cli.views.progress import describe_crash, describe_recovery, one_line
 from mainstay_cli.views.snapshots import describe_summary
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, printable, printable_lines
 from mainstay_core.wire.reinitialisation import describe_course
 
 
@@ -29,7 +29,7 @@ def show(job: str | None, *, as_json: bool) -> None:
 
 
 def render(status: dict[str, Any]) -> str:
-    """Return a status as text."""
+    """Return a status as text, as a terminal may show it."""
     job = status["job"]
     quorum = job.get("quorum")
     where = f", quorum q{quorum['id']}" if quorum else ""
@@ -39,14 +39,14 @@ def render(status: dict[str, Any]) -> str:
     if job.get("approximate_since") is not None:
         lines.append(f"  {describe_course(job['approximate_since'])}")
     lines += describe_checking(job.get("checking") or {})
-    lines += [f"  {taint['told']}" for taint in job.get("tainted") or []]
+    lines += [f"  {printable(taint['told'])}" for taint in job.get("tainted") or []]
     checkpoint = job.get("checkpoint") or {}
     if checkpoint.get("step"):
         lines.append(f"  newest checkpoint: step {checkpoint['step']}")
     if checkpoint.get("problem"):
-        lines.append(f"  {checkpoint['problem']}")
+        lines.append(f"  {printable(checkpoint['problem'])}")
     if job.get("reason"):
-        lines.append(f"  {job['reason']}")
+        lines.append(textwrap.indent(job["reason"].strip(), "  "))
     if job.get("replicas_wanted") is not None:
         lines.append(f"  whole: {job['replicas']} of {count(job['replicas_wanted'], 'replica')}")
     lines += [f"  {describe_leaving(leaving)}" for leaving in job.get("leaving", [])]
@@ -68,7 +68,7 @@ def render(status: dict[str, Any]) -> str:
         for member in members
     ]
     lines += [f"  {describe_recovery(recovery)}" for recovery in status.get("recoveries", [])]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def describe_protections(job: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from mainstay_cli.commands.arguments import AS_JSON, JOB
 from mainstay_cli.local import runs
 from mainstay_cli.views.lineage import describe_exactness
 from mainstay_cli.views.progress import one_line
-from mainstay_core.base.words import count
+from mainstay_core.base.words import count, printable_lines
 from mainstay_core.wire.recoveries import STAGES, name_log
 
 HELP = """Show what happened to a job: recoveries with reason and their five times.
@@ -62,7 +62,7 @@ def render(recoveries: list[dict[str, Any]]) -> str:
             f"   next commit {later} later than normal, steps lost = {recovery.get('lost_steps')}",
             *(f"   {_replay_line(replay)}" for replay in recovery.get("replays", ())),
         ]
-    return "\n".join(lines)
+    return printable_lines("\n".join(lines))
 
 
 def _replay_line(replay: dict[str, Any]) -> str:

@@ -6,13 +6,12 @@ commands. Which it is is said once, when the command line begins.
 
 from __future__ import annotations
 
-import json
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mainstay_cli.base import client, state_dir
+from mainstay_cli.base import client, reports, state_dir
 from mainstay_cli.base.exits import UsageError
 
 
@@ -38,7 +37,11 @@ class Run(Protocol):
         ...
 
     def load_report(self) -> dict[str, Any]:
-        """Return what an ended run left; empty if it left nothing."""
+        """Return what an ended run left; empty if it left nothing.
+
+        Raises:
+            UsageError: it cannot be read.
+        """
         ...
 
     def describe_place(self) -> dict[str, str]:
@@ -79,11 +82,7 @@ class LocalRun:
         return client.connect(self.record)
 
     def load_report(self) -> dict[str, Any]:
-        try:
-            loaded = json.loads((Path(self.record.state_dir) / "report.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return dict(loaded)
+        return reports.load_shown(Path(self.record.state_dir) / "report.json")
 
     def describe_place(self) -> dict[str, str]:
         url = {"url": self.record.url} if self.is_running() else {}
@@ -126,7 +125,7 @@ def read_report(run: Run) -> dict[str, Any]:
     """Return the report of a run that has ended.
 
     Raises:
-        UsageError: it left none.
+        UsageError: it left none, or one that cannot be read.
     """
     report = run.load_report()
     if not report:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mainstay_cli.views.progress import PlainProgress, StepLine, describe_recovery, one_line
+from mainstay_core.base.words import printable, printable_lines
 
 MEMBER_KEYS = ("rank", "slot", "pid", "phase", "step")
 NUM_RECOVERIES = 6
@@ -74,8 +75,8 @@ def _members(members: tuple[dict[str, Any], ...]) -> Table:
     for heading in MEMBER_KEYS:
         table.add_column(heading)
     for member in members:
-        phase = str(member.get("phase") or "-")
-        cells = {key: Text(str(member.get(key) or "-")) for key in MEMBER_KEYS}
+        phase = printable(str(member.get("phase") or "-"))
+        cells = {key: Text(printable(str(member.get(key) or "-"))) for key in MEMBER_KEYS}
         if member.get("step") is not None:
             cells["step"] = Text(str(member["step"]))
         joining = member.get("joining") and not member.get("settled")
@@ -136,11 +137,12 @@ class LiveProgress(PlainProgress):
 
     def say(self, text: str) -> None:
         """Print a line above the table."""
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable_lines(text), markup=False, highlight=False)
 
     def warn(self, text: str) -> None:
         """Print a warning above the table."""
-        self._console.print(f"warning: {text}", markup=False, highlight=False, style="yellow")
+        shown = f"warning: {printable_lines(text)}"
+        self._console.print(shown, markup=False, highlight=False, style="yellow")
 
     def step(self, line: StepLine) -> None:
         """Show a committed step in the place of the last one."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from mainstay_cli.views.lineage import describe_exactness
-from mainstay_core.base.words import count, first_line, printable
+from mainstay_core.base.words import count, first_line, printable, printable_lines
 from mainstay_core.wire.reinitialisation import describe_course
 
 
@@ -71,11 +71,11 @@ class PlainProgress:
     def say(self, text: str) -> None:
         """Print a line, unless quiet."""
         if not self._quiet:
-            print(text, file=self._stream, flush=True)
+            print(printable_lines(text), file=self._stream, flush=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, quiet or not."""
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print(f"warning: {printable_lines(text)}", file=sys.stderr, flush=True)
 
     def step(self, line: StepLine) -> None:
         """Print a committed step."""

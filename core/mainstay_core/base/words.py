@@ -21,6 +21,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return text of peers in several lines as a terminal may show it; tabs become spaces."""
+    return "\n".join(map(printable, text.expandtabs().split("\n")))
+
+
 def count(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 replica``, ``2 replicas``.
 

@@ -102,8 +102,10 @@ def _is_of(state: CoordinatorState, opened: OpenRecovery) -> bool:
 def _on_course(state: CoordinatorState, since: int | None) -> CoordinatorState:
     if since is None:
         return replace(state, approximate_since=None, num_forks=0, history=())
-    known = state.history if since_of(state.history) == since else ()
-    return replace(state, approximate_since=since, history=known)
+    if since_of(state.history) == since:
+        return replace(state, approximate_since=since)
+    # How many forks there are on this course is known as little as which.
+    return replace(state, approximate_since=since, num_forks=0, history=())
 
 
 def splice(known: History, told: ToldHistory) -> History:
@@ -215,6 +217,9 @@ def prospects_of(state: CoordinatorState) -> tuple[Prospect, ...]:
     if why:
         stages = range(state.shape.stages)
         return tuple(Prospect(stage=stage, possible=False, reason=why) for stage in stages)
+    if not rules.loads_alone:
+        # All stages go back to whatever checkpoint is young enough, as to any of no more steps ago.
+        rules = replace(rules, stale_steps=0)
     return list_prospects(
         state.outline,
         policy=policy_of(rules, order),

@@ -139,7 +139,9 @@ def _judge_ahead(
         why = f"the job has stages 0 to {every[-1]}, and no {describe_stages(unknown)}"
     if not why and not named:
         why = "a permission for no stage allows nothing: name one, or leave them out"
-    possible = [stage for stage in named if not unknown and prospects[stage].possible]
+    later = [stage for stage in _could_load_alone(given) if stage in named]
+    may = {stage for stage in every if prospects[stage].possible}.union(later)
+    possible = [stage for stage in named if stage in may]
     if not why and not (possible if stages is None else len(possible) == len(named)):
         refused = [stage for stage in named if stage not in possible]
         why = "; ".join(dict.fromkeys(prospects[stage].reason for stage in refused))
@@ -151,10 +153,35 @@ def _judge_ahead(
         applies=True,
         reason=f"a permission ahead of the loss, {permission.describe()}: the job is approximate "
         f"from there on. Now it would go back to {_newest_source(state)}, and lose "
-        f"{count(lost_steps, 'step')}",
+        f"{count(lost_steps, 'step')}{_what_is_to_come(given, later)}",
         why_not=why_not,
         stages=named,
         lost_steps=lost_steps,
+    )
+
+
+def _could_load_alone(given: CoordinatorState) -> tuple[int, ...]:
+    """Return the stages that only a checkpoint could bring back that is still to be written.
+
+    Args:
+        given: the job as if it had the permission ahead that is asked for.
+    """
+    now = {p.stage for p in prospects_of(given) if p.possible}
+    step = max(given.step, 1)
+    saved = replace(given, step=step, durable=step)
+    return tuple(p.stage for p in prospects_of(saved) if p.possible and p.stage not in now)
+
+
+def _what_is_to_come(given: CoordinatorState, stages: Sequence[int]) -> str:
+    """Return what some stages could be made of later, as the end of a sentence; empty for none."""
+    if not stages:
+        return ""
+    rules = rules_of(given)
+    assert rules is not None
+    steps = count(rules.stale_steps, "step")
+    return (
+        f"; {describe_stages(stages)} can be made anew only if there is a checkpoint of at most "
+        f"{steps} ago by then, which is loaded there alone: now there is none"
     )
 
 
@@ -167,7 +194,8 @@ def _why_not_alone(given: CoordinatorState, stages: Sequence[int]) -> str:
     """
     assert given.ahead is not None
     any_loss = replace(given, ahead=replace(given.ahead, after_lost_steps=AT_ONCE))
-    if not any(p.possible for p in prospects_of(any_loss) if p.stage in stages):
+    loads = {p.stage for p in prospects_of(any_loss) if p.possible}
+    if not loads.union(_could_load_alone(any_loss)).intersection(stages):
         return ""
     stale_steps = permitted_rules(given.config).stale_steps
     return (
@@ -329,7 +357,8 @@ def note_withdrawal(
 
 def _used_now(state: CoordinatorState) -> Permission | None:
     """Return the permission of a fork of which it is not known yet that all go on from it."""
-    is_open = state.plan is not None and state.plan.fork is not None
+    # After a suspension nobody carries the fork out any more.
+    is_open = state.in_force is not None and state.in_force.fork is not None
     is_open = is_open and not state.commits and not all_settled(state)
     return state.permission if is_open else None
 
@@ -337,22 +366,14 @@ def _used_now(state: CoordinatorState) -> Permission | None:
 def take_used(state: CoordinatorState) -> Transition:
     """Return the state without a recovery's permission, as all are about to go on from it.
 
-    One that was given ahead counts again if nothing was made anew by it: the members have found an
-    exact source after all, or more was lost than can be made anew. Where the history of their
-    states is not told yet, nobody knows that, and it is used up.
+    One that was given ahead counts again, unless there is a newer one, if nothing was made anew by
+    it: the members have found an exact source after all, more was lost than can be made anew, or
+    the job was suspended meanwhile. Where the history of their states is not told yet, nobody knows
+    that, and it is used up.
     """
-    if not is_known(state):
-        return Transition(state=replace(state, permission=None))
-    return give_back(state)
-
-
-def give_back(state: CoordinatorState) -> Transition:
-    """Return the state without a recovery's permission, by which nothing was made anew.
-
-    One that was given ahead counts again, unless there is a newer one.
-    """
-    unused, state = state.permission, replace(state, permission=None)
-    if unused is None or not unused.is_ahead or state.ahead is not None:
+    unused, is_unused = state.permission, is_known(state)
+    state = replace(state, permission=None)
+    if unused is None or not (unused.is_ahead and is_unused) or state.ahead is not None:
         return Transition(state=state)
     message = f"nothing was made anew: what {shown(unused.who)} has allowed counts again, "
     message += unused.describe()

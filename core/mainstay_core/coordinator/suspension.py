@@ -22,7 +22,6 @@ from mainstay_core.coordinator.events import (
     SuspendRequested,
     Transition,
 )
-from mainstay_core.coordinator.permission import give_back
 from mainstay_core.coordinator.records import close_all
 from mainstay_core.coordinator.seats import living_seats
 from mainstay_core.coordinator.state import MAX_ENDED, CoordinatorState
@@ -95,20 +94,22 @@ def has_paused(state: CoordinatorState) -> bool:
 def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
     """Return the suspended job: every pod is told to end, and the job needs no pods.
 
-    A permission that is not used up by now has made nothing anew that outlasts its pods.
+    A permission that was given ahead, and whose recovery has not come to an end, stays until all go
+    on again: a checkpoint may have a stage that was made anew by it, of which nobody has told.
     """
     state, closed = close_all(state)
-    unused = give_back(state)
+    given = state.permission
     lost = max(0, state.step - state.durable) if state.plan is not None else 0
     message = f"suspended at step {state.step}"
     if lost:
         message += f"; the newest checkpoint is of step {state.durable}: {lost} will be done again"
     state = replace(
-        unused.state,
+        state,
         phase=JobPhase.SUSPENDED,
         paused=(),
         suspicion=None,
         waiting=None,
+        permission=given if given is not None and given.is_ahead else None,
         unheard=(),
         rivals=(),
         pods=tuple(
@@ -128,7 +129,7 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         ),
         domains={},
     )
-    suspended = Transition(
+    return Transition(
         state=state,
         actions=(
             *(RecordRecovery(recovery=r) for r in closed),
@@ -137,7 +138,6 @@ def suspend_now(state: CoordinatorState, now_s: float) -> Transition:
         ),
         reason=message,
     )
-    return unused.then(suspended)
 
 
 def resume_now(state: CoordinatorState, now_s: float) -> Transition:

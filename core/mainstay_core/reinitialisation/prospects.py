@@ -43,7 +43,8 @@ def list_prospects(
         version: at which all would go on.
         durable: newest durable version; 0: there is none.
     """
-    has_stale = bool(durable) and version - durable <= policy.stale_steps
+    is_allowed = bool(durable and policy.stale_steps)
+    has_stale = is_allowed and version - durable <= policy.stale_steps
     return tuple(
         _prospect(
             stage,

@@ -1,15 +1,30 @@
 """What is printed: recoveries, steps, status, and the demo's verdict."""
 
 import io
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 
 from mainstay_cli.base.comparison import compare_reports
-from mainstay_cli.commands import demo, faults, lineage, local, status, timeline
+from mainstay_cli.base.entry import run_app
+from mainstay_cli.base.exits import UsageError
+from mainstay_cli.commands import (
+    demo,
+    faults,
+    kubectl,
+    lineage,
+    local,
+    operations,
+    status,
+    timeline,
+)
 from mainstay_cli.local.run import RunResult
+from mainstay_cli.views.live import LiveProgress
 from mainstay_cli.views.progress import PlainProgress, StepLine
 from mainstay_core.base import codec
 from mainstay_core.wire.reinitialisation import LineagePage
@@ -269,6 +284,65 @@ def test_what_trainers_have_told_reaches_a_terminal_without_control_characters(
     for text in texts:
         assert shown in text
         assert text.replace("\n", "").isprintable()
+
+
+def test_what_ended_a_job_reaches_a_terminal_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception's message, a reason and what a pod tells may be anything; lines stay lines."""
+    evil, shown = "\x1b[2Jone\r\n\ttwo\x9b31m", ("\\x1b[2Jone\\r", "two\\x9b31m")
+    crash = {"trainer": "demo-1/0", "type": evil, "message": evil, "frames": [evil]}
+    job = {
+        "name": "demo",
+        "state": "failed",
+        "reason": evil,
+        "crash": crash,
+        "checkpoint": {"problem": evil},
+        "tainted": [{"told": evil}],
+        "leaving": [{"pod": evil, "reason": evil, "left_s": None, "waits": evil}],
+        "protections": [{"name": "a", "given": False, "why": evil}],
+        "entry": evil,
+    }
+    member = {"rank": evil, "slot": evil, "pid": 1, "phase": evil, "step": 0}
+    fault = {"id": evil, "action": evil, "process": evil, "step": 1, "state": evil, "problem": evil}
+    stream, wide = io.StringIO(), io.StringIO()
+    table = LiveProgress(Console(file=wide, width=400))
+    for progress in (PlainProgress(stream=stream), table):
+        progress.say(evil)
+        progress.warn(evil)
+        local.summarize(result(report={"crash": crash}), tmp_path, progress)
+    table.members([member])
+    table.event({"type": "Warning", "reason": "Failed", "message": evil})
+    condition = {"type": "Failed", "status": "True", "reason": "Failed", "message": evil}
+    manifest = {
+        "metadata": {"namespace": "n", "name": "demo"},
+        "status": {"state": "Failed", "conditions": [condition]},
+    }
+
+    def fail() -> None:
+        raise UsageError(evil)
+
+    commands = typer.Typer()
+    commands.command()(fail)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit):
+        run_app(commands, [], "mainstay")
+    told = capsys.readouterr()
+    texts = [
+        status.render({"job": job, "members": [member]}),
+        faults.render([fault]),
+        kubectl.render_object(manifest),
+        operations.describe_leaving(job["leaving"][0]),
+        stream.getvalue(),
+        wide.getvalue(),
+        told.err,
+    ]
+    for text in texts:
+        assert all(part in text for part in shown)
+        assert text.replace("\n", "").isprintable()
+    lines = texts[0].splitlines()
+    reason = lines.index("  \\x1b[2Jone\\r")
+    assert lines[reason + 1].strip() == "two\\x9b31m"
 
 
 def test_the_end_of_an_approximate_run_says_so_with_each_fork() -> None:

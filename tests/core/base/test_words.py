@@ -1,4 +1,11 @@
-from mainstay_core.base.words import MAX_QUOTED, count, printable, quote, show_bytes
+from mainstay_core.base.words import (
+    MAX_QUOTED,
+    count,
+    printable,
+    printable_lines,
+    quote,
+    show_bytes,
+)
 
 
 def test_one_of_a_thing_is_singular() -> None:
@@ -25,3 +32,8 @@ def test_printable_text_is_whole_and_moves_no_cursor() -> None:
     assert printable("stage 1 überall: 0.25") == "stage 1 überall: 0.25"
     assert printable("ü\x1b[2J\x1b]0;own\x07\r\n\u202e") == r"ü\x1b[2J\x1b]0;own\x07\r\n\u202e"
     assert len(printable("a" * 9000)) == 9000
+
+
+def test_lines_of_printable_text_stay_lines() -> None:
+    assert printable_lines("a\n\tb\r\n\x1bc") == "a\n        b\\r\n\\x1bc"
+    assert printable_lines("a\u2028b\x0bc") == r"a\u2028b\x0bc"

@@ -441,6 +441,54 @@ def test_who_had_finished_before_a_fork_finishes_again(world: Any) -> None:
     assert [f.history for f in world.state.finals] == ["h"]
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_store_that_fell_back_keeps_no_final_digests_of_a_lineage_before(
+    world: Any, forked: bool
+) -> None:
+    """Who had finished finishes again, on another course."""
+    world.finish(world.member(0, 0), masters="m", history="")
+    before = world.state
+    if forked:
+        lose(world, 1)
+    else:
+        world.park(world.member(0, 2))
+        world.tick(after_s=60.0)
+    plan = world.plan
+    assert (plan.quorum.id, plan.lineage) == (2, int(forked))
+    world.state = before
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=5))
+
+    assert world.plan == plan
+    assert [f.stage for f in world.state.finals] == ([] if forked else [0])
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_a_store_that_fell_back_behind_a_fork_tells_no_half_of_a_history(
+    world: Any, forks: bool
+) -> None:
+    """Who makes the job again by its report would make another one."""
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    before = world.state
+    if forks:
+        lose(world, 3)
+        world.settle(step=6, history=told(fork_at(5, 1), fork_at(6, 3)))
+    else:
+        world.park(world.member(0, 2))
+        world.tick(after_s=60.0)
+    plan = world.plan
+    world.state = before
+    world.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
+    for step in range(6, 10):
+        commit(world, step, 5)
+
+    page = show_lineage(world.state)
+    assert world.plan == plan
+    assert page.approximate_since == 5
+    assert (page.num_forks, len(page.forks)) == ((0, 0) if forks else (1, 1))
+
+
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:
     assert world.state.approximate_since is None
     lose(world, 1)
@@ -472,6 +520,20 @@ def test_a_second_fork_does_not_change_since_when_and_is_told(world: Any) -> Non
     assert (state.approximate_since, state.num_forks) == (5, 2)
     assert state.history == (fork_at(5, 1), fork_at(6, 3))
     assert world.announced().count("StageReinitialised") == 2
+
+
+def test_how_many_forks_there_are_on_a_course_that_commits_alone_tell_is_not_known(
+    world: Any,
+) -> None:
+    """The job went back before all of its forks, and made a stage anew, while no api was up."""
+    lose(world, 1)
+    world.settle(step=5, history=told(fork_at(2, 1), fork_at(3, 2), fork_at(5, 1)))
+    commit(world, 5, 2)
+    lose(world, 1)
+    commit(world, 6, 6)
+
+    assert world.state.approximate_since == 6
+    assert (world.state.num_forks, world.state.history) == (0, ())
 
 
 def test_a_commit_from_before_a_fork_that_comes_late_says_nothing_of_it(world: Any) -> None:
@@ -1461,3 +1523,24 @@ def test_the_wait_for_a_trainer_begins_after_that_for_who_was_cut_off(start: Sta
     assert world.state.phase is JobPhase.WAITING
     world.tick(101.0)
     assert world.plan.method is Method.APPROXIMATE
+
+
+@pytest.mark.parametrize(
+    ("limit", "alone"), [(None, False), (2, True), (9, True), (10, False), (11, False)]
+)
+def test_prospects_name_no_checkpoint_that_the_policy_has_no_stage_load_alone(
+    start: Start, limit: int | None, alone: bool
+) -> None:
+    policy = ApproximateConfig(after_lost_steps=limit, stale_steps=10)
+    world = start(spares=2, replicas=1, lanes=1, stages=5, approximate=policy)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    world.state = replace(world.state, durable=2)
+
+    inner, end = (show_lineage(world.state).stages[stage] for stage in (1, 0))
+    own = "its own checkpoint of step 2"
+    assert (inner.reason == own, end.reason == own) == (alone, alone)
+    assert inner.possible
+    assert alone or inner.reason.startswith("stages 0 and 2, weighed by")
+    assert end.possible is alone

@@ -268,6 +268,25 @@ def test_a_limit_by_which_all_go_back_to_every_young_checkpoint_lets_no_stage_lo
     assert show_lineage(world.state).stages[0].reason == "its own checkpoint of step 4"
 
 
+def test_an_end_is_allowed_ahead_of_the_checkpoint_that_it_may_load_alone(start: Start) -> None:
+    """None is young enough yet. The loss may come when one is."""
+    world = running(start, permitted=ApproximateConfig(stale_steps=10))
+    why = refusal(world, 0, limit=10)
+    assert why.startswith("stage 0 is an end of the pipeline")
+    assert why.endswith("must be less than 10 for a stage to load its own alone")
+    allow(world, 0, 4)
+    assert (
+        "; stages 0, 4 can be made anew only if there is a checkpoint of at most 10 steps ago by "
+        "then, which is loaded there alone: now there is none"
+    ) in world.messages()
+    before = world.state
+    lose(world, 0)
+    assert (world.plan.method, world.state.ahead) == (Method.RESTART, before.ahead)
+    world.state = replace(before, durable=2)
+    lose(world, 0)
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (0,))
+
+
 def test_by_a_limit_that_lets_no_stage_load_its_own_checkpoint_neighbours_are_told(
     start: Start,
 ) -> None:
@@ -320,10 +339,9 @@ def test_a_permission_given_ahead_outlasts_a_suspension_and_no_end(whole: Any) -
     assert whole.state.ahead is None
 
 
-def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
-    start: Start,
-) -> None:
-    """Its only maker is lost before it has made anything, and the job waits for another."""
+@pytest.fixture
+def cut_short(start: Start) -> Any:
+    """A job that is suspended as the only maker of a stage is lost, by a permission ahead."""
     world = running(start, spares=1, **SAVES)
     allow(world)
     given = world.state.ahead
@@ -332,10 +350,48 @@ def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
     lose(world, 1)
     assert world.state.phase is JobPhase.WAITING
     world.send(SuspendRequested(suspend=True))
-
     assert world.state.phase is JobPhase.SUSPENDED
-    assert (world.state.permission, world.state.ahead) == (None, given)
-    assert "nothing was made anew: what alice has allowed counts again" in world.messages()
+    return world
+
+
+def form_again(world: Any) -> None:
+    world.send(SuspendRequested(suspend=False))
+    for number in range(5):
+        world.register(f"new-{number}")
+        world.up(f"new-{number}", outline=OUTLINE)
+    assert (world.plan.method, world.plan.fork) == (Method.START, None)
+
+
+def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
+    cut_short: Any,
+) -> None:
+    given = cut_short.state.permission
+    form_again(cut_short)
+    cut_short.settle(step=0)
+
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, given)
+    assert "nothing was made anew: what alice has allowed counts again" in cut_short.messages()
+
+
+def test_a_permission_is_used_up_if_a_checkpoint_has_what_was_made_by_it(cut_short: Any) -> None:
+    """All had gone on and written it before the maker was lost, and had told nobody."""
+    form_again(cut_short)
+    cut_short.settle(step=10, history=replace(FORKED, made=False))
+
+    assert cut_short.state.approximate_since == 5
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
+
+
+@pytest.mark.parametrize("forms", [False, True])
+def test_a_permission_whose_recovery_was_cut_short_is_taken_back(
+    cut_short: Any, forms: bool
+) -> None:
+    if forms:
+        form_again(cut_short)
+    withdraw(cut_short)
+
+    assert "bob takes back what alice has allowed for one recovery" in cut_short.messages()
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
 
 
 def test_a_permission_for_the_recovery_at_hand_ends_with_a_suspension(start: Start) -> None:

@@ -71,3 +71,9 @@ def test_a_young_checkpoint_of_its_own_goes_before_other_stages(
     assert [prospect.possible for prospect in found] == possible
     own = "its own checkpoint of step 40"
     assert [p.reason == own for p in found] == [durable == 40] * 3
+
+
+def test_where_no_stage_loads_alone_a_checkpoint_of_this_very_step_is_no_prospect() -> None:
+    found = list_prospects(stages(3), policy=Policy(), version=50, durable=50)
+
+    assert [prospect.possible for prospect in found] == [False, True, False]

@@ -500,7 +500,7 @@ FORK_MUTANTS = {
     ),
     "fork-twice-in-the-history": Mutant(
         "a fork that is repeated is added to the history",
-        [(owner, "places_of", lambda _: {(-1, -1)}) for owner in (fork_plan, histories)],
+        [(histories, "places_of", lambda _: {(-1, -1)})],
         FORKING,
         draws=draw_forks_again,
         first=18,

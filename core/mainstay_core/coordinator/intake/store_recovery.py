@@ -210,6 +210,10 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     is_restart = plan.method in (Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
     restarted_id = plan.quorum.id if is_restart else 0
     went_back = (v.quorum for v in plan.voided)
+    if state.plan is not None and plan.lineage > state.plan.lineage:
+        # Who had finished before does so again, perhaps in another way. What has been made anew
+        # since, or whether all went back behind a fork, nobody tells again.
+        state = replace(state, finals=(), num_forks=0, history=())
     state = replace(
         state,
         phase=JobPhase.RECOVERING,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mainstay_core.base import codec
 from mainstay_core.base.errors import LocalProtocolError
 from mainstay_core.rank.forks.guard_copies import LeftGuards
-from mainstay_core.rank.forks.histories import is_made_once_more, places_of
+from mainstay_core.rank.forks.histories import before_fork, is_made_once_more
 from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.rank.forks.sources import left_of
 from mainstay_core.reinitialisation.sources import NoSource, plan_reinitialisation
@@ -84,9 +84,7 @@ def plan_fork(
     if is_made_once_more(history, lost, version):
         # The last thing that was made, or some of it, once more: of the same sources.
         return Forked(history[-1], history, chain)
-    # One at this version that did not come to an end is repeated, not added to.
-    while history and history[-1].version == version and places_of(history[-1]) <= set(lost):
-        history, chain = history[:-1], history[-1].chain
+    history, chain = before_fork(history, chain, lost, version)
     fork = Fork(
         version=version,
         chain=chain,

@@ -106,6 +106,24 @@ def is_made_once_more(history: History, lost: Collection[Position], version: int
     return bool(history) and history[-1].version == version and set(lost) <= places_of(history[-1])
 
 
+def before_fork(
+    history: History, chain: str, lost: Collection[Position], version: int
+) -> tuple[History, str]:
+    """Return history and commit chain to which a fork is added that makes what is lost.
+
+    A fork at this very version that did not come to an end is repeated by it, not added to.
+
+    Args:
+        history: of the states at the version.
+        chain: their commit chain.
+        lost: positions.
+        version: at which all go on.
+    """
+    while history and history[-1].version == version and places_of(history[-1]) <= set(lost):
+        history, chain = history[:-1], history[-1].chain
+    return history, chain
+
+
 def places_of(fork: Fork) -> set[Position]:
     """Return the positions that a fork makes anew."""
     return {(made.stage, made.inner) for made in fork.made.positions}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from mainstay_core.job.config import MAX_FORKS
 from mainstay_core.rank.forks.guard_copies import LeftGuards, by_block
-from mainstay_core.rank.forks.histories import is_made_once_more
+from mainstay_core.rank.forks.histories import before_fork, is_made_once_more
 from mainstay_core.rank.forks.rules import ForkRules
 from mainstay_core.reinitialisation.guards import guarded_blocks
 from mainstay_core.reinitialisation.sources import (
@@ -61,7 +62,8 @@ def lacks_sources(
     """Return whether an ordered fork cannot be made after all: a guard or a stale copy has gone.
 
     The coordinator goes by whom the last commit showed to guard, and by the checkpoints of which it
-    has heard. What has become of them since then the trainers find out.
+    has heard. What has become of them since then the trainers find out. They also know of all forks
+    in their states, which a store that has lost the job does not: a full history gets no other.
 
     Args:
         plan: that orders it.
@@ -81,6 +83,8 @@ def lacks_sources(
         return False
     if is_made_once_more(history, lost, version):
         return not has_guards(history[-1], guards, lost)
+    if len(before_fork(history, "", lost, version)[0]) >= MAX_FORKS:
+        return True
     if not rules.policy.stale_steps:
         return _lacks_guard(plan, rules, positions, guards)
     answer = plan_reinitialisation(

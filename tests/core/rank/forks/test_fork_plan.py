@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.core.plans import make_plan
 from tests.core.rank.forks.pipelines import (
+    LOAD,
     MAKE,
     ROLL,
     RULES,
@@ -21,6 +22,7 @@ from tests.core.rank.forks.pipelines import (
 )
 
 from mainstay_core.base.errors import LocalProtocolError
+from mainstay_core.rank.forks import sources
 from mainstay_core.rank.settle import settle
 from mainstay_core.reinitialisation.sources import Policy
 from mainstay_core.reinitialisation.weights import Weighting
@@ -181,3 +183,23 @@ def test_who_settled_last_knows_which_forks_were_replaced() -> None:
     outcome = settle(plan, 1, told, fork_rules=uniform)
 
     assert (outcome.history, outcome.commit_chain) == (third.history, third.commit_chain)
+
+
+@pytest.mark.parametrize(("again", "makes"), [(False, False), (True, True)])
+def test_a_full_history_gets_no_further_fork_though_one_is_ordered(
+    monkeypatch: pytest.MonkeyPatch, again: bool, makes: bool
+) -> None:
+    """A store that has lost the job does not know how many there are. One may be repeated."""
+    monkeypatch.setattr(sources, "MAX_FORKS", 1)
+    plan = order(pipeline(2, 1), 1)
+    first = settled(plan, reports(plan, 8 if again else 7, 1))
+    lost = (1, 3)
+    plan = order(pipeline(3, *lost), *lost, lineage=2, since=1)
+    knows = {"history": first.history, "chain": first.commit_chain, "settled": 2}
+    told = reports(plan, 8, *lost, a=knows, c=knows, e=knows)
+    outcome = settled(plan, told)
+
+    assert len(first.history) == 1
+    assert outcome.version == (8 if makes else 0)
+    assert len(outcome.history) == makes
+    assert set(outcome.actions) == ({STAY, MAKE} if makes else {LOAD})
