@@ -64,11 +64,11 @@ from mainstay_core.dmr.operators import Pass  # noqa: E402
 from mainstay_core.dmr.settings import Mode  # noqa: E402
 from mainstay_core.dmr.static import plan_checks  # noqa: E402
 from mainstay_train.base import heap  # noqa: E402
-from mainstay_train.checks import bits, imprints  # noqa: E402
 from mainstay_train.checks.checker import Checks  # noqa: E402
 from mainstay_train.checks.places import Phase  # noqa: E402
 from mainstay_train.checks.recomputes import ForwardRecord  # noqa: E402
 from mainstay_train.exact import numerics  # noqa: E402
+from mainstay_train.kernels import bits, imprints  # noqa: E402
 from mainstay_train.sums import digests  # noqa: E402
 
 Config = dict[str, object]

@@ -9,8 +9,9 @@ from tests.train.checks.step import MODELS, Step
 from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_train.checks import at_once, bits
+from mainstay_train.checks import at_once
 from mainstay_train.compute import purity
+from mainstay_train.kernels import bits
 from mainstay_train.model import workload
 
 WRONG = {Execution.PRIMARY: Verdict.PRIMARY_HIT, Execution.CHECKER: Verdict.CHECKER_HIT}

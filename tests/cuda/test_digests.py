@@ -8,7 +8,7 @@ import torch
 from tests.train.sums.test_digests import DTYPES, _bits
 
 from mainstay_core.base.digest import CHUNK
-from mainstay_train.checks import imprints
+from mainstay_train.kernels import imprints
 from mainstay_train.sums import digests
 from mainstay_train.sums.rows import Piece
 

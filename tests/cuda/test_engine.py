@@ -17,7 +17,7 @@ from tests.train.compute.test_engine import (
 )
 
 from mainstay_core.dmr.settings import Mode
-from mainstay_train.checks import bits
+from mainstay_train.kernels import bits
 
 
 @contextlib.contextmanager

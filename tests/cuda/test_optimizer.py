@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from mainstay_train.checks import bits
 from mainstay_train.exact import numerics, optimizer
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.kernels import bits
 from mainstay_train.model import blocks
 
 SPECS = [

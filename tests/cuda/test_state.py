@@ -8,8 +8,8 @@ from tests.train.state.test_directory import make_commit, open_directory
 from mainstay_core.rank.serving import Source, Wanted
 from mainstay_core.wire.segments import SegmentKind
 from mainstay_train.base import device as devices
-from mainstay_train.checks import bits
 from mainstay_train.exact.optimizer import Shared, StageState
+from mainstay_train.kernels import bits
 from mainstay_train.model import workload
 from mainstay_train.snapshots.unit_bytes import UnitBytes
 from mainstay_train.state.chunks import Staging, cut

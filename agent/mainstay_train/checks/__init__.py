@@ -1,15 +1,9 @@
 """Executes the kernels of a trainer's work twice, compares bits, and repairs what differs.
 
 - ``budget``: refuses a budget that no device could hold
-- ``kernels``: what a call of torch's dispatcher reads and writes
-- ``regions``: the bytes of memory that a view of a tensor covers
-- ``twins``: copies of the memory that a call overwrites
-- ``bits``: compares tensors bit by bit, and changes single bits
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
 - ``collectives``: executes what inner ranks compute together a second time
-- ``calls``: keeps a call so that it can be executed again, and repairs what it made wrongly
-- ``imprints``: what is left of a forward's tensors until its recompute
 - ``prices``: which kernels are executed twice for less than their imprints
 - ``flags``: comparisons that stay on a device until a shard type is about to count
 - ``at_once``: executes a call a second time before anybody has used its value

@@ -13,12 +13,12 @@ import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Remedy, judge
-from mainstay_train.checks import bits
-from mainstay_train.checks.calls import Call, first_differing, put, repaired
 from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.telling import Telling
-from mainstay_train.checks.twins import Twins
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.calls import Call, first_differing, put, repaired
+from mainstay_train.kernels.twins import Twins
 
 Executed = tuple[Any, list[torch.Tensor]]
 """The result of an execution, with what it made and wrote."""

@@ -18,11 +18,11 @@ import torch
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_train.checks import at_once
-from mainstay_train.checks.calls import Call, put
-from mainstay_train.checks.kernels import Kernel
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.telling import Telling
-from mainstay_train.checks.twins import Overwritten
+from mainstay_train.kernels.calls import Call, put
+from mainstay_train.kernels.dispatch import Kernel
+from mainstay_train.kernels.twins import Overwritten
 
 CUT = frozenset({"aten._fused_adam_", "aten._fused_adamw_", "aten._fused_sgd_"})
 """Kernels that can be cut. They return nothing."""

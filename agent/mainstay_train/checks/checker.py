@@ -25,13 +25,11 @@ from mainstay_core.dmr.settings import PLANNED, CheckRules, Mode, PlanName
 from mainstay_core.dmr.verdicts import Judgement, Verdict
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Extent, Way
-from mainstay_train.checks import bits, late
-from mainstay_train.checks.calls import Call, UnreliableDeviceError
+from mainstay_train.checks import late
 from mainstay_train.checks.collectives import Hears
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders, Missed
-from mainstay_train.checks.kernels import Effects, key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import (
     NO_STANDING,
@@ -46,6 +44,9 @@ from mainstay_train.checks.prices import Prices
 from mainstay_train.checks.replays import Replays
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.checks.waiting import WaitingChecks
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.calls import Call, UnreliableDeviceError
+from mainstay_train.kernels.dispatch import Effects, key_of
 from mainstay_train.model import compilation
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.profiles import WindowKind
 from mainstay_core.dmr.verdicts import Judgement, Remedy, judge
-from mainstay_train.checks import bits
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.waiting import WaitingChecks
 from mainstay_train.comm import mesh
 from mainstay_train.comm.interruptible import newest_of
+from mainstay_train.kernels import bits
 
 REPEATED = frozenset(
     {

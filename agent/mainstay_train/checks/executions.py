@@ -21,19 +21,20 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode
-from mainstay_train.checks import at_once, by_piece, collectives, kernels, late, one_by_one
-from mainstay_train.checks.calls import Call, await_copies, comes_to_host, put
+from mainstay_train.checks import at_once, by_piece, collectives, late, one_by_one
 from mainstay_train.checks.collectives import SILENT
 from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.judging import Judging
-from mainstay_train.checks.kernels import Allocated, Effects, Kernel, kernel_of, key_of
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Seen, Spot
 from mainstay_train.checks.recomputes import FIELD, ForwardRecord
 from mainstay_train.checks.scopes import Pushed
 from mainstay_train.checks.sums import Once
-from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.kernels import dispatch
+from mainstay_train.kernels.calls import Call, await_copies, comes_to_host, put
+from mainstay_train.kernels.dispatch import Allocated, Effects, Kernel, kernel_of, key_of
+from mainstay_train.kernels.twins import Overwritten, Twins
 
 HIDDEN = ", whose kernels cannot be executed one by one; write it with plain operators"
 SPARSE = " with a sparse tensor, whose bits are not compared; use dense tensors"
@@ -196,7 +197,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if kernel.communicates and kernel.name not in SILENT:
             if self._hears is not None:
                 self._hears.missed()
-            self._let_write(kernels.tensors_in([*args, *kwargs.values()]))
+            self._let_write(dispatch.tensors_in([*args, *kwargs.values()]))
         if kernel.is_view or kernel.allocates or kernel.communicates:
             result = func(*args, **kwargs)
             if kernel.allocates:
@@ -228,7 +229,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         operands = kernel.operands(args, kwargs)
         writes = is_far = False
         for tensor, is_written in operands:
-            if tensor.layout is not kernels.STRIDED:
+            if tensor.layout is not dispatch.STRIDED:
                 return self._pass(func, args, kwargs, f"{kernel.name}{SPARSE}")
             writes = writes or is_written
             is_far = is_far or not tensor.is_cpu
@@ -255,7 +256,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if overwritten is not None and repeats and overwritten.has_contents and flags is None:
             kept = overwritten.copy()
         result = func(*args, **kwargs) if self._seen is None else self._call(func, args, kwargs)
-        if kernels.has_sparse(result):
+        if dispatch.has_sparse(result):
             return self._see_result(kernel, result)
         effects = Effects.of(kernel, operands, result)
         outputs = [*effects.new, *effects.written]
@@ -271,7 +272,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         flips = [] if self._orders.is_empty and self._once is None else self._flips_of(call)
         if flips:
             put(flips, (Execution.PRIMARY, Execution.BOTH), outputs)
-            result = kernels.retold(kernel, result, effects.new)
+            result = dispatch.retold(kernel, result, effects.new)
         if part is not None and not late.can_wait(self._place, call, effects):
             self._checks.replays.read(tensor for tensor, _ in operands)
             part = None
@@ -296,7 +297,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
     def _see_result(self, kernel: Kernel, result: Any) -> Any:
         """Return what a kernel has made; what cannot be checked is refused (:meth:`_pass`)."""
         why = f"{kernel.name}{SPARSE}"
-        return self._pass(lambda: result, (), {}, why) if kernels.has_sparse(result) else result
+        return self._pass(lambda: result, (), {}, why) if dispatch.has_sparse(result) else result
 
     def _enter_call(self, call: Call) -> list[Flip]:
         """Number a call of which one result is kept at a time; return its flips."""
@@ -373,7 +374,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return None
         if overwritten is None:
             return flags
-        is_known = not kernel.makes and all(map(kernels.is_real, overwritten.written))
+        is_known = not kernel.makes and all(map(dispatch.is_real, overwritten.written))
         if overwritten.has_contents and not is_known:
             return None  # a third execution may be needed, of what is overwritten by then
         return flags if self._have_made(overwritten.written) else None
@@ -431,7 +432,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         Raises:
             UnreliableDeviceError: three executions had three results here.
         """
-        self._checks.replays.read(kernels.tensors_in([*args, *kwargs.values()]))
+        self._checks.replays.read(dispatch.tensors_in([*args, *kwargs.values()]))
         at, number = self._place, self._num_collectives
         self._num_collectives += 1
         flips = self._orders.take(at, None, name)
@@ -440,7 +441,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         result = call.check(flips, tell) if self._compares else call.run(flips)
         if self._notes is not None or self._noted is not None:
             result = call.waited(result)
-        given = kernels.tensors_in(tuple(args))
+        given = dispatch.tensors_in(tuple(args))
         if self._seen is not None:
             self._seen.exchange(given, result)
         if self._hears is not None:
@@ -464,13 +465,13 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         """
         if not self._compares and self._notes is None and self._noted is None:
             return func(*args, **kwargs)
-        raise InvalidSpecError(
-            FIELD, f"is {self._mode.value}, but {self._who()} calls {why}, or use Off"
-        )
+        raise self._refusal(f"{why}, or use Off")
 
-    def _who(self) -> str:
-        """Return who calls, for people."""
-        return f"block {self._place.name!r}" if self._place.name else f"phase {self._place.phase}"
+    def _refusal(self, what: str) -> InvalidSpecError:
+        """Return the error that refuses a call, and says who calls."""
+        at = self._place
+        who = f"block {at.name!r}" if at.name else f"phase {at.phase}"
+        return InvalidSpecError(FIELD, f"is {self._mode.value}, but {who} calls {what}")
 
     def _count(self) -> int:
         """Return the number of the next kernel of this place."""
@@ -487,14 +488,12 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         Raises:
             InvalidSpecError: it draws from a running generator, and may be repeated.
         """
-        if not kernels.draws(func, args, kwargs):
+        if not dispatch.draws(func, args, kwargs):
             return None
-        generator = kernels.generator_in(args, kwargs)
+        generator = dispatch.generator_in(args, kwargs)
         if generator is not None or not repeats:
             return generator
-        raise InvalidSpecError(
-            FIELD,
-            f"is {self._mode.value}, but {self._who()} calls {kernels.name_of(func)}, which draws "
-            "from a running generator: executed again it would draw other numbers; use "
-            "address.uniform(shape, site)",
+        raise self._refusal(
+            f"{dispatch.name_of(func)}, which draws from a running generator: executed again it "
+            "would draw other numbers; use address.uniform(shape, site)"
         )

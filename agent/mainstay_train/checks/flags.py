@@ -21,11 +21,11 @@ import torch
 from mainstay_core.dmr.verdicts import judge_late
 from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
-from mainstay_train.checks import bits
-from mainstay_train.checks.imprints import Imprint
-from mainstay_train.checks.kernels import Effects, is_real
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.telling import Telling
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.dispatch import Effects, is_real
+from mainstay_train.kernels.imprints import Imprint
 
 BLOCK = 1024
 """Comparisons of which the flags lie in one memory."""

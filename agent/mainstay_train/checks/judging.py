@@ -9,13 +9,13 @@ import torch
 
 from mainstay_core.dmr.schedule import Later
 from mainstay_train.checks import late
-from mainstay_train.checks.calls import (
-    Call,
-)
 from mainstay_train.checks.flags import Flags
-from mainstay_train.checks.kernels import Effects
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.replays import Replays
+from mainstay_train.kernels.calls import (
+    Call,
+)
+from mainstay_train.kernels.dispatch import Effects
 
 
 class Judging(late.Judged, Protocol):

@@ -11,15 +11,15 @@ import torch
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.schedule import Later
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict, judge
-from mainstay_train.checks import bits, imprints
-from mainstay_train.checks.calls import Call, put, repaired
 from mainstay_train.checks.collectives import waited
 from mainstay_train.checks.flags import Flags, Voiding
-from mainstay_train.checks.kernels import Effects, key_of, may_wait
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.recomputes import ForwardRecord
-from mainstay_train.checks.twins import Overwritten, Twins
 from mainstay_train.checks.waiting import Waiting, WaitingChecks, detached, kept_by
+from mainstay_train.kernels import bits, imprints
+from mainstay_train.kernels.calls import Call, put, repaired
+from mainstay_train.kernels.dispatch import Effects, key_of, may_wait
+from mainstay_train.kernels.twins import Overwritten, Twins
 
 
 class Judged(Voiding, Protocol):

@@ -16,13 +16,13 @@ import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Remedy, judge
-from mainstay_train.checks import bits, imprints
-from mainstay_train.checks.calls import Call, put, repaired
-from mainstay_train.checks.imprints import Imprint
-from mainstay_train.checks.kernels import Effects, Kernel
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.telling import Telling
-from mainstay_train.checks.twins import Twins
+from mainstay_train.kernels import bits, imprints
+from mainstay_train.kernels.calls import Call, put, repaired
+from mainstay_train.kernels.dispatch import Effects, Kernel
+from mainstay_train.kernels.imprints import Imprint
+from mainstay_train.kernels.twins import Twins
 
 LARGE_BYTES = 1 << 20
 """Of a kernel's operands: smaller ones are compared bit by bit, which takes less time."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from mainstay_core.dmr.schedule import COMPILED_IMPRINT, is_pointwise_cheaper
-from mainstay_train.checks import imprints
-from mainstay_train.checks.calls import Call
+from mainstay_train.kernels import imprints
+from mainstay_train.kernels.calls import Call
 
 MAX_CHEAP = 4096
 """Answers that are kept by the sizes of what a kernel makes: sizes may differ in every step."""

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.checks import imprints
-from mainstay_train.checks.imprints import Imprint
+from mainstay_train.kernels import imprints
+from mainstay_train.kernels.imprints import Imprint
 
 FIELD = "spec.detection.dmr.mode"
 

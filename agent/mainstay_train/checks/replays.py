@@ -22,9 +22,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.verdicts import Remedy, judge
-from mainstay_train.checks.calls import Call, put
-from mainstay_train.checks.imprints import imprint
-from mainstay_train.checks.kernels import Effects, key_of, tensors_in
 from mainstay_train.checks.late import (
     Judged,
     Kept,
@@ -36,8 +33,11 @@ from mainstay_train.checks.late import (
 )
 from mainstay_train.checks.places import Place
 from mainstay_train.checks.planned import Flow, Spot
-from mainstay_train.checks.twins import ALIGNMENT_BYTES
 from mainstay_train.checks.waiting import Waiting
+from mainstay_train.kernels.calls import Call, put
+from mainstay_train.kernels.dispatch import Effects, key_of, tensors_in
+from mainstay_train.kernels.imprints import imprint
+from mainstay_train.kernels.twins import ALIGNMENT_BYTES
 
 Name = tuple[str, Flow]
 """A segment of one passage."""

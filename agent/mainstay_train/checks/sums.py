@@ -15,10 +15,10 @@ import torch
 
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Remedy, Verdict, judge
-from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.telling import Telling
-from mainstay_train.checks.twins import Overwritten
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.twins import Overwritten
 from mainstay_train.sums.readout import Later, Readout
 
 SUM = "sum"

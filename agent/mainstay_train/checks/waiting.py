@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mainstay_core.dmr import dynamic
 from mainstay_core.dmr.dynamic import CheckQueue
 from mainstay_core.dmr.profiles import WindowKind
-from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.planned import Flow, Window
+from mainstay_train.kernels.dispatch import key_of
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class Waiting:
 
     shard_type: int
     keys: Set[int]
-    """The memories that it keeps: see :func:`~mainstay_train.checks.kernels.key_of`."""
+    """The memories that it keeps: see :func:`~mainstay_train.kernels.dispatch.key_of`."""
     size_bytes: int
     execute: Callable[[], None]
     micro_batch: int = 0

@@ -8,11 +8,11 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.dmr.flips import StatePart, Where
 from mainstay_core.faults.points import FaultPoint
 from mainstay_core.planning.program import Op
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.kernels import bits
 
 BEGINS = (Op.RECV_F, Op.FORWARD, Op.REDUCE)
 """Actions with which a step of a rank may begin. Nothing computes with its state then."""

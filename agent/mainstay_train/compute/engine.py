@@ -23,7 +23,6 @@ from mainstay_core.wire.ledger import FinalDigests, PartialDigest
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.background import Background
-from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.scopes import Scope
@@ -44,6 +43,7 @@ from mainstay_train.exact.gradients import GradientSums, Read
 from mainstay_train.exact.optimizer import Boosts, Shared, StageState
 from mainstay_train.exact.reduction import PartialStore, Reducer, SumNow
 from mainstay_train.exact.unit_sums import units_of
+from mainstay_train.kernels.calls import UnreliableDeviceError
 from mainstay_train.model import compilation
 from mainstay_train.model.workload import Workload, WorkloadError, user_code
 from mainstay_train.sums import digests

@@ -22,7 +22,6 @@ from mainstay_core.planning.routes import blocks_of
 from mainstay_train.base import device as devices
 from mainstay_train.base.frames import roomy
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.scopes import UNCHECKED, Scope
 from mainstay_train.comm.chains import ChainGroups
@@ -37,6 +36,7 @@ from mainstay_train.compute.statistics import TypeResult, TypeSums
 from mainstay_train.compute.transfers import Transfers, visit_of
 from mainstay_train.exact.draws import Address
 from mainstay_train.exact.reduction import PartialStore
+from mainstay_train.kernels.dispatch import key_of
 from mainstay_train.model.blocks import Block, Tape
 from mainstay_train.model.workload import USER_ERRORS, Workload
 

@@ -29,9 +29,9 @@ from mainstay_core.base.digest import Digest
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.verdicts import Judgement, Verdict, judge
 from mainstay_train.base import device as devices
-from mainstay_train.checks import bits
-from mainstay_train.checks.twins import Overwritten
 from mainstay_train.exact.draws import Address
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.twins import Overwritten
 from mainstay_train.model import data
 from mainstay_train.model.data import Batch, Dataset
 from mainstay_train.model.workload import WorkloadError

@@ -29,11 +29,11 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import CheckRules, Mode, PlanName
 from mainstay_train.base.device import memory_of
 from mainstay_train.checks.budget import check_budget
-from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import WHOLE
 from mainstay_train.checks.recomputes import FIELD
+from mainstay_train.kernels.calls import UnreliableDeviceError
 from mainstay_train.model import trial
 from mainstay_train.model.blocks import Block
 from mainstay_train.model.workload import Workload

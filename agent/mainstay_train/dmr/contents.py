@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mainstay_train.checks.kernels import key_of
-from mainstay_train.checks.regions import Region
+from mainstay_train.kernels.dispatch import key_of
+from mainstay_train.kernels.regions import Region
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,6 @@ from mainstay_core.wire.flip_trials import MAX_SHOWN, ClassResult, FlipAnswer, F
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base.decorator import Loop
 from mainstay_train.base.device import choose_device
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
@@ -44,6 +43,7 @@ from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
 from mainstay_train.dmr.cell_trials import COMPUTED_WITH, STATE, WIRE, CellTrials, Tried
 from mainstay_train.exact import numerics
+from mainstay_train.kernels import bits
 from mainstay_train.model import compilation
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.workload import Workload, WorkloadError, user_code

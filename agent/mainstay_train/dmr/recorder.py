@@ -22,14 +22,14 @@ from torch.utils._pytree import tree_map
 
 from mainstay_core.base.errors import InvalidSpecError
 from mainstay_core.dmr.operators import Origin, Pass
-from mainstay_train.checks import kernels
 from mainstay_train.checks.collectives import REPEATED, SILENT
-from mainstay_train.checks.kernels import Allocated, Effects, kernel_of, name_of
 from mainstay_train.checks.planned import Window
-from mainstay_train.checks.regions import Region
-from mainstay_train.checks.twins import Overwritten
 from mainstay_train.dmr.contents import Contents
 from mainstay_train.dmr.timers import Timer
+from mainstay_train.kernels import dispatch
+from mainstay_train.kernels.dispatch import Allocated, Effects, kernel_of, name_of
+from mainstay_train.kernels.regions import Region
+from mainstay_train.kernels.twins import Overwritten
 
 FIELD = "spec.workload.entrypoint"
 HOST_READS = frozenset({"tolist", "numpy", "__array__"})
@@ -57,7 +57,7 @@ class Call:
     timed: int
     """Its number among the timed calls."""
     waits: bool = True
-    """Whether it can be executed again later: :func:`~mainstay_train.checks.kernels.may_wait`."""
+    """Whether it can be executed again later: :func:`~mainstay_train.kernels.dispatch.may_wait`."""
 
     @property
     def id(self) -> str:
@@ -257,7 +257,7 @@ class PassageRecord:
         shapes = tuple(tuple(t.shape) for t in [*(t for t, _ in operands), *effects.returned])
         overwritten = Overwritten(operands, replaces=kernel_of(func).replaces)
         is_own = self._allocated.have(written) or place.in_pass is Pass.WEIGHT
-        waits = kernels.may_wait(
+        waits = dispatch.may_wait(
             kernel_of(func),
             args,
             kwargs,
@@ -366,7 +366,7 @@ class Recorder(PassageRecord, TorchDispatchMode):
         name = kernel_of(func).name
         if name in REPEATED:
             result = func(*args, **kwargs)
-            self.exchange(kernels.tensors_in(tuple(args)), result)
+            self.exchange(dispatch.tensors_in(tuple(args)), result)
             return result
         if name in SILENT:
             return func(*args, **kwargs)
@@ -382,7 +382,7 @@ class Recorder(PassageRecord, TorchDispatchMode):
         return result
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
-        if kernel_of(func).is_seeded and kernels.draws(func, args, kwargs):
+        if kernel_of(func).is_seeded and dispatch.draws(func, args, kwargs):
             self._fail(
                 f"calls {name_of(func)}, which draws random numbers: executed again it would draw "
                 "others. A block that draws cannot be profiled; leave out what draws (dropout: 0)"

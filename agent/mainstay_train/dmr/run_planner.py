@@ -37,7 +37,6 @@ from mainstay_core.dmr.schedule import (
 from mainstay_core.dmr.settings import PLANNED, PlanName
 from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Way, name_of, ways_of
-from mainstay_train.checks import imprints
 from mainstay_train.checks.planned import (
     NO_STANDING,
     WHOLE,
@@ -61,6 +60,7 @@ from mainstay_train.dmr.profiler import (
 )
 from mainstay_train.dmr.recordings import ProgramWaits, Recording, refused_if_it_fails
 from mainstay_train.dmr.timers import Clock
+from mainstay_train.kernels import imprints
 from mainstay_train.model.blocks import Block
 
 logger = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.verdicts import Verdict, judge
 from mainstay_core.planning.program import Op
 from mainstay_train.base import device as devices
-from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.compute import purity
 from mainstay_train.compute.batches import BATCH
 from mainstay_train.compute.loader import Loaded, Loader, Wanted
 from mainstay_train.compute.statistics import TypeSums
 from mainstay_train.exact.draws import Address
+from mainstay_train.kernels import bits
 from mainstay_train.model.data import Batch, Dataset
 from mainstay_train.model.workload import WorkloadError
 from mainstay_train.session.driver import Driver

@@ -12,8 +12,8 @@ from tests.train.session.test_work import DATA, TYPES, Loop, plainly
 from mainstay_core.dmr.flips import Flip
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE
+from mainstay_train.kernels import bits
 from mainstay_train.session.loop import Step
 
 

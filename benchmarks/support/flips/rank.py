@@ -23,7 +23,6 @@ from mainstay_core.job.config import BUCKET_BYTES, JobConfig
 from mainstay_core.planning.routes import Way
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
@@ -34,6 +33,7 @@ from mainstay_train.compute.training import BlockTraining
 from mainstay_train.dmr.cell_trials import COMPUTED_WITH, STATE, WIRE
 from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import numerics
+from mainstay_train.kernels import bits
 from mainstay_train.model import workload as workloads
 from mainstay_train.model.blocks import Block
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mainstay_train.checks import bits
+from mainstay_train.kernels import bits
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.flips import FlipOrders
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.kernels import bits
 
 
 def run(

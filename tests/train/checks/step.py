@@ -19,7 +19,6 @@ from mainstay_core.job.config import JobConfig
 from mainstay_core.planning.routes import Way
 from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.votes import Commit
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks
 from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.flips import FlipOrders
@@ -30,6 +29,7 @@ from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.training import BlockTraining
 from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner, Told
 from mainstay_train.exact import numerics
+from mainstay_train.kernels import bits
 from mainstay_train.model import workload as workloads
 
 LLAMA, MOE = "mainstay_train.models.llama:workload", "mainstay_train.models.moe:workload"

@@ -12,11 +12,11 @@ from tests.train.checks.test_rest import vote
 from mainstay_core.dmr.flips import Flip, StatePart, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
-from mainstay_train.checks import bits
 from mainstay_train.checks.places import Phase
 from mainstay_train.compute import at_rest
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import REST_PARTS
+from mainstay_train.kernels import bits
 
 
 def engine_of(model: str) -> Engine:

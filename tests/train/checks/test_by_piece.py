@@ -15,11 +15,12 @@ from mainstay_core.dmr.findings import Finding
 from mainstay_core.dmr.flips import Execution
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import bits, by_piece, calls
+from mainstay_train.checks import by_piece
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.kernels import kernel_of
 from mainstay_train.checks.places import Phase
 from mainstay_train.exact.eager_optimizers import EagerAdamW, EagerSGD
+from mainstay_train.kernels import bits, calls
+from mainstay_train.kernels.dispatch import kernel_of
 
 PIECE = 1 << 10
 SIZES = ((3, 1711), (5,), (1,), (2, PIECE), (0,), (4097,))

@@ -28,13 +28,14 @@ from mainstay_core.dmr.flips import Execution, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Judgement, Remedy, Verdict
-from mainstay_train.checks import bits, calls, prices
+from mainstay_train.checks import prices
 from mainstay_train.checks.checker import UNCHECKED, Checks, UnreliableDeviceError
 from mainstay_train.checks.flips import Missed
-from mainstay_train.checks.kernels import Effects, kernel_of
 from mainstay_train.checks.places import Phase, Place
-from mainstay_train.checks.twins import Overwritten
 from mainstay_train.exact.draws import generator_of
+from mainstay_train.kernels import bits, calls
+from mainstay_train.kernels.dispatch import Effects, kernel_of
+from mainstay_train.kernels.twins import Overwritten
 
 
 @pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])

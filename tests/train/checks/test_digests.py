@@ -12,11 +12,11 @@ from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.reports import Ballot
 from mainstay_core.rank.steps.step_plan import Supply
-from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.checks.checker import NOWHERE
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.sums import DIGESTS
 from mainstay_train.compute.engine import Engine
+from mainstay_train.kernels.calls import UnreliableDeviceError
 
 
 def vote(engine: Engine, flip: Flip | None = None) -> Ballot:

@@ -19,11 +19,12 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
-from mainstay_train.checks import at_once, bits, flags
+from mainstay_train.checks import at_once, flags
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flags import Flags
-from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.dispatch import key_of
 
 Setting = tuple[str, bool, int, int]
 """Model, recompute, stages, bytes for checks that wait."""

@@ -15,8 +15,9 @@ from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import bits, checker
+from mainstay_train.checks import checker
 from mainstay_train.checks.places import Phase
+from mainstay_train.kernels import bits
 from mainstay_train.model.workload import WorkloadError
 
 QUICK = [

@@ -19,10 +19,11 @@ from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, is_poi
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.steps.step_plan import Supply
-from mainstay_train.checks import imprints, prices
-from mainstay_train.checks.calls import UnreliableDeviceError
+from mainstay_train.checks import prices
 from mainstay_train.checks.executions import CheckedKernels
 from mainstay_train.checks.places import Phase
+from mainstay_train.kernels import imprints
+from mainstay_train.kernels.calls import UnreliableDeviceError
 from mainstay_train.models import attention
 
 SLOT = Slot(pod=PodUid("a"), index=0)

@@ -19,13 +19,13 @@ from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.connections import GroupEnded
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks, UnreliableDeviceError
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.sums import SUM, sum_now
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.compute.arrivals import ReductionWaits
 from mainstay_train.compute.engine import Engine
+from mainstay_train.kernels import bits
 
 MUCH = 1 << 30
 

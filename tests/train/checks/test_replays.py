@@ -16,9 +16,9 @@ from mainstay_core.dmr.schedule import Part
 from mainstay_core.dmr.settings import Mode, PlanName
 from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.planned import WHOLE, Orders, Spot
+from mainstay_train.kernels.dispatch import key_of
 
 TYPE = 3
 SIZE = 16 * 16 * 4

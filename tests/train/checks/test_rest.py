@@ -7,9 +7,9 @@ from tests.train.checks.step import Step
 from mainstay_core.base.ids import PodUid, Slot
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.rank.reports import Ballot
-from mainstay_train.checks import bits
 from mainstay_train.compute.engine import Engine
 from mainstay_train.exact.optimizer import REST_PARTS
+from mainstay_train.kernels import bits
 
 SLOT = Slot(pod=PodUid("a"), index=0)
 

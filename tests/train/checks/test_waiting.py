@@ -23,13 +23,13 @@ from mainstay_core.dmr.verdicts import Remedy, Verdict
 from mainstay_core.rank.connections import GroupEnded
 from mainstay_train.checks import checker
 from mainstay_train.checks.checker import Checks
-from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase
 from mainstay_train.checks.planned import Window
 from mainstay_train.checks.waiting import Waiting, WaitingChecks
 from mainstay_train.comm.group import Group
 from mainstay_train.comm.operations import Pending
 from mainstay_train.compute import arrivals
+from mainstay_train.kernels.dispatch import key_of
 from mainstay_train.models import attention
 
 Setting = tuple[str, bool, int, int]

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mainstay_train.checks import bits
-from mainstay_train.checks.kernels import name_of
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.dispatch import name_of
 
 
 class WrongOnce(TorchDispatchMode):  # type: ignore[no-untyped-call]

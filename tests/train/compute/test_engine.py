@@ -14,13 +14,13 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_core.wire.plan import Partial
 from mainstay_core.wire.votes import Commit
 from mainstay_train.base import device as devices
-from mainstay_train.checks.calls import UnreliableDeviceError
 from mainstay_train.comm.chains import ChainGroups, Mark
 from mainstay_train.comm.operations import Exchange, Pending
 from mainstay_train.compute.engine import Engine
 from mainstay_train.compute.loader import Loader
 from mainstay_train.compute.statistics import TypeSums
 from mainstay_train.exact import optimizer
+from mainstay_train.kernels.calls import UnreliableDeviceError
 from mainstay_train.model import blocks, losses, split, workload
 
 SLOT = Slot(pod=PodUid("a"), index=0)

@@ -6,7 +6,7 @@ import pytest
 from tests.train.checks.conftest import flipped
 
 from mainstay_core.dmr import schedule
-from mainstay_train.checks import imprints
+from mainstay_train.kernels import imprints
 
 __all__ = ["flipped", "prices"]
 

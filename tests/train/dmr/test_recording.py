@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mainstay_core.base.shape import Cut
 from mainstay_core.dmr.operators import Origin, Pass
 from mainstay_core.dmr.static import plan_checks
-from mainstay_train.checks.kernels import key_of
-from mainstay_train.checks.regions import Region
 from mainstay_train.dmr import passage as passages
 from mainstay_train.dmr.passage import StagePasses
 from mainstay_train.dmr.profiler import WAITS, fullest_of, make_profile, plan_windows
 from mainstay_train.dmr.recorder import Call, Passage, Recorder
 from mainstay_train.dmr.timers import ClockTimer
 from mainstay_train.exact import numerics
+from mainstay_train.kernels.dispatch import key_of
+from mainstay_train.kernels.regions import Region
 from mainstay_train.model import workload as workloads
 
 LLAMA = "mainstay_train.models.llama:workload"

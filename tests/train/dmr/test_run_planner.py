@@ -30,11 +30,11 @@ from mainstay_core.dmr.schedule import Part, RefusedPlanError, plan_here
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.static import plan_checks
 from mainstay_core.dmr.verdicts import Remedy, Verdict
-from mainstay_train.checks import imprints
 from mainstay_train.checks.planned import NO_STANDING, WHOLE, Window
 from mainstay_train.checks.planned import Spot as PlannedSpot
 from mainstay_train.dmr.ordered_plans import read_plan_file
 from mainstay_train.dmr.run_planner import PlannedStage, RunPlanner
+from mainstay_train.kernels import imprints
 
 MUCH, LITTLE = 1 << 30, 9000
 PROFILED = 2

@@ -9,8 +9,8 @@ from tests.train.operations import Operations
 from torch import nn
 
 from mainstay_core.base import digest
-from mainstay_train.checks import bits
 from mainstay_train.exact import numerics, optimizer
+from mainstay_train.kernels import bits
 from mainstay_train.model import blocks
 from mainstay_train.sums import digests
 

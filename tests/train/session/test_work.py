@@ -19,12 +19,12 @@ from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
-from mainstay_train.checks import bits
 from mainstay_train.checks.checker import Checks, UnreliableDeviceError
 from mainstay_train.checks.places import Phase
 from mainstay_train.compute import purity
 from mainstay_train.exact import numerics
 from mainstay_train.exact import optimizer as optimizers
+from mainstay_train.kernels import bits
 from mainstay_train.model import data
 from mainstay_train.model.plain_model import PlainModel
 from mainstay_train.model.workload import WorkloadError

@@ -11,8 +11,8 @@ from tests.train.crew import ADDRESS
 from tests.train.state.test_heal import WANTED, make_state, same
 
 from mainstay_core.rank.serving import HealFailed, Source
-from mainstay_train.checks import bits
 from mainstay_train.exact.optimizer import StageState
+from mainstay_train.kernels import bits
 from mainstay_train.state import comparing
 from mainstay_train.state.heal import HealClient, HealServer, masters_digest
 

@@ -22,7 +22,7 @@ import torch
 
 from mainstay_core.base import digest
 from mainstay_core.dmr.schedule import BATCHED_IMPRINT, COMPILED_IMPRINT, ImprintPrice
-from mainstay_train.checks.bits import words_of
+from mainstay_train.kernels.bits import words_of
 from mainstay_train.sums import compiled, digests, runs
 
 ROW_BYTES, NUM_KEYS = 1024, 16

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from mainstay_train.checks.kernels import key_of
-from mainstay_train.checks.regions import Region
+from mainstay_train.kernels.dispatch import key_of
+from mainstay_train.kernels.regions import Region
 
 ALIGNMENT_BYTES = 64
 """No kernel looks at more of an address."""

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from mainstay_core.base.errors import InvalidSpecError
-from mainstay_train.checks import bits, imprints
-from mainstay_train.checks.imprints import (
+from mainstay_train.checks.recomputes import ForwardRecord
+from mainstay_train.kernels import bits, imprints
+from mainstay_train.kernels.imprints import (
     FEW_BYTES,
     FEW_BYTES_COMPILED,
     NUM_KEYS,
     ROW_BYTES,
     imprint,
 )
-from mainstay_train.checks.recomputes import ForwardRecord
 
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 SIZES = (0, 1, 7, 300, FEW_BYTES_COMPILED + 3, FEW_BYTES // 4 + 1, 40_000)

@@ -11,9 +11,9 @@ import torch
 from mainstay_core.base.errors import MainstayError
 from mainstay_core.dmr.flips import Execution, Flip
 from mainstay_train.base import device as devices
-from mainstay_train.checks import bits
-from mainstay_train.checks.kernels import Effects, Kernel, tensors_in, with_numbers_of
-from mainstay_train.checks.twins import Overwritten, Twins
+from mainstay_train.kernels import bits
+from mainstay_train.kernels.dispatch import Effects, Kernel, tensors_in, with_numbers_of
+from mainstay_train.kernels.twins import Overwritten, Twins
 
 
 class UnreliableDeviceError(MainstayError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from mainstay_train.checks.regions import Region
+from mainstay_train.kernels.regions import Region
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type of each width in bytes."""
