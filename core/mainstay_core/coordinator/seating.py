@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 
 from mainstay_core.base.ids import Hardware, PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
@@ -239,7 +240,7 @@ def _judges(state: CoordinatorState, doubted: Collection[Slot]) -> Callable[[Slo
     Where these may all be one device, as all pods of one machine, any other slot may.
     """
     known = [(slot, hardware_of(state, slot)) for slot in doubted]
-    is_one = all(may_be_same(*known[0], *other) for other in known)
+    is_one = all(may_be_same(*one, *other) for one, other in combinations(known, 2))
 
     def may_judge(slot: Slot) -> bool:
         its = hardware_of(state, slot)

@@ -27,7 +27,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState, Transition, fact_of
-from mainstay_core.rank.steps.doubts import Watched
+from mainstay_core.rank.steps.doubts import Watched, slots_of
 from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step, witnessed
 from mainstay_core.rank.steps.witness import (
     compared_again,
@@ -185,7 +185,7 @@ def heard(
         return state, verdict, ()
     known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
     width = plan.ranks_per_stage
-    ruling = rule(known, width)
+    ruling = rule(known, width, slots_of(plan))
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import pytest
 from tests.worlds.pods import PlayedPods, make_config
 
 from mainstay_core.base.ids import Hardware, Slot
+from mainstay_core.coordinator.seating import Draft, another_plan
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Member, Method
@@ -318,3 +320,18 @@ def test_where_all_pods_share_one_accelerator_any_other_trainer_judges() -> None
             world.settle(0)
     disagree(world, world.member(0, 0), world.member(1, 0))
     assert judges(world) == ["pod-2"]
+
+
+def test_two_doubted_devices_that_are_known_to_be_two_are_no_one_device_beside_a_third() -> None:
+    """Whatever their order: of which of them a pod has the device is not known."""
+    world = PlayedPods(make_config(replicas=3, stages=1))
+    for i, accelerator in enumerate(("", "gpu-1", "gpu-2")):
+        world.register(f"pod-{i}", domain="node-0")
+        world.up(f"pod-{i}", accelerator=accelerator)
+    world.settle(0)
+    world.register("spare", domain="node-0")
+    world.up("spare")
+    draft = Draft(method=Method.REFORM, planned=False, reason="why", now_s=1.0, nonce="x")
+    takers = [s for s in world.state.slots if s.slot.pod == "spare"]
+    for doubted in permutations(m.slot for m in world.plan.members):
+        assert another_plan(world.state, draft, doubted, takers) is None
