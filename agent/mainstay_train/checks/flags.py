@@ -97,26 +97,29 @@ class Flags:
 
         A whole number that is wrong could end the process, as an index on a device does.
         """
+        made = [*effects.new, *effects.written]
+        return all(map(is_real, made)) and self._are_here(made)
+
+    def compares(self, kept: list[torch.Tensor | Imprint]) -> TypeGuard[list[torch.Tensor]]:
+        """Return whether what is left of an execution is compared here: all of it, in one place.
+
+        Args:
+            kept: real numbers, or imprints.
+        """
+        there = [one for one in kept if isinstance(one, torch.Tensor)]
+        return len(there) == len(kept) and self._are_here(there)
+
+    def _are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether tensors lie where the flags do; what was copied to the host does not."""
         device = self._blocks[0].device if self._blocks else None
-        for tensor in (*effects.new, *effects.written):
-            if not is_real(tensor) or (tensor.is_cpu and not self.everywhere):
+        for tensor in tensors:
+            if tensor.is_cpu and not self.everywhere:
                 return False
             if device is None:
                 device = tensor.device
             elif tensor.device != device:
                 return False
         return True
-
-    def compares(
-        self, kept: list[torch.Tensor | Imprint], *, is_far: bool
-    ) -> TypeGuard[list[torch.Tensor]]:
-        """Return whether what is left of an execution is compared here, with all of it there.
-
-        Args:
-            kept: tensors, or imprints of them.
-            is_far: whether a device other than the CPU has made it.
-        """
-        return (is_far or self.everywhere) and all(isinstance(one, torch.Tensor) for one in kept)
 
     def compare(
         self,

@@ -22,6 +22,7 @@ from mainstay_core.rank.steps.step_plan import Supply
 from mainstay_train.checks import at_once, bits, flags
 from mainstay_train.checks.checker import NOWHERE, Checks
 from mainstay_train.checks.flags import Flags
+from mainstay_train.checks.imprints import imprint
 from mainstay_train.checks.kernels import key_of
 from mainstay_train.checks.places import Phase, Place
 
@@ -257,6 +258,18 @@ def test_what_is_dropped_is_not_read_and_what_comes_next_is() -> None:
 
     found = [(compared.ordinal, compared.output) for compared in kept.read()]
     assert found == [(2, 1), (3, 0)]
+
+
+def test_what_a_device_has_copied_to_the_host_is_compared_there() -> None:
+    """A waiting check of such a copy would end the step, as flags lie on the device."""
+    on_host, on_device = torch.zeros(2), torch.zeros(2, device="meta")
+    kept = Flags()
+    assert kept.compares([on_device])
+    assert not kept.compares([on_host])
+    kept.compare(PLACE, (0, "aten.mm"), [on_device], [on_device])
+    assert not kept.compares([on_device, on_host])
+    assert not kept.compares([imprint(on_host)])
+    assert Flags(everywhere=True).compares([on_host])
 
 
 def test_types_that_do_not_count_are_not_judged() -> None:
