@@ -331,7 +331,10 @@ class CoordinatorState:
     restored: str = ""
     """The last quorum that was recovered from a supervisor's plan, as text."""
     restored_at_s: float = 0.0
-    """When that was. Supervisors that registered before register again."""
+    """When that was, or the store was started again, or the job resumed. Supervisors that
+    registered before register again."""
+    may_have_forgotten: bool = field(default=False, metadata=OMITTED)
+    """Whether the store was ever recovered or started again: what pods had told may be missing."""
     rivals: tuple[str, ...] = ()
     """Nonces of quorums with the plan's id that supervisors hold beside it."""
     unheard: tuple[PodUid, ...] = ()
