@@ -373,10 +373,11 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return None
         if overwritten is None:
             return flags
-        is_known = not kernel.makes and all(map(kernels.is_real, overwritten.written))
-        if overwritten.has_contents and not is_known:
+        written = overwritten.written
+        is_known = not kernel.makes and all(map(kernels.is_real, written))
+        if overwritten.has_contents and not (is_known and flags.are_here(written)):
             return None  # a third execution may be needed, of what is overwritten by then
-        return flags if self._have_made(overwritten.written) else None
+        return flags if self._have_made(written) else None
 
     def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""

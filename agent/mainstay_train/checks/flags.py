@@ -98,7 +98,7 @@ class Flags:
         A whole number that is wrong could end the process, as an index on a device does.
         """
         made = [*effects.new, *effects.written]
-        return all(map(is_real, made)) and self._are_here(made)
+        return all(map(is_real, made)) and self.are_here(made)
 
     def compares(self, kept: list[torch.Tensor | Imprint]) -> TypeGuard[list[torch.Tensor]]:
         """Return whether what is left of an execution is compared here: all of it, in one place.
@@ -107,9 +107,9 @@ class Flags:
             kept: real numbers, or imprints.
         """
         there = [one for one in kept if isinstance(one, torch.Tensor)]
-        return len(there) == len(kept) and self._are_here(there)
+        return len(there) == len(kept) and self.are_here(there)
 
-    def _are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether tensors lie where the flags do; what was copied to the host does not."""
         device = self._blocks[0].device if self._blocks else None
         for tensor in tensors:

@@ -184,6 +184,26 @@ def test_a_buffer_that_a_block_sets_is_right_at_once_in_any_pass(in_pass: Pass) 
     assert bool(checks.flags) == (in_pass is Pass.WEIGHT), "of the gradient alone"
 
 
+def test_what_is_changed_in_place_elsewhere_than_flags_lie_can_be_executed_a_third_time() -> None:
+    """A kernel of the user's may change memory of the host by what it reads on a device."""
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append, flags=Flags(everywhere=True))
+    checks._is_warm = checks._computes = True
+    elsewhere = [torch.zeros(8, device="meta")]
+    checks.flags.compare(PLACE, (0, "aten.mm"), elsewhere, elsewhere)
+    flip = Flip(in_pass=Pass.FORWARD, operator="aten.mul_", element=3, bit=20)
+    checks.order("flip", 0, Phase.FORWARD, flip)
+
+    with checks.over(Phase.FORWARD, shard_type=0, micro_batch=0) as scope:
+        scope.enter(Pass.FORWARD, 0, "block")
+        made = torch.empty(8)
+        made.fill_(2.0)
+        made.mul_(3.0)
+
+    assert made.tolist() == [6.0] * 8
+    assert [finding.verdict for finding in findings] == [Verdict.PRIMARY_HIT]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_wrong_number_that_makes_a_block_raise_is_found_by_its_flag(stages: int) -> None:
     step = Step("bounded", recompute=False, stages=stages, is_flagged=True)
