@@ -279,14 +279,14 @@ def corrected_entry(state: RankState, verdict: Verdict) -> tuple[Action, ...]:
 def try_again(state: RankState, verdict: Verdict) -> Verdict:
     """Return a hopeless verdict, or one that has the whole step computed again, once.
 
-    A norm that is no number may come from one wrong bit. All members see the same votes, and which
-    types were computed again since the last settle.
+    A norm that is no number, or no token that counts, may come from one wrong bit. All members see
+    the same votes, and which types were computed again since the last settle.
     """
     assert state.plan is not None
     types = range(len(state.plan.suppliers))
     if set(types) <= set(state.bad):
         return verdict
-    reason = "the gradient norm is no finite number: all of the step is computed again, once"
+    reason = "the gradient's norm or scale is no finite number: all is computed again, once"
     return replace(verdict, hopeless=False, bad=tuple(types), reason=reason)
 
 
