@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from tests.worlds.pods import PlayedPods, make_config
 
 from mainstay_core.base.ids import Hardware, Slot
+from mainstay_core.coordinator.events import JobSubmitted
 from mainstay_core.coordinator.seating import Draft, another_plan
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Member, Method
@@ -282,6 +285,19 @@ def test_a_pod_that_may_have_the_device_of_a_doubted_one_does_not_judge(
     assert judges(world) == ["elsewhere"]
     (joiner,) = [m for m in world.plan.members if m.joining]
     assert joiner.hardware == Hardware(node="node-2")
+
+
+def test_a_witness_that_is_switched_off_while_devices_disagree_leaves_them_their_voices() -> None:
+    world = waiting_for_a_judge()
+    world.send(JobSubmitted(config=replace(world.state.config, witness_every_steps=0)))
+
+    world.register("elsewhere", domain="node-2")
+    world.up("elsewhere")
+
+    assert world.plan.checks == CheckRules()
+    assert {m.hardware for m in world.plan.members} == {
+        Hardware(node=node) for node in ("node-0", "node-2")
+    }
 
 
 def test_accelerators_that_tell_their_uuids_say_who_has_another_device() -> None:
