@@ -23,7 +23,7 @@ from mainstay_train.base import device as devices
 from mainstay_train.base.device import Moment
 from mainstay_train.checks import bits
 from mainstay_train.checks.imprints import Imprint
-from mainstay_train.checks.kernels import Effects, is_real
+from mainstay_train.checks.kernels import is_real
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.telling import Telling
 
@@ -92,24 +92,23 @@ class Flags:
             and place.shard_type not in self.doubted
         )
 
-    def takes(self, effects: Effects) -> bool:
+    def takes(self, made: Sequence[torch.Tensor]) -> bool:
         """Return whether all that a call has made can be compared here: real numbers, in one place.
 
         A whole number that is wrong could end the process, as an index on a device does.
         """
-        made = [*effects.new, *effects.written]
-        return all(map(is_real, made)) and self.are_here(made)
+        return all(map(is_real, made)) and self._are_here(made)
 
-    def compares(self, kept: list[torch.Tensor | Imprint]) -> TypeGuard[list[torch.Tensor]]:
+    def takes_kept(self, kept: list[torch.Tensor | Imprint]) -> TypeGuard[list[torch.Tensor]]:
         """Return whether what is left of an execution is compared here: all of it, in one place.
 
         Args:
             kept: real numbers, or imprints.
         """
         there = [one for one in kept if isinstance(one, torch.Tensor)]
-        return len(there) == len(kept) and self.are_here(there)
+        return len(there) == len(kept) and self._are_here(there)
 
-    def are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether tensors lie where the flags do; what was copied to the host does not."""
         device = self._blocks[0].device if self._blocks else None
         for tensor in tensors:
@@ -210,9 +209,10 @@ class Flags:
         self.doubted.clear()
 
     def pace(self) -> None:
-        """Wait until the device has come to what it was given before the last call but one.
+        """Wait until the device has executed all checks of this wait but the newest ones.
 
-        So a wait for a message that is over is noticed soon, and few checks delay what comes next.
+        These are :data:`PACE`. So a wait for a message that is over is noticed soon, and few checks
+        delay what comes next.
         """
         if not self._blocks:
             return

@@ -284,12 +284,12 @@ def test_what_a_device_has_copied_to_the_host_is_compared_there() -> None:
     """A waiting check of such a copy would end the step, as flags lie on the device."""
     on_host, on_device = torch.zeros(2), torch.zeros(2, device="meta")
     kept = Flags()
-    assert kept.compares([on_device])
-    assert not kept.compares([on_host])
+    assert kept.takes_kept([on_device])
+    assert not kept.takes_kept([on_host])
     kept.compare(PLACE, (0, "aten.mm"), [on_device], [on_device])
-    assert not kept.compares([on_device, on_host])
-    assert not kept.compares([imprint(on_host)])
-    assert Flags(everywhere=True).compares([on_host])
+    assert not kept.takes_kept([on_device, on_host])
+    assert not kept.takes_kept([imprint(on_host)])
+    assert Flags(everywhere=True).takes_kept([on_host])
 
 
 def test_types_that_do_not_count_are_not_judged() -> None:
