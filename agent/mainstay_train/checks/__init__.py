@@ -1,5 +1,10 @@
 """Executes the kernels of a trainer's work twice, compares bits, and repairs what differs.
 
+Begin with ``executions``: a scope sees each kernel that its thread calls. Who compares what two
+executions have made is decided there: ``at_once`` before the value is used, ``waiting`` and
+``late`` while the trainer waits for others, ``flags`` on a GPU before the vote, or ``recomputes``
+where a forward runs again anyway. All of them tell ``checker`` what differed.
+
 - ``budget``: refuses a budget that no device could hold
 - ``places``: where in the program a kernel is
 - ``flips``: wrong bits that faults have ordered, until their kernel comes
@@ -15,7 +20,7 @@
 - ``late``: checks kernels after their values were used
 - ``replays``: replays segments of blocks from their boundary tensors
 - ``telling``: how checks are told of executions that differed
-- ``sums``: executes the sums of a reduction twice
+- ``sums``: executes the sums of a reduction, and the digests of a vote, twice as a whole
 - ``scopes``: what may be asked of a part of the work that is checked
 - ``judging``: what a scope asks of the checks of a trainer
 - ``executions``: executes each kernel a second time, and a third one where two differ

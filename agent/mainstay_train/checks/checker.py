@@ -302,7 +302,7 @@ class Checks:
         self.flags.send()
 
     def judge(self, types: Collection[int] | None = None) -> None:
-        """Tell what comparisons came to at which nobody has looked: :meth:`Flags.judge`."""
+        """Tell which comparisons on a device have found something: :meth:`Flags.judge`."""
         self.flags.judge(self, types)
 
     def drop(self) -> None:
@@ -415,7 +415,7 @@ class Checks:
         return self.over(Phase.APPLY, orders=FlipOrders())
 
     def over_whole(self, phase: Phase) -> Scope:
-        """Return the scope of what is executed again as a whole: unseen, if no flip waits."""
+        """Return the scope of kernels that the caller executes twice together: flips see each."""
         return UNCHECKED if self._orders.is_empty else self.over(phase)
 
     def arrive(self, received: torch.Tensor) -> None:

@@ -350,7 +350,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         if later is not None:
             late.let_wait(self._checks, self._place, call, outputs, flips, later)
             return result
-        if flags is not None and flags.takes(effects):
+        if flags is not None and flags.takes(outputs):
             if self._allocated is not None:
                 self._allocated.add(effects.new)  # what comes next may change it in place
             at_once.compare(flags, self._place, call, outputs, flips, twins)
@@ -358,7 +358,7 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
         return at_once.check(self._checks, self._place, call, primary, flips, (twins, kept))
 
     def _have_made(self, written: Sequence[torch.Tensor]) -> bool:
-        """Return whether what is written goes with the type: memory made here, or its gradient."""
+        """Return whether what is written ends with the type: memory made here, or its gradient."""
         gradient = self._checks.gradient if self._place.in_pass is Pass.WEIGHT else None
         return self._allocated is not None and self._allocated.have(written, gradient)
 
@@ -374,10 +374,10 @@ class CheckedKernels(TorchDispatchMode):  # type: ignore[no-untyped-call] # torc
             return None
         if overwritten is None:
             return flags
-        is_known = not kernel.makes and all(map(dispatch.is_real, overwritten.written))
-        if overwritten.has_contents and not is_known:
+        written = overwritten.written
+        if overwritten.has_contents and (kernel.makes or not flags.takes(written)):
             return None  # a third execution may be needed, of what is overwritten by then
-        return flags if self._have_made(overwritten.written) else None
+        return flags if self._have_made(written) else None
 
     def _is_cheap(self, call: Call, outputs: Sequence[torch.Tensor]) -> bool:
         """Return whether a call is executed twice though its recompute is to check it."""

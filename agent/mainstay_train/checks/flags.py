@@ -24,7 +24,7 @@ from mainstay_train.base.device import Moment
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.checks.telling import Telling
 from mainstay_train.kernels import bits
-from mainstay_train.kernels.dispatch import Effects, is_real
+from mainstay_train.kernels.dispatch import is_real
 from mainstay_train.kernels.imprints import Imprint
 
 BLOCK = 1024
@@ -92,31 +92,33 @@ class Flags:
             and place.shard_type not in self.doubted
         )
 
-    def takes(self, effects: Effects) -> bool:
+    def takes(self, made: Sequence[torch.Tensor]) -> bool:
         """Return whether all that a call has made can be compared here: real numbers, in one place.
 
         A whole number that is wrong could end the process, as an index on a device does.
         """
+        return all(map(is_real, made)) and self._are_here(made)
+
+    def takes_kept(self, kept: list[torch.Tensor | Imprint]) -> TypeGuard[list[torch.Tensor]]:
+        """Return whether what is left of an execution is compared here: all of it, in one place.
+
+        Args:
+            kept: real numbers, or imprints.
+        """
+        there = [one for one in kept if isinstance(one, torch.Tensor)]
+        return len(there) == len(kept) and self._are_here(there)
+
+    def _are_here(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Return whether tensors lie where the flags do; what was copied to the host does not."""
         device = self._blocks[0].device if self._blocks else None
-        for tensor in (*effects.new, *effects.written):
-            if not is_real(tensor) or (tensor.is_cpu and not self.everywhere):
+        for tensor in tensors:
+            if tensor.is_cpu and not self.everywhere:
                 return False
             if device is None:
                 device = tensor.device
             elif tensor.device != device:
                 return False
         return True
-
-    def compares(
-        self, kept: list[torch.Tensor | Imprint], *, is_far: bool
-    ) -> TypeGuard[list[torch.Tensor]]:
-        """Return whether what is left of an execution is compared here, with all of it there.
-
-        Args:
-            kept: tensors, or imprints of them.
-            is_far: whether a device other than the CPU has made it.
-        """
-        return (is_far or self.everywhere) and all(isinstance(one, torch.Tensor) for one in kept)
 
     def compare(
         self,
@@ -207,9 +209,10 @@ class Flags:
         self.doubted.clear()
 
     def pace(self) -> None:
-        """Wait until the device has come to what it was given before the last call but one.
+        """Wait until the device has executed all checks of this wait but the newest ones.
 
-        So a wait for a message that is over is noticed soon, and few checks delay what comes next.
+        These are :data:`PACE`. So a wait for a message that is over is noticed soon, and few checks
+        delay what comes next.
         """
         if not self._blocks:
             return

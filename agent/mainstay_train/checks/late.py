@@ -279,7 +279,7 @@ def _check(
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
         found = executed_again(call)
         put(flips, (Execution.CHECKER, Execution.BOTH), found)
-        if checks.flags.compares(kept, is_far=call.is_far):
+        if checks.flags.takes_kept(kept):
             checks.flags.compare(place, (call.ordinal, call.kernel.name), kept, found)
             return
         pairs = enumerate(zip(kept, found, strict=True))

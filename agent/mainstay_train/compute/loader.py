@@ -9,9 +9,12 @@ of the user's cannot be interrupted: the next one begins when it has returned.
 
 The thread waits when nothing is asked for. It ends with its loader, and with the process.
 
+Each batch is copied: a data set may have one buffer for all of them, and what is loaded next would
+overwrite what a backward, a recompute or a check still reads. So bits depend neither on how far
+ahead is loaded nor on what is checked.
+
 Where a job checks what it computes, each batch is fetched twice, and a third time if the two
-differ: a wrong sample is a wrong gradient. Each is a copy, as a data set may have one buffer for
-all its batches: the second fetch would overwrite the first, and the next batch what checks read.
+differ: a wrong sample is a wrong gradient.
 """
 
 from __future__ import annotations
@@ -209,7 +212,6 @@ def _load_twice(load: Callable[..., Loaded], wanted: Wanted) -> Loaded:
         WorkloadError: three fetches gave three batches, so the data set is no function of the
             address: it would do so on any device.
     """
-    load = partial(load, copies=True)
     first, second = load(wanted), load(wanted, Execution.CHECKER)
     told = _told(first), _told(second)
     if told[0] == told[1]:
@@ -240,10 +242,14 @@ def flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) ->
     return Batch(*parts)
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the strides and the alignment of a tensor: kernels may choose by both."""
+def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a data set's tensor in other memory, from which a device copies by itself."""
+    locked = devices.page_locked(tensor, device)
+    if locked is not tensor:
+        return locked
+    # With its strides and its alignment: kernels may choose by both.
     (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
-    return copy
+    return devices.page_locked(copy, device)
 
 
 def _told(loaded: Loaded) -> str:
@@ -257,24 +263,12 @@ def _load(
     device: torch.device,
     wanted: Wanted,
     execution: Execution | None = Execution.PRIMARY,
-    *,
-    copies: bool = False,
 ) -> Loaded:
-    """Fetch a batch.
-
-    Args:
-        dataset: gives it.
-        device: where it will be copied to.
-        wanted: which one.
-        execution: which fetch of it this is; None: the third one.
-        copies: whether the data set may write to its memory afterwards.
-    """
+    """Fetch a batch, as which fetch of it; None: the third one."""
     if device.type == "cuda":  # of this thread: else memory is locked for the first device
         torch.cuda.set_device(device)
     batch = flipped(dataset.batch(wanted.address), wanted.flips, execution)
-    if copies and device.type == "cpu":  # for another device it is copied anyway
-        batch = Batch(*map(_copied, (batch.tokens, batch.targets)))
+    batch = Batch(_own(batch.tokens, device), _own(batch.targets, device))
     consumed = data.consumed_digest(wanted.address, batch) if wanted.digests else Digest.zero()
     num_tokens = data.num_tokens(batch)
-    locked = (devices.page_locked(part, device) for part in (batch.tokens, batch.targets))
-    return Loaded(Batch(*locked), num_tokens, consumed)
+    return Loaded(batch, num_tokens, consumed)

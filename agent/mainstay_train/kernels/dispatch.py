@@ -194,7 +194,8 @@ def _held(value: Any) -> torch.Tensor:
 
 
 def retold(kernel: Kernel, result: Any, new: Sequence[torch.Tensor]) -> Any:
-    """Return a result with the numbers that tensors hold.
+    """Return a call's result with the numbers that tensors hold in place of its own: a flip may
+    have changed them.
 
     Args:
         kernel: that has returned it.

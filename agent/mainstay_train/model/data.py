@@ -62,8 +62,7 @@ class Dataset(Protocol):
     def batch(self, address: Address) -> Batch:
         """The micro-batch at ``address``, on CPU: a pure function of the address.
 
-        Nothing may write to its memory later: the backward reads it, and other micro-batches may be
-        under way meanwhile.
+        Its memory may be written to with the next call: trainers copy each batch.
         """
         ...
 

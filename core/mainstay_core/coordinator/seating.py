@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 
 from mainstay_core.base.ids import Hardware, PodUid, QuorumId, RankId, Slot
 from mainstay_core.base.words import count
@@ -239,7 +240,7 @@ def _judges(state: CoordinatorState, doubted: Collection[Slot]) -> Callable[[Slo
     Where these may all be one device, as all pods of one machine, any other slot may.
     """
     known = [(slot, hardware_of(state, slot)) for slot in doubted]
-    is_one = all(may_be_same(*known[0], *other) for other in known)
+    is_one = all(may_be_same(*one, *other) for one, other in combinations(known, 2))
 
     def may_judge(slot: Slot) -> bool:
         its = hardware_of(state, slot)
@@ -357,6 +358,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
     quorum = QuorumId(id=state.last_id + 1, nonce=draft.nonce)
     addresses = {p.registration.pod: p.registration.address for p in state.pods}
     ordered = sorted(seats, key=lambda s: (*s.position, s.replica is None, s.replica or 0, s.slot))
+    tells_hardware = _tells_hardware(state)
     members = tuple(
         Member(
             index=index,
@@ -367,7 +369,7 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
             since=quorum.id if seat.since is None else seat.since,
             joining=seat.joining,
             clean_from=clean_from(state, seat.slot),
-            hardware=_told_hardware(state, seat.slot),
+            hardware=_told_hardware(state, seat.slot) if tells_hardware else None,
         )
         for index, seat in enumerate(ordered)
     )
@@ -404,11 +406,16 @@ def compose(state: CoordinatorState, seats: Sequence[Seat], draft: Draft) -> Pla
     return _forked(state, plan, previous.fork.positions)
 
 
+def _tells_hardware(state: CoordinatorState) -> bool:
+    """Return whether plans tell what slots run on: a witness's members ask for it.
+
+    They still do if the witness is switched off while they disagree.
+    """
+    before = state.plan.members if state.plan is not None else ()
+    return state.wanted_checks.witness_every_steps > 0 or any(m.hardware for m in before)
+
+
 def _told_hardware(state: CoordinatorState, slot: Slot) -> Hardware | None:
-    """Return what a plan tells of what a slot runs on: a witness's members ask for it."""
-    rules = state.wanted_checks
-    if not rules.witness_every_steps:
-        return None
     hardware = hardware_of(state, slot)
     return None if hardware == UNKNOWN else hardware
 

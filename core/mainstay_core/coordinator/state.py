@@ -68,8 +68,7 @@ class PodState:
     leave_waits: str = ""
     """Why its work cannot be handed over yet."""
     placeholder: bool = False
-    """Whether the pod is known only from a recovered plan: its supervisor has not registered
-    since."""
+    """Whether only a recovered plan tells of the pod: its supervisor has not registered since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,8 +268,7 @@ class CoordinatorState:
     fingerprints: dict[str, dict[str, str]] = field(default_factory=dict)
     """Fingerprint by slot, as its living trainer reported it."""
     outline: Outline = ()
-    """The blocks of every stage, as trainers have told them; empty in a job that must not go on
-    approximately."""
+    """The blocks of every stage, as trainers told; empty if the job may not go on approximately."""
     guards: tuple[GuardingCell, ...] = field(default=(), metadata=OMITTED)
     """Who had copies of what ends of the pipeline alone have, when a quorum committed first."""
     adopted_at_s: dict[int, float] = field(default_factory=dict)
@@ -331,7 +329,9 @@ class CoordinatorState:
     restored: str = ""
     """The last quorum that was recovered from a supervisor's plan, as text."""
     restored_at_s: float = 0.0
-    """When that was. Supervisors that registered before register again."""
+    """When that was, the store was started again, or the job resumed: pods register again."""
+    may_have_forgotten: bool = field(default=False, metadata=OMITTED)
+    """Whether the store was ever recovered or started again: what pods had told may be missing."""
     rivals: tuple[str, ...] = ()
     """Nonces of quorums with the plan's id that supervisors hold beside it."""
     unheard: tuple[PodUid, ...] = ()

@@ -127,7 +127,7 @@ def _bounded(state: CoordinatorState, fact: Named, since: int) -> int:
     that, if it comes late; and a store that has lost the job believes what it is told again.
     """
     known = state.slot(fact.named)
-    if fact.named.pod == fact.pod or known is None or state.restored_at_s > 0.0:
+    if fact.named.pod == fact.pod or known is None or state.may_have_forgotten:
         return since
     return max(since, known.clean_from or 0)
 
@@ -135,8 +135,7 @@ def _bounded(state: CoordinatorState, fact: Named, since: int) -> int:
 def _has_served(state: CoordinatorState, device: Slot) -> bool:
     """Return whether a device is or may have been a member: else no state contains its steps."""
     known = state.slot(device)
-    # A store that was recovered or opened again may have forgotten it.
-    return state.restored_at_s > 0.0 or (known is not None and known.stage is not None)
+    return state.may_have_forgotten or (known is not None and known.stage is not None)
 
 
 def _newest(taints: tuple[Taint, ...]) -> tuple[Taint, ...]:

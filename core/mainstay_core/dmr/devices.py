@@ -7,7 +7,7 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 
 from mainstay_core.base.ids import Hardware, Slot
@@ -36,15 +36,19 @@ def may_be_same(one: Slot, its: Hardware, other: Slot, others: Hardware) -> bool
     return one.pod != other.pod and its.node != "" and its.node == others.node
 
 
-def join_slots(seen: Iterable[tuple[int, Slot, Hardware]]) -> dict[Slot, Slot]:
+def join_slots(
+    seen: Iterable[tuple[int, Slot, Hardware]], members: Collection[Slot] = ()
+) -> dict[Slot, Slot]:
     """Return for each slot one that stands for its device: the first of those that may be the same.
 
-    Slots without a UUID that computed in one quorum had a device each, as a node gives no device to
-    two pods at a time.
+    Slots without a UUID that were members of one quorum had a device each, as a node gives no
+    device to two pods at a time.
 
     Args:
         seen: in which quorum a slot has computed, and on what.
+        members: slots of the quorum at hand, also those that compute nothing in it.
     """
+    members = frozenset(members)
     hardware: dict[Slot, Hardware] = {}
     quorums: dict[Slot, set[int]] = {}
     for quorum, slot, told in seen:
@@ -59,7 +63,8 @@ def join_slots(seen: Iterable[tuple[int, Slot, Hardware]]) -> dict[Slot, Slot]:
     for beside in places.values():
         for one, other in combinations(beside, 2):
             is_known = hardware[one].accelerator and hardware[other].accelerator
-            if not is_known and quorums[one] & quorums[other]:
+            serve_both = one in members and other in members
+            if not is_known and (serve_both or quorums[one] & quorums[other]):
                 continue
             if may_be_same(one, hardware[one], other, hardware[other]):
                 old, new = sorted((joined[one], joined[other]), reverse=True)
@@ -69,6 +74,7 @@ def join_slots(seen: Iterable[tuple[int, Slot, Hardware]]) -> dict[Slot, Slot]:
 
 def devices_of(
     chains: Sequence[tuple[int, Sequence[Slot], Sequence[Hardware | None]]],
+    members: Collection[Slot] = (),
 ) -> Devices:
     """Return which slots are one device.
 
@@ -77,12 +83,14 @@ def devices_of(
     Args:
         chains: in which quorum each has computed, its slots by position, and what these run on;
             nothing, or None, where nobody knows.
+        members: slots of the quorum at hand.
     """
-    joined = join_slots(
+    seen = (
         (quorum, slot, (hardware[position] if hardware else None) or UNKNOWN)
         for quorum, slots, hardware in chains
         for position, slot in enumerate(slots)
     )
+    joined = join_slots(seen, members)
     found = []
     for beside in zip(*(slots for _, slots, _ in chains), strict=True):
         is_one = len({joined[slot] for slot in beside}) == 1

@@ -21,7 +21,7 @@ These are pure functions: every rank calls them with the same votes and comes to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
@@ -208,7 +208,7 @@ class Ruling:
     """Why the type does not count, or who was wrong, for people."""
 
 
-def rule(told: Sequence[Told], width: int = 1) -> Ruling:
+def rule(told: Sequence[Told], width: int = 1, members: Collection[Slot] = ()) -> Ruling:
     """Return what of a type counts, and which devices computed it wrongly.
 
     The places of its computation are gone through in order. Up to the first at which two chains
@@ -223,13 +223,14 @@ def rule(told: Sequence[Told], width: int = 1) -> Ruling:
     Args:
         told: by all chains, in all attempts at the step.
         width: ranks of a stage.
+        members: slots of the quorum at hand: they serve at the same time.
     """
     ordered = sorted(told, key=lambda t: (*t.asked, t.replica))
     if all(t.telling == ordered[0].telling for t in ordered):
         return Ruling(agreed=ordered[-1].telling, reason=ALL_AGREE)
     is_asked_again = len({t.asked for t in ordered}) > 1
     indexed = [_indexed(t.telling) for t in ordered]
-    devices = devices_of([(t.quorum, t.cells, t.hardware) for t in ordered])
+    devices = devices_of([(t.quorum, t.cells, t.hardware) for t in ordered], members)
     left = list(zip(ordered, indexed, strict=True))
     for place in _places(indexed, width):
         values = [_values(telling, place) for _, telling in left]

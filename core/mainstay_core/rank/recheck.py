@@ -27,7 +27,7 @@ from mainstay_core.rank.events import (
 )
 from mainstay_core.rank.settle import Settlement
 from mainstay_core.rank.state import RankState, Transition, fact_of
-from mainstay_core.rank.steps.doubts import Watched
+from mainstay_core.rank.steps.doubts import Watched, slots_of
 from mainstay_core.rank.steps.step_plan import Compared, StepPlan, plan_step, witnessed
 from mainstay_core.rank.steps.witness import (
     compared_again,
@@ -185,7 +185,7 @@ def heard(
         return state, verdict, ()
     known = (*state.told, *told_in(plan, state.attempt, told))[-MAX_TOLD:]
     width = plan.ranks_per_stage
-    ruling = rule(known, width)
+    ruling = rule(known, width, slots_of(plan))
     if not counts(compared, told, ruling):
         bad = tuple(sorted({*verdict.bad, compared.type}))
         reason = f"{verdict.reason}; {ruling.reason}" if verdict.bad else ruling.reason
@@ -279,14 +279,14 @@ def corrected_entry(state: RankState, verdict: Verdict) -> tuple[Action, ...]:
 def try_again(state: RankState, verdict: Verdict) -> Verdict:
     """Return a hopeless verdict, or one that has the whole step computed again, once.
 
-    A norm that is no number may come from one wrong bit. All members see the same votes, and which
-    types were computed again since the last settle.
+    A norm that is no number, or no token that counts, may come from one wrong bit. All members see
+    the same votes, and which types were computed again since the last settle.
     """
     assert state.plan is not None
     types = range(len(state.plan.suppliers))
     if set(types) <= set(state.bad):
         return verdict
-    reason = "the gradient norm is no finite number: all of the step is computed again, once"
+    reason = "the gradient's norm or scale is no finite number: all is computed again, once"
     return replace(verdict, hopeless=False, bad=tuple(types), reason=reason)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
 from tests.worlds.pods import PlayedPods, make_config
 
 from mainstay_core.base.ids import Hardware, Slot
+from mainstay_core.coordinator.events import JobSubmitted
+from mainstay_core.coordinator.seating import Draft, another_plan
+from mainstay_core.dmr.settings import CheckRules
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import Cause, FactKind
 from mainstay_core.wire.plan import Member, Method
@@ -282,6 +287,19 @@ def test_a_pod_that_may_have_the_device_of_a_doubted_one_does_not_judge(
     assert joiner.hardware == Hardware(node="node-2")
 
 
+def test_a_witness_that_is_switched_off_while_devices_disagree_leaves_them_their_voices() -> None:
+    world = waiting_for_a_judge()
+    world.send(JobSubmitted(config=replace(world.state.config, witness_every_steps=0)))
+
+    world.register("elsewhere", domain="node-2")
+    world.up("elsewhere")
+
+    assert world.plan.checks == CheckRules()
+    assert {m.hardware for m in world.plan.members} == {
+        Hardware(node=node) for node in ("node-0", "node-2")
+    }
+
+
 def test_accelerators_that_tell_their_uuids_say_who_has_another_device() -> None:
     world = waiting_for_a_judge("gpu-")
     world.register("again", domain="node-1")
@@ -318,3 +336,18 @@ def test_where_all_pods_share_one_accelerator_any_other_trainer_judges() -> None
             world.settle(0)
     disagree(world, world.member(0, 0), world.member(1, 0))
     assert judges(world) == ["pod-2"]
+
+
+def test_two_doubted_devices_that_are_known_to_be_two_are_no_one_device_beside_a_third() -> None:
+    """Whatever their order: of which of them a pod has the device is not known."""
+    world = PlayedPods(make_config(replicas=3, stages=1))
+    for i, accelerator in enumerate(("", "gpu-1", "gpu-2")):
+        world.register(f"pod-{i}", domain="node-0")
+        world.up(f"pod-{i}", accelerator=accelerator)
+    world.settle(0)
+    world.register("spare", domain="node-0")
+    world.up("spare")
+    draft = Draft(method=Method.REFORM, planned=False, reason="why", now_s=1.0, nonce="x")
+    takers = [s for s in world.state.slots if s.slot.pod == "spare"]
+    for doubted in permutations(m.slot for m in world.plan.members):
+        assert another_plan(world.state, draft, doubted, takers) is None

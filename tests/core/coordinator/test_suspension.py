@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mainstay_core.base.errors import InvalidSpecError
+from mainstay_core.base.errors import InvalidSpecError, RemoteProtocolError
+from mainstay_core.base.ids import PodUid
 from mainstay_core.coordinator.events import JobSubmitted, PlanStored, SuspendRequested
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.job.phase import JobPhase
@@ -100,6 +101,22 @@ def test_a_resumed_job_waits_for_all_its_pods_and_starts_above_the_old_quorum(
     assert (suspended.state.phase, suspended.state.step) == (JobPhase.RUNNING, 1)
     suspended.commit(1)
     assert suspended.state.step == 2
+
+
+def test_after_a_resume_a_spare_that_never_voted_still_names_nobody(suspended: Any) -> None:
+    """The store has lost nothing: who serves, and who did, is known."""
+    old = suspended.plan.quorum
+    suspend(suspended, wanted=False)
+    for i in range(9):
+        suspended.register(f"new-{i}")
+        suspended.up(f"new-{i}")
+    (spare,) = {f"new-{i}" for i in range(9)} - {m.slot.pod for m in suspended.plan.members}
+    wrong = suspended.plan.members[0]
+    told = suspended.about(FactKind.NAMED, wrong, since=0, step=1, device=wrong.slot)
+    told = replace(told, pod=PodUid(spare), slot=0, quorum=old)
+    with pytest.raises(RemoteProtocolError, match=f"Named.slot: {spare}/0 was no member of"):
+        suspended.tell(told)
+    assert suspended.state.taints == ()
 
 
 def test_when_the_pausing_plan_was_durable_may_be_told_after_all_is_over(suspended: Any) -> None:

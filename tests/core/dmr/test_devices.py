@@ -125,3 +125,22 @@ def test_no_slot_of_a_right_device_is_ever_named(seed: int) -> None:
         ruling = rule(told)
         right = {t.cells[0].pod for t in told if t.telling == RIGHT}
         assert not right & set(named(ruling))
+
+
+def test_on_one_node_a_third_pod_judges_two_that_serve_beside_it() -> None:
+    """Who is displaced by the judge stays a follower: a node gives no device to two at a time."""
+    wrong, right, judge = (Played(name, "node-0") for name in "abc")
+    told = [who.tells(1, n, t) for n in (0, 1) for who, t in ((wrong, WRONG), (right, RIGHT))]
+    told += [wrong.tells(2, 0, WRONG), judge.tells(2, 0, RIGHT)]
+    assert rule(told).agreed is None, "it may have the device of one that is gone"
+    ruling = rule(told, members=[wrong.slot, right.slot, judge.slot])
+    assert (ruling.agreed, named(ruling)) == (RIGHT, {"a": Verdict.DETERMINISTIC})
+
+
+def test_uuids_join_also_slots_that_serve_at_a_time() -> None:
+    shared = [Played(name, "node-0", "gpu-0") for name in "ab"]
+    good = Played("c", "node-0", "gpu-1")
+    told = [who.tells(1, n, WRONG) for n in (0, 1) for who in shared]
+    told += [good.tells(1, n, RIGHT) for n in (0, 1)]
+    slots = [who.slot for who in (*shared, good)]
+    assert rule(told, members=slots).agreed is None

@@ -13,6 +13,7 @@ from mainstay_core.dmr.flips import Execution, Flip, Where
 from mainstay_core.dmr.operators import Pass
 from mainstay_core.dmr.settings import Mode
 from mainstay_core.dmr.verdicts import Verdict
+from mainstay_train.base import device as devices
 from mainstay_train.checks.places import Phase
 from mainstay_train.compute.batches import BATCH
 from mainstay_train.compute.engine import Engine
@@ -117,7 +118,24 @@ def test_a_data_set_that_gives_its_one_buffer_has_no_device_accused_by_checks_th
     assert engine.checks.waiting.most_bytes > 0
 
 
-def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does() -> None:
+def test_one_buffer_for_all_batches_is_as_good_as_one_for_each_in_every_mode() -> None:
+    """Two micro-batches are under way at a time; their backwards and recomputes read them."""
+    step = Step("llama", recompute=True, stages=2)
+    clean = step.run(Mode.OFF)
+    for mode in Mode:
+        for engine in step._engines[mode]:
+            assert engine.interpreter is not None
+            reusing = Reusing(step._workload.dataset)
+            loader = Loader(reusing, ahead=False, twice=mode is Mode.FULL)
+            engine.interpreter._batches._loader = loader
+
+        ended = step.run(mode)
+
+        assert (ended.digests, ended.findings, ended.num_refused) == (clean.digests, [], 0), mode
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does(twice: bool) -> None:
     """A kernel may choose its code by strides and alignment: else bits would depend on checks."""
     rows = torch.arange(60).view(6, 10)
     given = Batch(rows[1:5, 3:7], rows.t()[2:4])
@@ -127,7 +145,7 @@ def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does() -> None:
             del address
             return given
 
-    batch = Loader(Views(), ahead=False, twice=True).take(WANTED).batch
+    batch = Loader(Views(), ahead=False, twice=twice).take(WANTED).batch
 
     pairs = [(batch.tokens, given.tokens), (batch.targets, given.targets)]
     for copy, own in pairs:
@@ -135,6 +153,26 @@ def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does() -> None:
         assert copy.stride() == own.stride()
         assert (copy.data_ptr() - own.data_ptr()) % 64 == 0
         assert copy.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
+
+
+def test_a_batch_in_memory_that_is_page_locked_already_is_copied_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To lock it again gives the data set's own memory back."""
+    locked: list[torch.Tensor] = []
+
+    def lock(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        del device
+        locked.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(devices, "page_locked", lock)
+    reusing = Reusing(Rows())
+    batch = Loader(reusing, ahead=False).take(WANTED).batch
+
+    assert reusing.buffer is not None
+    assert batch.tokens.data_ptr() != reusing.buffer.tokens.data_ptr()
+    assert any(tensor is batch.tokens for tensor in locked), "a device copies from there by itself"
 
 
 def test_a_data_set_that_gives_three_batches_is_the_users_mistake() -> None:

@@ -25,6 +25,7 @@ from mainstay_train.checks.flags import Flags
 from mainstay_train.checks.places import Phase, Place
 from mainstay_train.kernels import bits
 from mainstay_train.kernels.dispatch import key_of
+from mainstay_train.kernels.imprints import imprint
 
 Setting = tuple[str, bool, int, int]
 """Model, recompute, stages, bytes for checks that wait."""
@@ -184,6 +185,26 @@ def test_a_buffer_that_a_block_sets_is_right_at_once_in_any_pass(in_pass: Pass) 
     assert bool(checks.flags) == (in_pass is Pass.WEIGHT), "of the gradient alone"
 
 
+def test_what_is_changed_in_place_elsewhere_than_flags_lie_can_be_executed_a_third_time() -> None:
+    """A kernel of the user's may change memory of the host by what it reads on a device."""
+    findings: list[Finding] = []
+    checks = Checks(Mode.FULL, tell=findings.append, flags=Flags(everywhere=True))
+    checks._is_warm = checks._computes = True
+    elsewhere = [torch.zeros(8, device="meta")]
+    checks.flags.compare(PLACE, (0, "aten.mm"), elsewhere, elsewhere)
+    flip = Flip(in_pass=Pass.FORWARD, operator="aten.mul_", element=3, bit=20)
+    checks.order("flip", 0, Phase.FORWARD, flip)
+
+    with checks.over(Phase.FORWARD, shard_type=0, micro_batch=0) as scope:
+        scope.enter(Pass.FORWARD, 0, "block")
+        made = torch.empty(8)
+        made.fill_(2.0)
+        made.mul_(3.0)
+
+    assert made.tolist() == [6.0] * 8
+    assert [finding.verdict for finding in findings] == [Verdict.PRIMARY_HIT]
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_wrong_number_that_makes_a_block_raise_is_found_by_its_flag(stages: int) -> None:
     step = Step("bounded", recompute=False, stages=stages, is_flagged=True)
@@ -258,6 +279,18 @@ def test_what_is_dropped_is_not_read_and_what_comes_next_is() -> None:
 
     found = [(compared.ordinal, compared.output) for compared in kept.read()]
     assert found == [(2, 1), (3, 0)]
+
+
+def test_what_a_device_has_copied_to_the_host_is_compared_there() -> None:
+    """A waiting check of such a copy would end the step, as flags lie on the device."""
+    on_host, on_device = torch.zeros(2), torch.zeros(2, device="meta")
+    kept = Flags()
+    assert kept.takes_kept([on_device])
+    assert not kept.takes_kept([on_host])
+    kept.compare(PLACE, (0, "aten.mm"), [on_device], [on_device])
+    assert not kept.takes_kept([on_device, on_host])
+    assert not kept.takes_kept([imprint(on_host)])
+    assert Flags(everywhere=True).takes_kept([on_host])
 
 
 def test_types_that_do_not_count_are_not_judged() -> None:

@@ -142,7 +142,9 @@ def reopen(state: CoordinatorState, event: StoreReopened, now_s: float) -> Trans
     # The plan may be the same while facts reported since are lost: all pods report them again. A
     # permission may have been used since, or taken back, and nobody tells of that.
     allowed = [p.who for p in (state.permission, state.ahead) if p is not None]
-    state = replace(state, restored_at_s=now_s, permission=None, ahead=None)
+    state = replace(
+        state, restored_at_s=now_s, may_have_forgotten=True, permission=None, ahead=None
+    )
     if state.plan is None:
         return Transition(state=state, reason="the store was started again: pods tell all again")
     unheard = tuple(sorted(uid_of(p) for p in state.pods if not p.gone))
@@ -245,6 +247,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         reforms=0,
         restored=str(plan.quorum),
         restored_at_s=now_s,
+        may_have_forgotten=True,
         unheard=tuple(
             sorted(uid_of(p) for p in state.pods if not p.gone and uid_of(p) != event.pod)
         ),

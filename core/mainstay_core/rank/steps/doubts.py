@@ -189,7 +189,8 @@ def open_doubt(plan: Plan, reports: Iterable[SettleReport]) -> Doubt | None:
         )
         if shard_type >= len(plan.suppliers) or not told:
             continue
-        is_compared = len(told) > 1 and rule(told, plan.ranks_per_stage).agreed is not None
+        ruling = rule(told, plan.ranks_per_stage, slots_of(plan))
+        is_compared = len(told) > 1 and ruling.agreed is not None
         if not is_compared or len({t.telling for t in told}) > 1:
             return Doubt(type=shard_type, told=told[-MAX_TOLD:])
     return None
@@ -223,7 +224,7 @@ def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compar
     unfit, asked = frozenset(healing), {told.cells for told in doubt.told}
     chains = sorted(plan.chains, key=lambda chain: chain.replica)
     fresh = [chain for chain in chains if cells_of(plan, chain) not in asked]
-    agreed = rule(doubt.told, plan.ranks_per_stage).agreed
+    agreed = rule(doubt.told, plan.ranks_per_stage, slots_of(plan)).agreed
     right = {told.cells for told in doubt.told if told.telling == agreed}
     known = [chain for chain in chains if cells_of(plan, chain) in asked]
     known.sort(key=lambda chain: cells_of(plan, chain) not in right)
@@ -231,6 +232,11 @@ def compared_of(plan: Plan, doubt: Doubt, healing: Iterable[int] = ()) -> Compar
     first = [chain for chain in chosen if not unfit.intersection(chain.cells)]
     rest = [chain for chain in chosen if unfit.intersection(chain.cells)]
     return Compared(type=doubt.type, replicas=tuple(c.replica for c in (*first, *rest)))
+
+
+def slots_of(plan: Plan) -> tuple[Slot, ...]:
+    """Return the slots of all members, also of those that are in no chain."""
+    return tuple(member.slot for member in plan.members)
 
 
 def cells_of(plan: Plan, chain: Chain) -> tuple[Slot, ...]:

@@ -33,7 +33,7 @@ from mainstay_core.rank.recheck import is_agreed_with
 from mainstay_core.rank.reports import finding_of
 from mainstay_core.rank.settle import Settlement, settle
 from mainstay_core.rank.state import report_of
-from mainstay_core.rank.steps.doubts import Doubt, cells_of, open_doubt
+from mainstay_core.rank.steps.doubts import Doubt, cells_of, compared_of, open_doubt, slots_of
 from mainstay_core.rank.steps.step_plan import Compared, Supply, plan_step
 from mainstay_core.rank.steps.witness import compared_in
 from mainstay_core.wire.facts import Named, Parked
@@ -340,6 +340,22 @@ def test_what_a_device_ran_on_is_reported_with_what_it_told() -> None:
     doubt = open_doubt(plan, [found])
     assert doubt is not None
     assert [one.hardware for one in doubt.told] == [(own,), (None,)]
+
+
+def test_pods_of_one_node_that_serve_at_a_time_have_a_voice_each_when_they_are_asked() -> None:
+    """A single node gives a device to each of them: else no pod of it could ever judge."""
+    node = Hardware(node="node-0")
+    told = (
+        *(doubted("a.1", (1, n), 0, "x") for n in (0, 1)),
+        *(doubted("b.1", (1, n), 1, "y") for n in (0, 1)),
+        *(doubted("a.1", (2, 0), 0, "x"), doubted("c.1", (2, 0), 2, "y")),
+    )
+    heard = tuple(replace(one, hardware=node) for one in told)
+    doubt = open_doubt(PLAN, [report(0, doubted=heard)])
+    assert doubt is not None
+    assert compared_of(PLAN, doubt).replicas == (1, 2, 0), "one that told what most told counts"
+    assert rule(doubt.told, members=slots_of(PLAN)).doubted == ()
+    assert rule(doubt.told).doubted, "of pods that came one after the other that is not known"
 
 
 def test_a_lost_witness_keeps_its_word_and_a_third_chain_is_asked() -> None:
