@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import settings
 from tests import lanes
@@ -33,3 +35,23 @@ settings.load_profile("untimed")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     put_last(items)
     lanes.arrange(config, items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Leave what collecting tests has made, a gigabyte, out of every later garbage collection.
+
+    Each of them would look at all of it, for seconds: simulated jobs ask for one at their end.
+    """
+    _freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _heap_of_a_module() -> None:
+    """Leave out what earlier modules have imported and cached, too."""
+    _freeze()
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()

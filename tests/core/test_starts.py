@@ -128,23 +128,26 @@ def read_starts(base: Path, folder: Path) -> Iterator[Start]:
             yield from reader.found
 
 
-OURS = [
-    start
-    for package, folder in FOLDERS.items()
-    for start in read_starts(ROOT / folder, ROOT / folder / package)
-]
+@pytest.fixture(scope="module")
+def ours() -> list[Start]:
+    """The starts of all packages: read here, as every worker imports this module."""
+    return [
+        start
+        for package, folder in FOLDERS.items()
+        for start in read_starts(ROOT / folder, ROOT / folder / package)
+    ]
 
 
-def test_the_page_lists_every_place_that_starts_a_process_and_no_other() -> None:
+def test_the_page_lists_every_place_that_starts_a_process_and_no_other(ours: list[Start]) -> None:
     section = ARCHITECTURE.partition("## What starts processes")[2].partition("\n## ")[0]
     listed = re.findall(r"^\| `(mainstay_[\w.]+)` \|", section, re.MULTILINE)
 
-    assert sorted(listed) == sorted({start.where for start in OURS})
+    assert sorted(listed) == sorted({start.where for start in ours})
 
 
-def test_one_place_forks_and_the_others_begin_a_program_anew() -> None:
+def test_one_place_forks_and_the_others_begin_a_program_anew(ours: list[Start]) -> None:
     """That the one place refuses a process with threads: tests/train/launcher/test_launcher.py."""
-    forking = [start.where for start in OURS if start.forks]
+    forking = [start.where for start in ours if start.forks]
 
     assert forking == ["mainstay_fork.children.fork"]
 

@@ -34,9 +34,10 @@ from tests.train.crew import Failure  # noqa: E402
 from mainstay_fork import children  # noqa: E402
 from mainstay_train.launcher import warming  # noqa: E402
 
-ALWAYS = ("mainstay_train.launcher.main", "torch._dynamo")
-"""All of a trainer, and torch's compiler: the first step of torch's own optimizers imports it, and
-each worker would do so anew, for seconds."""
+ALWAYS = ("mainstay_train.launcher.main", "mainstay_train.models.llama", "torch._dynamo")
+"""All of a trainer; the usual model, as launchers do, with its corpus, which each worker would
+read anew; and torch's compiler: the first step of torch's own optimizers imports it, and each
+worker would do so anew, for seconds."""
 NAME_BYTES = 1 << 10
 """More than the name of any module."""
 

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import platform
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -25,10 +26,25 @@ _THIS_THREAD = (1, 0)
 _LOWEST_BEST_EFFORT = (2 << 13) | 7
 
 
+class _Desk:
+    """The jobs that wait, which the thread and whoever submits them share."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.jobs: deque[Callable[[], None]] = deque()
+        self.ended = False
+
+    def end(self) -> None:
+        with self.changed:
+            self.ended = True
+            self.changed.notify_all()
+
+
 class Background:
     """Runs jobs one after the other in a daemon thread, started with the first one.
 
     A job handles its own failures: what it raises beyond them is a bug, and is logged.
+    The thread ends after its jobs once nobody has this object any more.
 
     Args:
         name: of the thread.
@@ -36,57 +52,59 @@ class Background:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._changed = threading.Condition()
-        self._jobs: deque[Callable[[], None]] = deque()
-        self._ended = False
+        self._desk = _Desk()
         self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._desk.end).atexit = False
 
     @property
     def busy(self) -> bool:
         """Whether a job runs or waits."""
-        return bool(self._jobs)
+        return bool(self._desk.jobs)
 
     def submit(self, job: Callable[[], None]) -> None:
         """Run ``job`` after those before it."""
-        with self._changed:
-            self._jobs.append(job)
-            self._changed.notify_all()
+        desk = self._desk
+        with desk.changed:
+            desk.jobs.append(job)
+            desk.changed.notify_all()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threading.Thread(
+                    target=_serve, args=(desk, self._name), name=self._name, daemon=True
+                )
                 self._thread.start()
 
     def wait_idle(self) -> None:
         """Return once every job has run."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._jobs)
+        with self._desk.changed:
+            self._desk.changed.wait_for(lambda: not self._desk.jobs)
 
     def end(self) -> None:
         """End the thread after its jobs, and wait for that. There may be no further one.
 
         A thread that still frees its tensors when the interpreter ends would abort the process.
         """
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._desk.end()
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
-        _give_way()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._ended)
-                if not self._jobs:
-                    return
-                job = self._jobs[0]
-            try:
-                with torch.no_grad():
-                    job()
-            except BaseException:  # torch's checkpoint library has one that is no Exception
-                logger.exception("%s: a job failed", self._name)
-            with self._changed:
-                self._jobs.popleft()
-                self._changed.notify_all()
+
+def _serve(desk: _Desk, name: str) -> None:
+    _give_way()
+    while True:
+        with desk.changed:
+            desk.changed.wait_for(lambda: desk.jobs or desk.ended)
+            if not desk.jobs:
+                return
+            job = desk.jobs[0]
+        try:
+            with torch.no_grad():
+                job()
+        except BaseException:  # torch's checkpoint library has one that is no Exception
+            logger.exception("%s: a job failed", name)
+        del job  # else the tensors that it is about would stay until the next one
+        with desk.changed:
+            desk.jobs.popleft()
+            desk.changed.notify_all()
 
 
 def _give_way() -> None:

@@ -9,6 +9,7 @@ read the same bytes; the corpus's fingerprint tells.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from functools import lru_cache
@@ -187,13 +188,15 @@ def load_corpus(path: str) -> Corpus:
 
 
 def _text_files(root: Path, *, stdlib: bool) -> list[Path]:
-    found = []
-    for file in root.rglob("*.py" if stdlib else "*"):
-        folders = file.relative_to(root).parts
-        if any(part.startswith(".") for part in folders):
-            continue
-        if stdlib and not _SKIPPED_FOLDERS.isdisjoint(folders):
-            continue
-        if file.is_file():
-            found.append(file)
-    return sorted(found, key=lambda file: file.relative_to(root).as_posix().encode())
+    """Return the files below ``root`` in order of their names; links to folders are left out."""
+    suffix = ".py" if stdlib else ""
+    found: list[tuple[bytes, Path]] = []
+    for folder, folders, names in os.walk(root):
+        # What is left out isn't walked through either: the library's packages are many files.
+        skipped = _SKIPPED_FOLDERS if stdlib else frozenset[str]()
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in skipped]
+        for name in names:
+            file = Path(folder, name)
+            if name.endswith(suffix) and not name.startswith(".") and file.is_file():
+                found.append((file.relative_to(root).as_posix().encode(), file))
+    return [file for _, file in sorted(found)]

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import select
 import socket
 import threading
@@ -107,14 +108,26 @@ class HealServer:
         self._state_at = state_at
         self._on_serve, self._idle_s = on_serve, idle_s
         self._free = threading.BoundedSemaphore(MAX_SERVED)
-        threading.Thread(target=self._accept, name="heal-server", daemon=True).start()
+        self._closing = os.eventfd(0)
+        self._thread = threading.Thread(target=self._accept, name="heal-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more; requests that are answered go on. To be called once."""
+        os.eventfd_write(self._closing, 1)
+        self._thread.join()
+        os.close(self._closing)
+        self._entrance.close()
 
     def _accept(self) -> None:
         poll = select.poll()
         poll.register(self._entrance.fileno(), select.POLLIN)
+        poll.register(self._closing, select.POLLIN)
         while True:
             wait_s = self._entrance.wait_s()
-            poll.poll(None if wait_s is None else math.ceil(1000 * wait_s))
+            ready = poll.poll(None if wait_s is None else math.ceil(1000 * wait_s))
+            if any(number == self._closing for number, _ in ready):
+                return
             for proved in self._entrance.turn():
                 proved.socket.setblocking(True)
                 if not self._free.acquire(blocking=False):

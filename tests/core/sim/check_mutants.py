@@ -243,6 +243,7 @@ CHECK_MUTANTS = {
         "two that insist are asked again and again, and no other device is",
         [(recheck, "has_insisted", lambda *_: False)],
         ("stick",),
+        first=2,
     ),
     "held-before-checked": Mutant(
         "a type counts as held before its checks are over",

@@ -89,6 +89,30 @@ def test_the_standard_library_is_text_on_every_machine():
     assert corpus.data.numel() > 1_000_000
 
 
+def test_files_are_sorted_by_their_whole_names_and_what_is_left_out_is_not_read(tmp_path):
+    for name in (
+        "a/b.py",
+        "a.py",
+        "a-b.py",
+        "tests/c.py",
+        "x/site-packages/d.py",
+        "e.txt",
+        ".f.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"text")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    (tmp_path / "g.py").symlink_to(tmp_path / "e.txt")
+
+    def names(stdlib):
+        found = data._text_files(tmp_path, stdlib=stdlib)
+        return [file.relative_to(tmp_path).as_posix() for file in found]
+
+    own = ["a-b.py", "a.py", "a/b.py", "g.py"]
+    assert names(stdlib=True) == own
+    assert names(stdlib=False) == sorted([*own, "e.txt", "tests/c.py", "x/site-packages/d.py"])
+
+
 def test_what_cannot_be_read_is_named(tmp_path):
     with pytest.raises(InvalidSpecError, match=r"config\.data\.path: .*nowhere.* does not exist"):
         _dataset(tmp_path / "nowhere")
