@@ -34,12 +34,16 @@ from mainstay_core.dmr.verdicts import Judgement, Verdict, judge
 from mainstay_train.base import device as devices
 from mainstay_train.exact.draws import Address
 from mainstay_train.kernels import bits
+from mainstay_train.kernels.regions import Region
 from mainstay_train.kernels.twins import Overwritten
 from mainstay_train.model import data
 from mainstay_train.model.data import Batch, Dataset
 from mainstay_train.model.workload import WorkloadError
 
 logger = logging.getLogger(__name__)
+
+FEW_BYTES = 1 << 20
+"""So much beside a batch may be copied with it, or as much as it has itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +251,22 @@ def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     locked = devices.page_locked(tensor, device)
     if locked is not tensor:
         return locked
-    # With its strides and its alignment: kernels may choose by both.
-    (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
+    if _is_spread(tensor):
+        copy = tensor.clone()
+    else:
+        # With its strides and its alignment: kernels may choose by both.
+        (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
     return devices.page_locked(copy, device)
+
+
+def _is_spread(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor lies far apart, as a few columns of all samples do.
+
+    Its copy is packed, as what lies between would be copied as well.
+    """
+    region, num_bytes = Region.of(tensor), tensor.numel() * tensor.element_size()
+    between = region.end - region.start - num_bytes if region is not None else 0
+    return between > max(num_bytes, FEW_BYTES)
 
 
 def _told(loaded: Loaded) -> str:

@@ -13,7 +13,12 @@ from dataclasses import fields, replace
 from mainstay_core.base.shape import Order
 from mainstay_core.coordinator.events import Announce, StepsCommitted, Transition
 from mainstay_core.coordinator.ladder import FULL_HISTORY
-from mainstay_core.coordinator.situation import left_of_lost, permitted_rules, rules_of
+from mainstay_core.coordinator.situation import (
+    for_recovery_at_hand,
+    left_of_lost,
+    permitted_rules,
+    rules_of,
+)
 from mainstay_core.coordinator.state import CoordinatorState, OpenRecovery, all_settled
 from mainstay_core.job.config import MAX_FORKS, ApproximateConfig
 from mainstay_core.job.protections import entry_of
@@ -192,7 +197,7 @@ def show_lineage(
         state: of the job.
         ledger: its entries at :func:`list_keys`, as far as there are any.
     """
-    policy, permission = state.config.approximate, state.permission
+    policy, permission = state.config.approximate, for_recovery_at_hand(state)
     return LineagePage(
         exact=state.approximate_since is None,
         approximate_since=state.approximate_since,

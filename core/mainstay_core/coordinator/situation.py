@@ -103,8 +103,20 @@ def permission_of(state: CoordinatorState) -> Permission | None:
     since. One for the recovery at hand goes first, then the job's policy. So what was given ahead
     is not used where the policy does as well.
     """
-    given = (state.permission, None if state.config.approximate is not None else state.ahead)
+    ahead = None if state.config.approximate is not None else state.ahead
+    given = (for_recovery_at_hand(state), ahead)
     return next((p for p in given if p is not None and is_permitted(state, p)), None)
+
+
+def for_recovery_at_hand(state: CoordinatorState) -> Permission | None:
+    """Return the permission for the recovery at hand, as far as stages may be made anew by it now.
+
+    One that was given ahead makes none once a suspension or a restart has cut its recovery short:
+    what is loaded may have what was made by it.
+    """
+    given = state.permission
+    is_open = state.plan is not None and state.plan.fork is not None
+    return None if given is not None and given.is_ahead and not is_open else given
 
 
 def may_ask(state: CoordinatorState, method: Method) -> bool:

@@ -339,7 +339,12 @@ class CoordinatorState:
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the JSON of a state with its progress, whatever the api that stored the state."""
+        """Return the JSON of a state with its progress, whatever the api that stored the state.
+
+        That of a version before did not say whether something may be forgotten.
+        """
+        if data.get("restored"):
+            data = {**data, "may_have_forgotten": True}
         if "furthest" in data:
             return data
         # The version before kept the step of the start, and derived the rest from it.

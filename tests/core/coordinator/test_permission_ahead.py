@@ -382,6 +382,45 @@ def test_a_permission_is_used_up_if_a_checkpoint_has_what_was_made_by_it(cut_sho
     assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
 
 
+def test_a_permission_counts_again_though_a_commit_is_told_before_all_go_on(
+    cut_short: Any,
+) -> None:
+    """The first member has told that no state is approximate, and the commit that all go on."""
+    given = cut_short.state.permission
+    form_again(cut_short)
+    first = cut_short.plan.members[0]
+    cut_short.tell(cut_short.about(FactKind.SETTLED, first, step=0))
+    commit(cut_short, 0, None)
+
+    assert (cut_short.state.permission, cut_short.state.ahead) == (None, given)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_permission_that_a_checkpoint_may_have_used_makes_nothing_before_all_go_on(
+    start: Start, commits: bool
+) -> None:
+    """A stage is lost before all have told that they do; a commit that says so is told last."""
+    world = running(start, spares=1, **SAVES)
+    allow(world, limit=0)
+    lose(world, 1)
+    lose(world, 1)
+    world.send(SuspendRequested(suspend=True))
+    form_again(world)
+    lost = world.member(0, 1)
+    others = [m for m in world.plan.members if m.slot != lost.slot]
+    how = {"step": 10, "history": replace(FORKED, made=False)}
+    world.tell(*(world.about(FactKind.SETTLED, m, **how) for m in others))
+    lose(world, 1)
+    assert world.state.phase is JobPhase.WAITING
+    if commits:
+        commit(world, 10, 5)
+    assert (world.state.permission is None) is commits
+    world.register("spare-later")
+    world.up("spare-later", outline=OUTLINE)
+
+    assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
 @pytest.mark.parametrize("forms", [False, True])
 def test_a_permission_whose_recovery_was_cut_short_is_taken_back(
     cut_short: Any, forms: bool

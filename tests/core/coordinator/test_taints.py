@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.worlds.pods import PlayedPods
 
+from mainstay_core.base import codec
 from mainstay_core.base.errors import RemoteProtocolError
 from mainstay_core.base.ids import PodUid, QuorumId, Slot
 from mainstay_core.control_plane.transactions import find_news
@@ -20,6 +21,7 @@ from mainstay_core.coordinator.events import (
     StoreReopened,
     Tick,
 )
+from mainstay_core.coordinator.state import CoordinatorState
 from mainstay_core.coordinator.taints import count_witnessed
 from mainstay_core.job.phase import JobPhase
 from mainstay_core.wire.facts import FactKind
@@ -661,6 +663,22 @@ def test_nobody_names_a_device_that_never_served(start: Start) -> None:
         with pytest.raises(RemoteProtocolError, match=rf"Named\.device: {pod}/0 has never served"):
             world.tell(told)
     assert world.state.taints == ()
+
+
+def test_a_recovered_state_of_a_version_before_hears_of_a_device_that_it_has_forgotten(
+    start: Start,
+) -> None:
+    """It did not say that something may be forgotten: reports were refused after an upgrade."""
+    world = start(replicas=2, stages=1)
+    train(world, 5)
+    gone = Slot(pod=PodUid("gone"), index=0)
+    told = world.about(FactKind.NAMED, world.member(0, 0), since=3, step=5, device=gone)
+    stored = codec.encode(replace(world.state, restored=str(world.plan.quorum)))
+    assert "may_have_forgotten" not in stored
+    world.state = codec.decode(CoordinatorState, stored)
+    world.tell(told)
+
+    assert [t.slot for t in world.state.taints] == [gone]
 
 
 def test_another_does_not_taint_steps_in_which_a_witness_agreed_with_a_device(

@@ -155,6 +155,24 @@ def test_a_copy_of_a_batch_lies_in_memory_as_the_batch_does(twice: bool) -> None
         assert copy.untyped_storage().data_ptr() != own.untyped_storage().data_ptr()
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_copy_of_a_batch_does_not_have_what_lies_between_its_numbers(twice: bool) -> None:
+    """A data set may keep the n-th token of all samples together, or lie in a file as a whole."""
+    tokens = torch.arange(16 * 100_000, dtype=torch.int32).view(16, -1)
+    given = Batch(tokens[:, 5:9].t(), tokens[::4, :8].expand(3, -1, -1))
+
+    class Columns:
+        def batch(self, address: Address) -> Batch:
+            del address
+            return given
+
+    batch = Loader(Columns(), ahead=False, twice=twice).take(WANTED).batch
+
+    for copy, own in ((batch.tokens, given.tokens), (batch.targets, given.targets)):
+        assert torch.equal(copy, own)
+        assert copy.untyped_storage().nbytes() == own.numel() * own.element_size()
+
+
 def test_a_batch_in_memory_that_is_page_locked_already_is_copied_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

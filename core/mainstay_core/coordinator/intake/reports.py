@@ -26,6 +26,7 @@ from mainstay_core.coordinator.intake.facts import note_facts, note_pod, settle_
 from mainstay_core.coordinator.intake.pruning import prune_gone_pods
 from mainstay_core.coordinator.intake.silence import note_signs
 from mainstay_core.coordinator.intake.store_recovery import drop_let_go, note_heard, note_unheard
+from mainstay_core.coordinator.permission import take_used
 from mainstay_core.coordinator.progress import lateness_s, note_commit
 from mainstay_core.coordinator.records import (
     close_known,
@@ -113,22 +114,24 @@ def _quorum_works(state: CoordinatorState, at_s: float) -> Transition:
     state = replace(state, unreached=False, asked=0, silent=())
     if state.commits == 1:
         state = note_guards(state)
-    state = _use_permission(forget_mended(state))
-    if state.commits >= COMMITS_THAT_SETTLE and not all_settled(state):
-        return settle_all(state, at_s)
-    return Transition(state=state)
+    used = _use_permission(forget_mended(state))
+    if state.commits >= COMMITS_THAT_SETTLE and not all_settled(used.state):
+        return used.then(settle_all(used.state, at_s))
+    return used
 
 
-def _use_permission(state: CoordinatorState) -> CoordinatorState:
+def _use_permission(state: CoordinatorState) -> Transition:
     """Return the state without the permission that the quorum which commits has had.
 
     Not all facts that its members go on may have come yet. A job that waits may hear late of a
-    commit from before its permission, which is still to be used then.
+    commit from before its permission, which is still to be used then, unless it was given ahead:
+    then it is of a plan before.
     """
-    plan = state.plan
+    plan, given = state.plan, state.permission
     assert plan is not None
-    is_later = state.phase is JobPhase.WAITING and (plan.fork is None or all_settled(state))
-    return state if is_later else replace(state, permission=None)
+    waits = state.phase is JobPhase.WAITING and (plan.fork is None or all_settled(state))
+    is_later = waits and given is not None and not given.is_ahead
+    return Transition(state=state) if is_later else take_used(state)
 
 
 def take_stored(state: CoordinatorState, event: PlanStored, now_s: float) -> Transition:
