@@ -19,6 +19,7 @@ from mainstay_core.coordinator.names import pod_name, slot_name
 from mainstay_core.coordinator.progress import find_ettr
 from mainstay_core.coordinator.scaling import plan_pods
 from mainstay_core.coordinator.siting import spare_pods
+from mainstay_core.coordinator.situation import left_ahead
 from mainstay_core.coordinator.state import CoordinatorState, has_members, is_gone, median, uid_of
 from mainstay_core.coordinator.taints import count_witnessed
 from mainstay_core.dmr.settings import describe_coverage
@@ -62,7 +63,7 @@ def show_job(state: CoordinatorState, now_s: float) -> dict[str, Any]:
         "leaving": _leaving(state, now_s),
         "held_back": _held_back(state, now_s),
         "approximate": state.config.approximate is not None,
-        "ahead": codec.encode(state.ahead) if state.ahead is not None else None,
+        "ahead": codec.encode(ahead) if (ahead := left_ahead(state)) is not None else None,
         "approximate_since": state.approximate_since,
         "tainted": show_taints(state),
         "checking": _checking(state),

@@ -15,6 +15,7 @@ from mainstay_core.coordinator.events import Announce, StepsCommitted, Transitio
 from mainstay_core.coordinator.ladder import FULL_HISTORY
 from mainstay_core.coordinator.situation import (
     for_recovery_at_hand,
+    left_ahead,
     left_of_lost,
     permitted_rules,
     rules_of,
@@ -207,7 +208,7 @@ def show_lineage(
         allowed=policy is not None,
         after_lost_steps=policy.after_lost_steps if policy is not None else None,
         permitted_by=permission.who if permission is not None else "",
-        ahead=state.ahead,
+        ahead=left_ahead(state),
         stages=prospects_of(state),
     )
 

@@ -115,8 +115,17 @@ def for_recovery_at_hand(state: CoordinatorState) -> Permission | None:
     what is loaded may have what was made by it.
     """
     given = state.permission
-    is_open = state.plan is not None and state.plan.fork is not None
+    is_open = state.in_force is not None and state.in_force.fork is not None
     return None if given is not None and given.is_ahead and not is_open else given
+
+
+def left_ahead(state: CoordinatorState) -> Permission | None:
+    """Return the permission ahead of a loss that people are shown as not used yet.
+
+    One of which a recovery was cut short by a suspension or a restart is among them: it counts
+    again once all go on, if nothing was made anew by it.
+    """
+    return state.ahead or (state.permission if for_recovery_at_hand(state) is None else None)
 
 
 def may_ask(state: CoordinatorState, method: Method) -> bool:

@@ -366,7 +366,10 @@ def test_a_permission_counts_again_if_its_recovery_is_cut_short_by_a_suspension(
     cut_short: Any,
 ) -> None:
     given = cut_short.state.permission
+    suspended = show_lineage(cut_short.state, {})
+    assert (suspended.ahead, suspended.permitted_by) == (given, "")
     form_again(cut_short)
+    assert show_lineage(cut_short.state, {}).ahead == given
     cut_short.settle(step=0)
 
     assert (cut_short.state.permission, cut_short.state.ahead) == (None, given)
