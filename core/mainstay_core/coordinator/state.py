@@ -339,11 +339,8 @@ class CoordinatorState:
 
     @staticmethod
     def modernized(data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the JSON of a state with its progress, whatever the api that stored the state.
-
-        That of a version before did not say whether something may be forgotten.
-        """
-        if data.get("restored"):
+        """Return the JSON of a state as it is now, whatever the api that stored it."""
+        if data.get("restored"):  # a version before did not say that something may be forgotten
             data = {**data, "may_have_forgotten": True}
         if "furthest" in data:
             return data
@@ -446,12 +443,8 @@ def _lives(
     pods: Mapping[PodUid, PodState], slots: Mapping[Slot, SlotState], member: Member
 ) -> bool:
     pod, slot = pods.get(member.slot.pod), slots.get(member.slot)
-    return (
-        pod is not None
-        and not pod.gone
-        and slot is not None
-        and slot.incarnation == member.incarnation
-    )
+    is_there = pod is not None and not pod.gone
+    return is_there and slot is not None and slot.incarnation == member.incarnation
 
 
 def is_gone(state: CoordinatorState, uid: PodUid) -> bool:
