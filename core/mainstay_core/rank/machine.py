@@ -153,7 +153,7 @@ def _on_reports(state: RankState, event: ReportsGathered) -> Transition:
     commits = windows.records_told(state, outcome, event.stores)
     stored: tuple[Action, ...] = commits
     if mine in (StateAction.STAY, StateAction.ROLL):
-        settled, older = windows.catch_up(settled, outcome.kept_from)
+        settled, older = windows.catch_up(settled, outcome.kept_from, event.reports)
         stored = (*older, *commits)
     missed = missed_fork(state, outcome)
     if mine is StateAction.STAY and (state.plan.fork is not None or missed):

@@ -44,12 +44,22 @@ def find_kept_from(
     A member that missed the votes on a window's last step learns so that it is complete. What a
     returning member has completed may be of steps that the others have given up since.
     """
-    complete = max(
-        (
-            r.kept_from
-            for r in reports
-            if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
-        ),
-        default=0,
-    )
+    complete = max((r.kept_from for r in _list_stayed(plan, reports)), default=0)
     return complete if all(r.first_step >= complete for r in replays.values()) else 0
+
+
+def is_outdated(plan: Plan, reports: Sequence[SettleReport], index: int) -> bool:
+    """Return whether what a member knows of complete windows may be of steps that were given up.
+
+    It was away, and others have stayed: these know better.
+    """
+    stayed = {report.index for report in _list_stayed(plan, reports)}
+    return bool(stayed) and index not in stayed
+
+
+def _list_stayed(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
+    return [
+        r
+        for r in reports
+        if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
+    ]

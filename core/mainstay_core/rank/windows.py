@@ -21,6 +21,7 @@ from mainstay_core.rank.forks.histories import digest_of
 from mainstay_core.rank.replays.authors import author_of
 from mainstay_core.rank.replays.replaying import StoreContents
 from mainstay_core.rank.settle import PositionDigests, Settlement, StateAction
+from mainstay_core.rank.settled_windows import is_outdated
 from mainstay_core.rank.state import RankState, SnapshotRules, extend_commit_chain
 from mainstay_core.snapshots import orderings
 from mainstay_core.snapshots.duties import Author
@@ -37,6 +38,7 @@ from mainstay_core.wire.segments import StoreReport
 from mainstay_core.wire.votes import (
     Commit,
     CommitRecord,
+    SettleReport,
     SnapshotStatus,
     Vote,
     is_sealed,
@@ -184,15 +186,29 @@ def go_back(
     return (GoBack(lineage, version, drops_later=from_disk), *complete)
 
 
-def catch_up(state: RankState, kept_from: int) -> tuple[RankState, tuple[KeepFrom, ...]]:
+def catch_up(
+    state: RankState, kept_from: int, reports: Sequence[SettleReport]
+) -> tuple[RankState, tuple[KeepFrom, ...]]:
     """Return the state of a rank that keeps its own, and what the reports say is not needed.
 
     A rank that rolls forward over the step with which a window became complete has not seen the
-    votes. Its store must not keep the window before for one window longer.
+    votes. Its store must not keep the window before for one window longer. One that was away may
+    know of a window that the others have gone back before: it must tell nobody that this one is
+    complete, though it holds the very state that they have come to again.
+
+    Args:
+        state: of the rank as it settles.
+        kept_from: first version of the newest complete window; 0 if older ones may be needed.
+        reports: of all members.
     """
-    if state.snapshots is None or kept_from <= state.kept_from:
+    if state.snapshots is None:
         return state, ()
-    return replace(state, kept_from=kept_from), (KeepFrom(state.lineage, kept_from),)
+    if kept_from > state.kept_from:
+        return replace(state, kept_from=kept_from), (KeepFrom(state.lineage, kept_from),)
+    assert state.plan is not None
+    if is_outdated(state.plan, reports, state.index):
+        return replace(state, kept_from=kept_from), ()
+    return state, ()
 
 
 def due_snapshot(state: RankState) -> tuple[Snapshot, ...]:

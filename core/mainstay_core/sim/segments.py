@@ -260,6 +260,7 @@ class SegmentStore:
         others = {h.pod: h.address for h in message.holders if h.pod != self._pod}
         header, own_place = message.header, Holder(pod=self._pod, address=self.address)
         holders = own_place, *(h for h in message.holders if h.pod != self._pod)
+        self._world.checks.kept.resends.replaced(header.key)
         own = self._put(header, content, holders)
         delivery = Delivery(others)
 
@@ -342,6 +343,7 @@ class SegmentStore:
 
             self._num_open += 1
             self._on_their_way.add((segment, holder))
+            self._world.checks.kept.resends.sent(self.address, recopy.key, holder.address)
             frame = message, self._bytes[recopy.key]
             self._line(holder.address, is_again=True).send(frame, answered)
 
@@ -360,8 +362,9 @@ class SegmentStore:
         needed = keys.intersection(
             s.header.key
             for s in self._index.needed(plan.lineage)
-            # Where all have loaded a checkpoint, its version looks like a complete window's.
-            if s.header.key.kind is SegmentKind.GRADIENT or s.header.window <= complete_from
+            # Where all have loaded a checkpoint, its version looks like a complete window's. What a
+            # window before the complete one has left at its versions was given up.
+            if s.header.key.kind is SegmentKind.GRADIENT or s.header.window == complete_from
         )
         lacking = kept.lacking(needed, [*addresses.values()], self._config.peers)
         # What this store keeps another one may have to send, once it has heard of the plan.
@@ -399,6 +402,11 @@ class SegmentStore:
     def from_version(self) -> int:
         """The version from which on it keeps all."""
         return self._index.from_version
+
+    def lists(self, key: SegmentKey, address: str) -> bool:
+        """Whether a segment is here, and another store is on the list of its holders."""
+        segment = self._index.find(key)
+        return segment is not None and address in {h.address for h in segment.holders}
 
 
 class _HolderLine:

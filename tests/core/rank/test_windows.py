@@ -67,6 +67,11 @@ def votes(*copied: int | None) -> list[Vote]:
     return [vote(told) for told in copied]
 
 
+def stayed(index: int, **fields: object) -> SettleReport:
+    report = SettleReport(index=index, valid=True, lineage=2, settled=PLAN.members[index].since)
+    return replace(report, **fields)  # type: ignore[arg-type]
+
+
 def commit_of(step: int) -> Commit:
     return Commit(step=step, norm=1.0, scale=0.5, tokens=4, loss=2.0, data="0" * 32)
 
@@ -394,9 +399,31 @@ def test_a_job_without_snapshots_has_no_window_no_record_and_no_action() -> None
 def test_a_rank_that_missed_the_votes_learns_what_they_completed() -> None:
     state = rank(kept_from=2)
 
-    assert windows.catch_up(state, 2) == (state, ())
-    assert windows.catch_up(state, 4) == (replace(state, kept_from=4), (KeepFrom(2, 4),))
-    assert windows.catch_up(rank(snapshots=None), 4)[1] == ()
+    told = [stayed(index) for index in range(4)]
+
+    assert windows.catch_up(state, 0, told) == (state, ())
+    assert windows.catch_up(state, 2, told) == (state, ())
+    assert windows.catch_up(state, 4, told) == (replace(state, kept_from=4), (KeepFrom(2, 4),))
+    assert windows.catch_up(rank(snapshots=None), 4, told)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "kept_from"),
+    [
+        ([{}, {}, {}], 0),
+        ([{"settled": 0}, {"settled": 0}, {}], 0),
+        # Nobody here knows better: all were away, are of another lineage, or have no state.
+        ([{"settled": 0}, {"lineage": 1}, {"valid": False}], 3),
+    ],
+)
+def test_a_member_that_was_away_tells_no_more_of_windows_that_the_others_went_back_before(
+    others: list[dict[str, object]], kept_from: int
+) -> None:
+    state = rank(kept_from=3, plan=replace(PLAN, lineage=2))
+    told = [stayed(0, settled=0), *(stayed(i, **given) for i, given in enumerate(others, 1))]
+
+    assert windows.catch_up(state, 0, told) == (replace(state, kept_from=kept_from), ())
+    assert windows.catch_up(state, 4, told) == (replace(state, kept_from=4), (KeepFrom(2, 4),))
 
 
 def test_a_joiner_lowers_what_its_store_keeps_from_and_a_load_voids_what_is_later() -> None:

@@ -124,3 +124,46 @@ def test_what_comes_under_the_plan_before_is_held_to_have_all_holders(
     monkeypatch.setattr(Recopies, "came", lambda *_: None)
     with pytest.raises(Violation, match="with too few holders"):
         run.tell("a", message, run.content)
+
+
+@pytest.mark.parametrize(
+    ("sender", "is_excused"), [(GONE.address, True), (STORES["b"].address, False), ("", False)]
+)
+def test_what_had_not_come_when_its_sender_was_lost_is_not_held_to_be_there(
+    sender: str, is_excused: bool
+) -> None:
+    """B got a copy from a store that is lost, with a list of holders on which c is, too."""
+    run = Run()
+    run.tell("b", Discard(key=KEY))
+    assert run.lacking("bc")
+    if sender:
+        run.kept.resends.sent(sender, KEY, STORES["c"].address)
+    assert run.lacking("bc"), "nobody counts on c"
+
+    holders = (GONE, STORES["b"], STORES["c"])
+    run.tell("b", Segment(header=run.header, holders=holders, is_again=True), run.content)
+    assert run.lacking("bc") is not is_excused
+
+    run.tell("c", Segment(header=run.header, holders=holders, is_again=True), run.content)
+    assert not run.lacking("bc")
+    run.tell("c", Discard(key=KEY))
+    assert run.lacking("bc"), "it had come"
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_state_that_a_given_up_window_left_beside_a_complete_one_needs_no_holders(
+    monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    """The first of its holders keeps it no more, so that nobody sends it again."""
+    run = Run()
+    run.world.checks.plans.append(PLAN)
+    monkeypatch.setattr(run.kept, "complete_from", lambda _: 2)
+    header = replace(run.header, key=key_of(2), window=window)
+    message = Segment(header=header, holders=(STORES["a"], STORES["b"], GONE), keep_from=2)
+    run.tell("b", message, run.content)
+    run.kept.held(header.key, run.content, frozenset(h.address for h in message.holders))
+    if window == 1:
+        run.adopt()
+        return
+    with pytest.raises(Violation, match="with too few holders"):
+        run.adopt()

@@ -418,6 +418,14 @@ def test_a_fork_behind_a_commit_that_all_took_with_them_is_judged_by_what_is_lef
     assert outcome.seen["fork"]
 
 
+def test_a_fork_may_take_an_end_from_its_guard_and_other_stages_from_their_own_checkpoint() -> None:
+    """One that follows loses the guard as well, and loads the end's own checkpoint, too."""
+    outcome = simulate(draw(729309, approximate=True))
+
+    assert not outcome.violation
+    assert outcome.seen["fork"] == 2
+
+
 @few_or_all(range(6), range(12))
 def test_without_permission_no_stage_is_made_anew_whatever_is_lost(seeds: range) -> None:
     seen: Counter[str] = Counter()

@@ -16,6 +16,7 @@ from mainstay_core.segments.frames import VotedLogs
 from mainstay_core.sim import terms
 from mainstay_core.sim.invariants.holding import hold
 from mainstay_core.sim.invariants.kept_boundaries import KeptBoundaries, Places
+from mainstay_core.sim.invariants.resends import Resends
 from mainstay_core.sim.invariants.units import key_of, unit_number
 from mainstay_core.snapshots.windows import Window
 from mainstay_core.wire.plan import Plan
@@ -52,6 +53,9 @@ class Store(Protocol):
     def gave_up(self, key: SegmentKey) -> bool:
         """Whether a segment went as one of a window that was given up."""
 
+    def lists(self, key: SegmentKey, address: str) -> bool:
+        """Whether a segment is there, and another store is on the list of its holders."""
+
 
 class Kept:
     """The segments that holders have confirmed, and checks of what becomes of them.
@@ -79,6 +83,7 @@ class Kept:
         """With the addresses of stores: copies that are damaged, or had to give room."""
         self._evicted: set[tuple[str, SegmentKey]] = set()
         """Those that had to give room."""
+        self.resends = Resends()
         self.stores: dict[str, Store] = {}
         """All stores that ever were, by address."""
         self._windows: dict[tuple[str, int], Window] = {}
@@ -126,6 +131,7 @@ class Kept:
         little there as where it came from: its next reader has it dropped.
         """
         self._evicted.discard((address, key))
+        self.resends.written(address, key)
         if is_whole:
             self._damaged.discard((address, key))
         else:
@@ -145,17 +151,17 @@ class Kept:
         What the job went back from does not count: stores of pods without a member may still have
         it, and those of members have dropped it. Nor does a state that a store took for one of a
         window that was given up: it may have been, or all who knew better are dead. Then the store
-        keeps the window before.
+        keeps the window before. Nor what had not come to a store when its sender was lost.
 
         Args:
             keys: of segments that may be needed.
             addresses: of all stores that a plan names.
             peers: other pods that are to keep each.
         """
-        stores = [self.stores[address] for address in addresses]
-        if not all(store.is_open for store in stores):
+        stores = {address: self.stores[address] for address in addresses}
+        if not all(store.is_open for store in stores.values()):
             return []
-        oldest = max(store.from_version for store in stores)
+        oldest = max(store.from_version for store in stores.values())
         wanted = 1 + min(peers, len(stores) - 1)
         return [
             key
@@ -163,7 +169,11 @@ class Kept:
             if key.version >= oldest
             and key in self._counting
             and not any((address, key) in self._damaged for address in addresses)
-            and sum(store.keeps(key) or store.gave_up(key) for store in stores) < wanted
+            and wanted
+            > sum(
+                store.keeps(key) or store.gave_up(key) or self.resends.was_cut_off(key, at, stores)
+                for at, store in stores.items()
+            )
         ]
 
     def logged(self, name: str, keys: Sequence[SegmentKey], reduced: str) -> None:

@@ -263,25 +263,24 @@ class Lineages:
         assert self._rules is not None
         if not self._rules.guards or self._shape.ranks_per_stage > 1:
             return {}
-        ends = ends_of(self._shape.stages)
-        named = [(name, twin) for end, twin in ends for name in self._guarded(end)]
-        return {(name, 0): twin for name, twin in named}
-
-    def _guarded(self, end: int) -> tuple[str, ...]:
-        assert self._rules is not None
-        return guarded_blocks(self._rules.outline, end)
+        outline, ends = self._rules.outline, ends_of(self._shape.stages)
+        return {(name, 0): twin for end, twin in ends for name in guarded_blocks(outline, end)}
 
     def _check_fork(self, who: str, fork: Fork, before: History) -> None:
         rules = self._rules
         assert rules is not None
         norms = self._course(fork.version, before).norms_sq
         names = [block.name for stage in rules.outline for block in stage]
+        stale = _stale_in(fork)
+        # Of an end whose guards are lost, too, its own checkpoint has all.
+        whole = {(block.name, inner) for stage, inner in stale for block in rules.outline[stage]}
+        guards = {at: twin for at, twin in self._guards().items() if at not in whole}
         right = plan_reinitialisation(
             rules.outline,
             _places(fork),
             version=fork.version,
             norms_sq=dict(zip(names, norms, strict=True)) if norms else {},
-            left=Left(guards={} if _stale_in(fork) else self._guards(), stale=_stale_in(fork)),
+            left=Left(guards=guards, stale=stale),
             policy=rules.policy,
             ranks_per_stage=self._shape.ranks_per_stage,
         )
