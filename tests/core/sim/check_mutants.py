@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tests.core.sim.mutants import Mutant
 
+from mainstay_core.base.ids import Slot
 from mainstay_core.base.shape import Cut, Order
 from mainstay_core.dmr import witness
 from mainstay_core.dmr.witness import Ruling, Told
@@ -137,8 +138,10 @@ def _refused_keeps_held(state: Any, verdict: Any, *rest: Any) -> Any:
     return replace(done, state=kept, actions=actions)
 
 
-def _believe_the_first(told: Sequence[Told], width: int = 1) -> Ruling:
-    del width
+def _believe_the_first(
+    told: Sequence[Told], width: int = 1, members: Collection[Slot] = ()
+) -> Ruling:
+    del width, members
     newest = [one for one in told if one.asked == told[-1].asked]
     return Ruling(agreed=newest[0].telling)
 
