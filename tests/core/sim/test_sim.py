@@ -143,6 +143,12 @@ def test_pods_that_are_lost_one_after_another_in_a_window_take_no_commit_with_th
     assert not outcome.violation, outcome.violation
 
 
+def test_a_right_state_that_nothing_tells_from_a_corrupt_one_is_given_up_with_it() -> None:
+    """Two copies differ, so that no majority counts: what all go back to is older than a commit."""
+    outcome = simulate(draw(729631, approximate=True))
+    assert not outcome.violation, outcome.violation
+
+
 def test_a_complete_window_does_without_copies_of_one_that_was_given_up() -> None:
     outcome = simulate(draw(720058, approximate=False))
     assert not outcome.violation, outcome.violation

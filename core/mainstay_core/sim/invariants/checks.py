@@ -35,7 +35,6 @@ from mainstay_core.wire.votes import Commit, SettleReport
 
 MISMATCHES = ("LedgerMismatch", "DigestMismatch")
 
-
 ROOM_BYTES = 1 << 30
 """A store of so much has room for all that any job here writes."""
 
@@ -87,6 +86,8 @@ class Checks:
         self.kept = Kept(num_units, self._lineages.truths, self.boundaries)
         self.undecided = False
         """Whether ranks gave up as half of a position's copies, or more, were bad."""
+        self._given_up: set[str] = set()
+        """Lives whose right state was void with all the others, as no majority told them apart."""
         self.num_checks = self._num_plans = 0
 
     # Plans ------------------------------------------------------------------
@@ -215,6 +216,7 @@ class Checks:
         is_parked = trainer.state.phase is Phase.PARKED
         if before.valid and not trainer.state.valid and is_parked and not trainer.was_tampered:
             self._void(before)
+            self._given_up.add(str(trainer.incarnation))
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
             assert plan is not None
             self._settled(plan, event, outcome)
@@ -381,9 +383,9 @@ class Checks:
     def _kept(self, plan: Plan, report: SettleReport) -> bool:
         member = plan.members[report.index]
         life = self._lives[str(member.incarnation)]
-        # A state that was found to be corrupt, and given up, is no copy.
-        is_given_up = life.was_tampered and not report.valid
-        return life.state.settled >= member.since and not is_given_up
+        # A state that was given up, as it was corrupt or was not told from one, is no copy.
+        is_given_up = life.was_tampered or str(member.incarnation) in self._given_up
+        return life.state.settled >= member.since and (report.valid or not is_given_up)
 
     def _continuous(self, plan: Plan, index: int, first: int, history: list[Plan]) -> bool:
         member = plan.members[index]
