@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.api.conftest import Api, Job
 from tests.worlds import played
 
 REGISTRATION = {
@@ -107,10 +109,19 @@ BODIES = {
 }
 
 
+@pytest.fixture(scope="module")
+def job(shared_redis: Any) -> Iterator[Job]:
+    """A job of which all bodies are told: none may leave anything of itself."""
+    api = Api(shared_redis.url)
+    job = Job(api)
+    job.start()
+    yield job
+    api.stop()
+
+
 @pytest.mark.parametrize("name", BODIES)
 def test_what_no_pod_would_send_is_refused_by_its_field(job: Any, name: str) -> None:
     path, text, field = BODIES[name]
-    job.start()
     before = [job.api.get(f"{job.path}{route}") for route in UNCHANGED]
 
     reply = post_text(job, path, text)
@@ -126,7 +137,6 @@ def test_what_no_pod_would_send_is_refused_by_its_field(job: Any, name: str) -> 
 
 
 def test_nothing_of_a_request_is_stored_before_all_of_it_is_checked(job: Any) -> None:
-    job.start()
     good, bad = json.loads(entry())["entries"], json.loads(entry(stage=7))["entries"]
 
     job.agent("ledger", {"entries": [*good, *bad]}, status=409)

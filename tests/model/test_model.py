@@ -41,6 +41,10 @@ QUICK = ("2x1, 2 steps, two crashes",)
 QUICK_MUTANTS = (
     "vote_stage_only", "in_place", "roll_if_all_reduced", "edge", "heal_outside",
 )  # fmt: skip
+SLOW_MUTANTS = (
+    "fork_older:", "fork_counts_away:", "fork_other_course:", "guard_late_gradient:",
+)  # fmt: skip
+"""Mutants of forks and guards that take `make test` too long; `fork_counts_all+...` is quicker."""
 
 
 def told(result: dict) -> str:
@@ -103,9 +107,15 @@ def test_walks_through_models_with_forks_hold(config: Cfg) -> None:
 
 @pytest.mark.parametrize(
     ("config", "how"),
-    [m for m in MUTANTS if is_quick(m[0])] + MEMORY_MUTANTS + FORK_MUTANTS + GUARD_MUTANTS,
+    [
+        *(m for m in MUTANTS if is_quick(m[0])),
+        *(
+            pytest.param(*m, marks=pytest.mark.chaos if m[0].name.startswith(SLOW_MUTANTS) else ())
+            for m in MEMORY_MUTANTS + FORK_MUTANTS + GUARD_MUTANTS
+        ),
+    ],
     ids=lambda c: getattr(c, "name", ""),
-)  # fmt: skip
+)
 def test_a_rule_that_is_left_out_is_missed(config: Cfg, how: str) -> None:
     check_found(config, how, MAX_STATES, MANY_WALKS)
 

@@ -153,7 +153,9 @@ def test_what_a_taint_evicts_is_handed_over_and_does_not_count(served: ServedNam
     assert job.wait_status(lambda s: s["pods"]["made"] == 6, "the pod")["repair"]["counted"] == 0
 
 
-@pytest.mark.parametrize("how", ["deleted", "out-of-service"])
+@pytest.mark.parametrize(
+    "how", ["deleted", pytest.param("out-of-service", marks=pytest.mark.chaos)]
+)
 def test_a_lost_node_s_pods_are_gone_at_once(served: ServedNamespace, how: str) -> None:
     name = how.partition("-")[0]
     job, pods = spread(served, f"node-{name}")

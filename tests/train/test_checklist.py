@@ -56,7 +56,9 @@ def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point,
     assert [plan.method for plan in run.plans] == [Method.START, Method.MASK]
 
 
-@pytest.mark.parametrize("more", [0, pytest.param(1, marks=pytest.mark.chaos), 5])
+@pytest.mark.parametrize(
+    "more", [pytest.param(0, marks=pytest.mark.chaos), pytest.param(1, marks=pytest.mark.chaos), 5]
+)
 @pytest.mark.parametrize("point", ["computing", "reduce-scattered", "vote-posted", "vote-gathered"])
 def test_a_stopped_rank_that_goes_on_late_changes_nothing_and_heals(
     crew, tmp_path, undisturbed, point, more
@@ -305,7 +307,9 @@ def test_a_reset_of_the_reductions_sockets_excludes_nobody(crew, tmp_path, undis
         assert len([types for step, types in life.computed if step == STEP and types]) == 1
 
 
-@pytest.mark.parametrize("point", ["computing@0", f"vote-posting@{STEP}"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("computing@0", marks=pytest.mark.chaos), f"vote-posting@{STEP}"]
+)
 def test_who_is_late_is_not_gone_whatever_the_timeouts(crew, tmp_path, undisturbed, point):
     config = dataclasses.replace(make_config(), connect_s=0.3, probe_s=0.01)
     world = PlayedSupervisors(crew, tmp_path, config, halts={"life3": [point]})
@@ -320,7 +324,14 @@ def test_who_is_late_is_not_gone_whatever_the_timeouts(crew, tmp_path, undisturb
     assert [plan.method for plan in run.plans] == [Method.START]
 
 
-@pytest.mark.parametrize("point", ["vote-posting", "vote-posted", "vote-gathered"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("vote-posting", marks=pytest.mark.chaos),
+        "vote-posted",
+        pytest.param("vote-gathered", marks=pytest.mark.chaos),
+    ],
+)
 def test_a_wrong_gradient_whose_rank_dies_before_at_and_after_its_vote(
     crew, tmp_path, undisturbed, point
 ):
@@ -365,7 +376,9 @@ def test_a_type_found_wrong_before_the_vote_is_computed_again_and_nothing_else(
     assert sorted(lists) == [1, 1, 2, 2], "both cells of one chain compute twice"
 
 
-@pytest.mark.parametrize("point", ["reduce-posting", "vote-posted"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("reduce-posting", marks=pytest.mark.chaos), "vote-posted"]
+)
 def test_a_type_found_wrong_while_another_cell_dies_counts_in_no_settle(
     crew, tmp_path, undisturbed, point
 ):

@@ -42,10 +42,10 @@ def test_a_job_of_one_stage_and_one_replica_has_the_same_bits(crew, tmp_path, un
     ("phase", "replica", "stage"),
     [
         ("FORWARD", 0, 0),
-        ("BACKWARD_WEIGHT", 1, 1),
+        pytest.param("BACKWARD_WEIGHT", 1, 1, marks=pytest.mark.chaos),
         ("REDUCE", 0, 1),
-        ("VOTE", 1, 0),
-        ("APPLY", 0, 0),
+        pytest.param("VOTE", 1, 0, marks=pytest.mark.chaos),
+        pytest.param("APPLY", 0, 0, marks=pytest.mark.chaos),
     ],
 )
 def test_a_cell_dies_a_spare_joins_and_no_bit_changes(
