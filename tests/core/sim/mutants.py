@@ -409,7 +409,7 @@ MUTANTS = {
         [(rank_machine, "judge_reports", _all_good)],
         ("kill-trainer",),
         draws=draw_deaths_with_bad_states,
-        first=164,
+        first=40,
     ),
     "gone-state-keeps-gradients": Mutant(
         "what was computed with a cell that never voted counts",

@@ -57,6 +57,8 @@ SHARE_WITH_LITTLE_MEMORY = 0.2
 """Share of the seeds with snapshots whose stores are too small."""
 SHARE_THAT_LASTS = 0.15
 """Share of the seeds that meet such a fault."""
+MORE_THAN_CHANCE = 6
+"""Quorums in a row that a network slower than its bound on connecting hardly ends by itself."""
 SHARE_CHECKED = 0.3
 """Share of the seeds in which something is computed wrongly."""
 SHARE_WITH_STALE_COPIES = 0.3
@@ -409,7 +411,10 @@ def _with_what_lasts(scenario: Scenario, kinds: tuple[str, ...]) -> Scenario:
     fault = draw_fault(rng, rng.choice(lasting))
     place = rng.randint(0, len(scenario.faults))
     faults = (*scenario.faults[:place], fault, *scenario.faults[place:])
-    config = replace(scenario.config, escalate_after=rng.choice((1, 2, 3)))
+    after = rng.choice((1, 2, 3))
+    if scenario.latency.tail_s > scenario.config.connect_s:
+        after = MORE_THAN_CHANCE  # connections of living ranks run out of time by themselves
+    config = replace(scenario.config, escalate_after=after)
     return replace(scenario, config=config, faults=faults)
 
 
