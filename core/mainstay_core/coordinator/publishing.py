@@ -29,6 +29,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
             seated.append(replace(slot, stage=member.rank.stage, inner=member.rank.inner))
     state = with_slots(state, seated)
     begins_lineage = state.plan is not None and plan.lineage > state.plan.lineage
+    starts = plan.method is Method.START
     state = replace(
         state,
         phase=phase,
@@ -39,7 +40,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         settled_step=None,
         commits=0,
         # Who had finished does so again, perhaps in another way.
-        finals=() if begins_lineage else state.finals,
+        finals=() if begins_lineage or starts else state.finals,
         silent=() if begins_lineage else state.silent,
         paused=(),
         suspicion=None,
