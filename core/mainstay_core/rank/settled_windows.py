@@ -52,7 +52,7 @@ def find_kept_from(
 def is_outdated(plan: Plan, reports: Sequence[SettleReport], index: int) -> bool:
     """Return whether what a member knows of complete windows may be of steps that were given up.
 
-    Others have settled since, and know better. Who has stayed does so in any case.
+    Who has stayed knows better than who was away, and of these who has settled last.
     """
     known = _settled_last(_list_stayed(plan, reports) or _list_counting(plan, reports))
     return bool(known) and index not in {report.index for report in known}
