@@ -248,25 +248,25 @@ def flipped(batch: Batch, flips: Sequence[Flip], execution: Execution | None) ->
 
 def _own(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a data set's tensor in other memory, from which a device copies by itself."""
+    if _must_be_packed(tensor):
+        return devices.page_locked(tensor.clone(), device)
     locked = devices.page_locked(tensor, device)
     if locked is not tensor:
         return locked
-    if _is_spread(tensor):
-        copy = tensor.clone()
-    else:
-        # With its strides and its alignment: kernels may choose by both.
-        (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
+    # With its strides and its alignment: kernels may choose by both.
+    (copy,) = Overwritten([(tensor, True)], replaces=False).copy().written
     return devices.page_locked(copy, device)
 
 
-def _is_spread(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies far apart, as a few columns of all samples do.
+def _must_be_packed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's numbers lie far apart, or share memory as what is expanded does.
 
-    Its copy is packed, as what lies between would be copied as well.
+    A few columns of all samples lie far apart: what is between them would be copied and locked as
+    well. Nothing can be copied into a tensor whose numbers share memory.
     """
     region, num_bytes = Region.of(tensor), tensor.numel() * tensor.element_size()
     between = region.end - region.start - num_bytes if region is not None else 0
-    return between > max(num_bytes, FEW_BYTES)
+    return between < 0 or between > max(num_bytes, FEW_BYTES)
 
 
 def _told(loaded: Loaded) -> str:

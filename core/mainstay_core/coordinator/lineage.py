@@ -136,10 +136,10 @@ def is_known(state: CoordinatorState) -> bool:
     told = state.told_history
     if not state.is_history_told or told is None:
         return state.is_history_told
-    known = {_name(fork) for fork in state.history}
-    # Of two forks at one version the second one has the same name.
+    # Of two forks at one version the second one has the same name, also where it takes the first
+    # one's place: so forks are compared as a whole.
     is_longer = told.num_forks > state.num_forks
-    return not (told.made or is_longer) and all(_name(fork) in known for fork in told.newest)
+    return not (told.made or is_longer) and set(told.newest) <= set(state.history)
 
 
 def _name(fork: Fork) -> tuple[int, str]:

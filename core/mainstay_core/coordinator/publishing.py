@@ -14,7 +14,8 @@ from mainstay_core.coordinator.events import (
 from mainstay_core.coordinator.records import close_all, is_shown
 from mainstay_core.coordinator.state import CoordinatorState, with_slots
 from mainstay_core.job.phase import JobPhase
-from mainstay_core.wire.plan import Member, Plan
+from mainstay_core.wire.plan import Member, Method, Plan
+from mainstay_core.wire.reinitialisation import Permission
 
 
 def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
@@ -28,6 +29,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
             seated.append(replace(slot, stage=member.rank.stage, inner=member.rank.inner))
     state = with_slots(state, seated)
     begins_lineage = state.plan is not None and plan.lineage > state.plan.lineage
+    starts = plan.method is Method.START
     state = replace(
         state,
         phase=phase,
@@ -38,7 +40,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         settled_step=None,
         commits=0,
         # Who had finished does so again, perhaps in another way.
-        finals=() if begins_lineage else state.finals,
+        finals=() if begins_lineage or starts else state.finals,
         silent=() if begins_lineage else state.silent,
         paused=(),
         suspicion=None,
@@ -46,6 +48,7 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         rivals=(),
         told_history=None,
         is_history_told=False,
+        permission=_left_permission(state.permission, plan),
     )
     recorded = tuple(
         RecordRecovery(recovery=o.recovery)
@@ -61,6 +64,16 @@ def publish(state: CoordinatorState, plan: Plan, phase: JobPhase) -> Transition:
         ),
     )
     return Transition(state=state, actions=actions, reason=message)
+
+
+def _left_permission(given: Permission | None, plan: Plan) -> Permission | None:
+    """Return a recovery's permission as far as it outlasts a plan.
+
+    One for the recovery that the job waits for ends where all go back instead: what they load may
+    have what was made by it. One that was given ahead may count again once all go on.
+    """
+    ends = plan.method is Method.RESTART and given is not None and not given.is_ahead
+    return None if ends else given
 
 
 def _outgoing(before: Plan | None, plan: Plan) -> tuple[Member, ...]:

@@ -42,24 +42,32 @@ def find_kept_from(
     """Return from which version on segments are needed; 0 if a replay begins before that.
 
     A member that missed the votes on a window's last step learns so that it is complete. What a
-    returning member has completed may be of steps that the others have given up since.
+    returning member has completed may be of steps that the others have given up since, and so may
+    what one has completed that was a member all along and has not settled with them.
     """
-    complete = max((r.kept_from for r in _list_stayed(plan, reports)), default=0)
+    complete = max((r.kept_from for r in _settled_last(_list_stayed(plan, reports))), default=0)
     return complete if all(r.first_step >= complete for r in replays.values()) else 0
 
 
 def is_outdated(plan: Plan, reports: Sequence[SettleReport], index: int) -> bool:
     """Return whether what a member knows of complete windows may be of steps that were given up.
 
-    It was away, and others have stayed: these know better.
+    Who has stayed knows better than who was away, and of these who has settled last.
     """
-    stayed = {report.index for report in _list_stayed(plan, reports)}
-    return bool(stayed) and index not in stayed
+    known = _settled_last(_list_stayed(plan, reports) or _list_counting(plan, reports))
+    return bool(known) and index not in {report.index for report in known}
+
+
+def _list_counting(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
+    return [r for r in reports if r.valid and r.lineage == plan.lineage]
 
 
 def _list_stayed(plan: Plan, reports: Sequence[SettleReport]) -> list[SettleReport]:
-    return [
-        r
-        for r in reports
-        if r.valid and r.lineage == plan.lineage and r.settled >= plan.members[r.index].since
-    ]
+    counting = _list_counting(plan, reports)
+    return [r for r in counting if r.settled >= plan.members[r.index].since]
+
+
+def _settled_last(reports: Sequence[SettleReport]) -> list[SettleReport]:
+    """Return the reports of those that settled last: they know what the others had told by then."""
+    last = max((r.settled for r in reports), default=0)
+    return [r for r in reports if r.settled == last]

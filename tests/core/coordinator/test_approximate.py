@@ -22,6 +22,7 @@ from mainstay_core.coordinator.events import (
     StepsCommitted,
     StopRequested,
     StoreReopened,
+    SuspendRequested,
     Tick,
     Transition,
 )
@@ -487,6 +488,65 @@ def test_a_store_that_fell_back_behind_a_fork_tells_no_half_of_a_history(
     assert world.plan == plan
     assert page.approximate_since == 5
     assert (page.num_forks, len(page.forks)) == ((0, 0) if forks else (1, 1))
+
+
+@pytest.fixture
+def suspended(start: Start) -> Any:
+    """A job that has made two stages anew, one member of which has finished, and can't go on."""
+    saves = {"checkpoint_every_steps": 10, "checkpoint_dir": "/ckpt"}
+    world = start(spares=2, replicas=1, lanes=1, stages=5, approximate=ALLOWED, **saves)
+    world.tell(world.about(FactKind.TRAINER_UP, world.member(0, 0), outline=OUTLINE))
+    for _ in range(5):
+        world.commit()
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    commit(world, 5, 5)
+    lose(world, 3)
+    world.settle(step=6, history=told(fork_at(5, 1), fork_at(6, 3)))
+    for step in range(6, world.state.shape.steps):
+        commit(world, step, 5)
+    world.finish(world.member(0, 0), masters="two forks", history="h2")
+    lose(world, 4)
+    world.send(SuspendRequested(suspend=True))
+    assert world.state.phase is JobPhase.SUSPENDED
+    return world
+
+
+def resume(world: Any) -> None:
+    world.send(SuspendRequested(suspend=False))
+    for number in range(5):
+        world.register(f"new-{number}")
+        world.up(f"new-{number}", outline=OUTLINE)
+    assert world.plan.method is Method.START
+
+
+def test_who_had_finished_before_a_suspension_finishes_again(suspended: Any) -> None:
+    """The newest checkpoint may be from before a fork."""
+    assert [f.history for f in suspended.state.finals] == ["h2"]
+    resume(suspended)
+    suspended.settle(step=5, history=replace(FORKED, made=False))
+    suspended.finish(suspended.member(0, 0), masters="one fork", history="h1")
+
+    assert [f.history for f in suspended.state.finals] == ["h1"]
+    assert "DigestMismatch" not in suspended.announced()
+
+
+def test_a_store_that_fell_back_behind_a_suspension_knows_no_forks_of_the_course_before(
+    suspended: Any,
+) -> None:
+    """All go on from a checkpoint that has but the first of them."""
+    before = suspended.state
+    resume(suspended)
+    plan = suspended.plan
+    suspended.state = before
+    suspended.send(SuspendRequested(suspend=False))
+    suspended.send(PlanReported(pod=plan.members[0].slot.pod, plan=plan, step=6))
+    for step in range(6, 10):
+        commit(suspended, step, 5)
+
+    page = show_lineage(suspended.state)
+    assert (suspended.plan, page.approximate_since) == (plan, 5)
+    assert (page.num_forks, page.forks, suspended.state.finals) == (0, (), ())
 
 
 def test_a_job_says_since_when_it_is_approximate_until_it_goes_back(world: Any) -> None:

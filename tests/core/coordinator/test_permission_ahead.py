@@ -385,6 +385,25 @@ def test_a_permission_is_used_up_if_a_checkpoint_has_what_was_made_by_it(cut_sho
     assert (cut_short.state.permission, cut_short.state.ahead) == (None, None)
 
 
+def test_a_permission_is_used_up_by_a_fork_that_has_taken_the_place_of_another_one(
+    start: Start,
+) -> None:
+    """Stage 1 was made anew at this version already, and stages 1 and 3 by the permission."""
+    world = running(start, spares=3, **SAVES)
+    allow(world)
+    lose(world, 1)
+    world.settle(step=5, history=FORKED)
+    allow(world, who="carol")
+    lose(world, 1, 3)
+    assert (world.plan.fork.positions, world.state.permission.who) == ((1, 3), "carol")
+    lose(world, 1)
+    world.send(SuspendRequested(suspend=True))
+    form_again(world)
+    world.settle(step=10, history=told(fork_at(5, 1, 3), made=False))
+
+    assert (world.state.permission, world.state.ahead) == (None, None)
+
+
 def test_a_permission_counts_again_though_a_commit_is_told_before_all_go_on(
     cut_short: Any,
 ) -> None:
@@ -422,6 +441,25 @@ def test_a_permission_that_a_checkpoint_may_have_used_makes_nothing_before_all_g
     world.up("spare-later", outline=OUTLINE)
 
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
+
+
+def test_a_permission_for_the_recovery_at_hand_ends_where_all_go_back(start: Start) -> None:
+    """All had gone on from what was made by it, and written that, before they had told anybody."""
+    world = running(start, spares=0, **SAVES)
+    lose(world, 1)
+    allow(world, limit=None)
+    for number in range(4):
+        world.register(f"new-{number}")
+        world.up(f"new-{number}")
+    assert (world.plan.method, world.plan.fork.positions) == (Method.APPROXIMATE, (1,))
+    lose(world, 0, 1)
+    assert world.plan.method is Method.RESTART
+    others = [m for m in world.plan.members if m.rank.stage != 1]
+    how = {"step": 10, "history": replace(FORKED, made=False)}
+    world.tell(*(world.about(FactKind.SETTLED, m, **how) for m in others))
+    lose(world, 1)
+
+    assert (world.plan.method, world.state.permission) == (Method.RESTART, None)
 
 
 @pytest.mark.parametrize("forms", [False, True])

@@ -106,6 +106,17 @@ def test_members_tell_each_other_from_where_on_segments_are_needed(
     assert outcome.kept_from == kept_from
 
 
+def test_who_missed_that_all_went_back_tells_of_no_window_that_they_have_given_up() -> None:
+    """All have settled in quorum 2 and loaded version 8 but for one, whom no reports reached."""
+    plan = make_plan(GRID, quorum=3, since={**OLD, "b.1": 2, "d.1": 2}, shards_per_lane=2)
+    others = [member(index, 8, settled=2) for index in (1, 2, 3)]
+
+    outcome = settled(replace(plan, lineage=LINEAGE), [member(0, 12, kept_from=10), *others])
+
+    assert (outcome.version, outcome.actions) == (8, (HEAL, STAY, STAY, STAY))
+    assert outcome.kept_from == 0
+
+
 def test_the_types_of_a_survivor_count_and_chains_that_replay_compute_afterwards() -> None:
     held = (Partial(lane=0, first=0, last=1),)
     reports = [member(0, 7, held=held, held_in=2), member(1, 7), lost(2), lost(3)]

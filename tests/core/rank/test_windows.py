@@ -426,6 +426,18 @@ def test_a_member_that_was_away_tells_no_more_of_windows_that_the_others_went_ba
     assert windows.catch_up(state, 4, told) == (replace(state, kept_from=4), (KeepFrom(2, 4),))
 
 
+@pytest.mark.parametrize(("others", "kept_from"), [(2, 0), (1, 3), (0, 3)])
+def test_of_members_that_all_were_away_those_that_settled_last_know_better(
+    others: int, kept_from: int
+) -> None:
+    plan = replace(make_plan({0: ["a.1"], 1: ["b.1"]}, quorum=3), lineage=2)
+    told = [stayed(0, settled=1), stayed(1, settled=others)]
+
+    caught_up = windows.catch_up(rank(kept_from=3, plan=plan), 0, told)
+
+    assert caught_up == (rank(kept_from=kept_from, plan=plan), ())
+
+
 def test_a_joiner_lowers_what_its_store_keeps_from_and_a_load_voids_what_is_later() -> None:
     assert windows.go_back(rank(), 3, 0, from_disk=True) == (GoBack(0, 3, drops_later=True),)
     assert windows.go_back(rank(), 3, 0, from_disk=False) == (GoBack(0, 3, drops_later=False),)

@@ -173,6 +173,34 @@ def test_a_copy_of_a_batch_does_not_have_what_lies_between_its_numbers(twice: bo
         assert copy.untyped_storage().nbytes() == own.numel() * own.element_size()
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_batch_is_page_locked_without_what_lies_between_and_though_it_is_expanded(
+    monkeypatch: pytest.MonkeyPatch, twice: bool
+) -> None:
+    """Memory is locked from a tensor's first number to its last, and copied to with its strides."""
+    tokens = torch.arange(16 * 100_000, dtype=torch.int32).view(16, -1)
+    given = Batch(tokens[:, 5:9].t(), torch.arange(6).expand(4, 6))
+    sizes: list[int] = []
+
+    def lock(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        del device
+        place = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        sizes.append(place.untyped_storage().nbytes())
+        return place.copy_(tensor)
+
+    class Columns:
+        def batch(self, address: Address) -> Batch:
+            del address
+            return given
+
+    monkeypatch.setattr(devices, "page_locked", lock)
+    batch = Loader(Columns(), ahead=False, twice=twice).take(WANTED).batch
+
+    for locked, own in ((batch.tokens, given.tokens), (batch.targets, given.targets)):
+        assert torch.equal(locked, own)
+    assert max(sizes) <= 4 * 16 * 8
+
+
 def test_a_batch_in_memory_that_is_page_locked_already_is_copied_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -212,7 +212,7 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
     is_restart = plan.method in (Method.REPLAY, Method.RESTART, Method.APPROXIMATE)
     restarted_id = plan.quorum.id if is_restart else 0
     went_back = (v.quorum for v in plan.voided)
-    if state.plan is not None and plan.lineage > state.plan.lineage:
+    if _goes_another_way(state, plan):
         # Who had finished before does so again, perhaps in another way. What has been made anew
         # since, or whether all went back behind a fork, nobody tells again.
         state = replace(state, finals=(), num_forks=0, history=())
@@ -253,6 +253,18 @@ def _recover(state: CoordinatorState, event: PlanReported, now_s: float) -> Coor
         ),
     )
     return _with_hints(state, event)
+
+
+def _goes_another_way(state: CoordinatorState, plan: Plan) -> bool:
+    """Return whether states may have other forks under a plan than under the store's own.
+
+    A restart of a job that has forked begins a lineage, as a fork does. A start after a suspension
+    begins none: nobody is a member any more who was one before.
+    """
+    if state.plan is None:
+        return False
+    is_new = all(member.since > state.plan.quorum.id for member in plan.members)
+    return is_new or plan.lineage > state.plan.lineage
 
 
 def _with_pods(state: CoordinatorState, plan: Plan) -> CoordinatorState:
