@@ -8,13 +8,14 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 from mainstay_core.base.ids import Hardware, Slot
 
 UNKNOWN = Hardware()
-Devices = Sequence[Mapping[Slot, Slot]]
-"""By position: for each slot one that stands for its device."""
+Devices = Sequence[Mapping[Slot, Slot | None]]
+"""By position: for each slot one that stands for its device; None for one that has no voice."""
 
 
 def may_be_same(one: Slot, its: Hardware, other: Slot, others: Hardware) -> bool:
@@ -36,10 +37,24 @@ def may_be_same(one: Slot, its: Hardware, other: Slot, others: Hardware) -> bool
     return one.pod != other.pod and its.node != "" and its.node == others.node
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Slots, by what is known of their devices."""
+
+    stands: Mapping[Slot, Slot]
+    """For each slot one that stands for its device: the first of those that may be the same."""
+    apart: frozenset[tuple[Slot, Slot]]
+    """Slots of one node that surely have a device each."""
+
+    def are_apart(self, slots: Collection[Slot]) -> bool:
+        """Return whether two of some slots surely have a device each."""
+        return any(one in slots and other in slots for one, other in self.apart)
+
+
 def join_slots(
     seen: Iterable[tuple[int, Slot, Hardware]], members: Collection[Slot] = ()
-) -> dict[Slot, Slot]:
-    """Return for each slot one that stands for its device: the first of those that may be the same.
+) -> Joined:
+    """Return which slots may be one device.
 
     Slots without a UUID that were members of one quorum had a device each, as a node gives no
     device to two pods at a time.
@@ -59,17 +74,18 @@ def join_slots(
     for slot, told in hardware.items():
         for name in {told.node, told.accelerator} - {""}:
             places.setdefault(name, []).append(slot)
-    joined = {slot: slot for slot in hardware}
+    joined, apart = {slot: slot for slot in hardware}, set[tuple[Slot, Slot]]()
     for beside in places.values():
         for one, other in combinations(beside, 2):
             is_known = hardware[one].accelerator and hardware[other].accelerator
             serve_both = one in members and other in members
-            if not is_known and (serve_both or quorums[one] & quorums[other]):
+            served_both = not is_known and (serve_both or quorums[one] & quorums[other])
+            if served_both or not may_be_same(one, hardware[one], other, hardware[other]):
+                apart.add((one, other))
                 continue
-            if may_be_same(one, hardware[one], other, hardware[other]):
-                old, new = sorted((joined[one], joined[other]), reverse=True)
-                joined = {slot: new if known == old else known for slot, known in joined.items()}
-    return joined
+            old, new = sorted((joined[one], joined[other]), reverse=True)
+            joined = {slot: new if known == old else known for slot, known in joined.items()}
+    return Joined(joined, frozenset(apart))
 
 
 def devices_of(
@@ -79,20 +95,34 @@ def devices_of(
     """Return which slots are one device.
 
     Where all that computed a position may be one device, each slot is its own: no other can judge.
+    A slot that is gone may have had the device of the one or the other member. Then it has no
+    voice: else it would join the two, or a device that is wrong would have one for each pod that
+    had it.
 
     Args:
         chains: in which quorum each has computed, its slots by position, and what these run on;
             nothing, or None, where nobody knows.
         members: slots of the quorum at hand.
     """
-    seen = (
+    seen = [
         (quorum, slot, (hardware[position] if hardware else None) or UNKNOWN)
         for quorum, slots, hardware in chains
         for position, slot in enumerate(slots)
-    )
-    joined = join_slots(seen, members)
-    found = []
+    ]
+    all_joined, serving = join_slots(seen, members), frozenset(members)
+    of_members = join_slots([one for one in seen if one[1] in serving], members)
+    found: list[dict[Slot, Slot | None]] = []
     for beside in zip(*(slots for _, slots, _ in chains), strict=True):
-        is_one = len({joined[slot] for slot in beside}) == 1
-        found.append({slot: slot if is_one else joined[slot] for slot in beside})
+        stands = all_joined.stands
+        is_one = len({stands[slot] for slot in beside}) == 1 and not all_joined.are_apart(beside)
+        devices: dict[Slot, Slot | None] = {}
+        for slot in beside:
+            same = [s for s in beside if stands[s] == stands[slot] and s in serving]
+            if is_one:
+                devices[slot] = slot
+            elif not all_joined.are_apart(same):
+                devices[slot] = stands[slot]
+            else:
+                devices[slot] = of_members.stands[slot] if slot in serving else None
+        found.append(devices)
     return found

@@ -416,7 +416,10 @@ def _voices(
     voices: list[tuple[frozenset[Slot], frozenset[Slot], Values]] = []
     for one, value in zip(told, values, strict=True):
         slots = frozenset(one.cells[position] for position in place.positions)
-        known = frozenset(devices[p][one.cells[p]] for p in place.positions)
+        stands = [devices[p][one.cells[p]] for p in place.positions]
+        known = frozenset(device for device in stands if device is not None)
+        if None in stands:
+            continue
         met = [voice for voice in voices if voice[0] & known]
         known = known.union(*(others for others, _, _ in met))
         slots = slots.union(*(others for _, others, _ in met))
@@ -426,7 +429,7 @@ def _voices(
 
 def _majority(values: Sequence[Values]) -> Values | None:
     """Return what more than half of the voices say, and two at least; None if there is nothing."""
-    top, num_top = Counter(values).most_common(1)[0]
+    top, num_top = next(iter(Counter(values).most_common(1)), (None, 0))
     return top if num_top > 1 and 2 * num_top > len(values) else None
 
 
@@ -436,7 +439,9 @@ def _undecided(
     voices: Sequence[tuple[frozenset[Slot], Values]],
 ) -> Ruling:
     chains = ", ".join(str(replica) for replica in sorted({t.replica for t in told}))
-    doubted = tuple(sorted({slot for devices, _ in voices for slot in devices}))
+    heard = [devices for devices, _ in voices]
+    heard = heard or [frozenset(t.cells[p] for t in told for p in place.positions)]
+    doubted = tuple(sorted({slot for devices in heard for slot in devices}))
     names = ", ".join(map(str, doubted))
     reason = (
         f"replicas {chains} have computed a type differently, first in {place.describe()} of "

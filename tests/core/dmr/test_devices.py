@@ -144,3 +144,33 @@ def test_uuids_join_also_slots_that_serve_at_a_time() -> None:
     told += [good.tells(1, n, RIGHT) for n in (0, 1)]
     slots = [who.slot for who in (*shared, good)]
     assert rule(told, members=slots).agreed is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_right_device_is_named_on_one_node_however_often_the_pods_of_a_wrong_one_are_made_anew(
+    seed: int,
+) -> None:
+    """Nothing tells which of the node's devices a pod has that is gone: it has no voice then."""
+    rng = random.Random(seed)
+    num_devices, told, num_pods = rng.randint(2, 3), [], 0
+    lives: dict[int, Played] = {}
+    for quorum in range(8):
+        for device in range(num_devices):
+            if device not in lives or rng.random() < 0.4:
+                num_pods += 1
+                lives[device] = Played(f"p{num_pods}", "n0")
+        told += [
+            lives[device].tells(quorum, 0, RIGHT if device else WRONG)
+            for device in rng.sample(range(num_devices), 2)
+        ]
+        ruling = rule(told, members=[life.slot for life in lives.values()])
+        right = {t.cells[0].pod for t in told if t.telling == RIGHT}
+        assert not right & set(named(ruling))
+
+
+def test_a_third_pod_of_a_node_judges_though_the_pod_of_a_wrong_device_was_made_anew() -> None:
+    gone, again, right, judge = (Played(name, "node-0") for name in "abcd")
+    told = [who.tells(1, n, t) for n in (0, 1) for who, t in ((gone, WRONG), (right, RIGHT))]
+    told += [again.tells(2, 0, WRONG), judge.tells(2, 0, RIGHT)]
+    ruling = rule(told, members=[again.slot, right.slot, judge.slot])
+    assert (ruling.agreed, set(named(ruling))) == (RIGHT, {"a", "b"})
