@@ -155,6 +155,11 @@ def test_a_network_that_ends_quorums_by_itself_ends_no_job() -> None:
     assert not outcome.violation, outcome.violation
 
 
+def test_who_hears_the_reports_of_a_settle_late_is_in_a_newer_quorum_at_once() -> None:
+    outcome = simulate(draw(900501, approximate=False, ahead=True))
+    assert not outcome.violation, outcome.violation
+
+
 def test_a_complete_window_does_without_copies_of_one_that_was_given_up() -> None:
     outcome = simulate(draw(720058, approximate=False))
     assert not outcome.violation, outcome.violation

@@ -218,8 +218,8 @@ class Checks:
             self._void(before)
             self._given_up.add(str(trainer.incarnation))
         if isinstance(event, ReportsGathered) and outcome is not None:  # None: moved on at once
-            assert plan is not None
-            self._settled(plan, event, outcome)
+            assert before.plan is not None  # the reports' own: it may be in a newer one at once
+            self._settled(before.plan, event, outcome)
 
     def _note_order(self, trainer: Life, before: RankState) -> None:
         """Count windows that begin with another order of units than those before."""
