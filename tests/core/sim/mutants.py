@@ -339,6 +339,7 @@ MUTANTS = {
         [(rank_machine, "settle", _settle_without_tiers)],
         ("stop-pod", "cut-pod", "kill-trainer", "kill-meeting"),
         is_rare=True,
+        first=980,
     ),
     "roll-any-mark": Mutant(
         "a mark is rolled forward without a certificate of its quorum",
