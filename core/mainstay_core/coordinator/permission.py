@@ -312,8 +312,10 @@ def note_permission(
         place = f" This replaces what {old.who} has allowed ahead" if old is not None else ""
         message = f"{event.who} gives {verdict.reason}{'.' if place else ''}{place}"
     else:
-        noted = replace(state, permission=given)
-        message = f"{event.who} allows one approximate recovery: {verdict.reason}"
+        noted, old = replace(state, permission=given), state.permission
+        is_cut_short = old is not None and old.is_ahead
+        place = f". This ends what {old.who} has allowed ahead" if old and is_cut_short else ""
+        message = f"{event.who} allows one approximate recovery: {verdict.reason}{place}"
     return Transition(
         state=noted,
         actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),

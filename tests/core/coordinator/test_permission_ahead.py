@@ -443,6 +443,20 @@ def test_a_permission_that_a_checkpoint_may_have_used_makes_nothing_before_all_g
     assert (world.plan.method, world.plan.fork) == (Method.RESTART, None)
 
 
+def test_who_allows_the_recovery_at_hand_ends_what_was_given_ahead_and_cut_short(
+    cut_short: Any,
+) -> None:
+    form_again(cut_short)
+    others = [m for m in cut_short.plan.members if m.rank.stage != 1]
+    cut_short.tell(*(cut_short.about(FactKind.SETTLED, m, step=0) for m in others[1:]))
+    lose(cut_short, 1)
+    assert cut_short.state.phase is JobPhase.WAITING
+    allow(cut_short, who="carol", limit=None)
+
+    assert cut_short.state.permission.who == "carol"
+    assert "This ends what alice has allowed ahead" in cut_short.messages()
+
+
 def test_a_permission_for_the_recovery_at_hand_ends_where_all_go_back(start: Start) -> None:
     """All had gone on from what was made by it, and written that, before they had told anybody."""
     world = running(start, spares=0, **SAVES)
