@@ -94,6 +94,7 @@ def test_the_newest_checkpoint_is_taken_up_and_named_in_the_reason(
     assert len(list(checkpoints.glob("step-*"))) == 2, "two are kept, and nothing unfinished"
 
 
+@pytest.mark.chaos
 def test_a_torn_checkpoint_is_skipped_with_a_warning(
     tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -27,6 +27,7 @@ def trainers(job: LocalJob) -> set[int]:
     return {m["pid"] for m in job.fetch("members") if m["pid"]}
 
 
+@pytest.mark.chaos
 def test_a_launcher_and_all_its_trainers_are_killed_and_the_pod_lives_on(
     tmp_path: Path, corpus: Path, undisturbed: Any
 ) -> None:

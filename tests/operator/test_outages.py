@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.worlds.served_namespace import ServedNamespace, manifest, wait
 
 NUM_PODS = 33
@@ -18,6 +19,7 @@ def wait_idle(served: ServedNamespace) -> None:
     wait(lambda: lists() >= enough, "resyncs")
 
 
+@pytest.mark.chaos
 def test_an_operator_that_is_killed_in_mid_repair_is_taken_over_from(
     own_served: ServedNamespace,
 ) -> None:

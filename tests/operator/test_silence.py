@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.operator.swallowing import LOOPBACK, Relay
 from tests.worlds.served_namespace import manifest, serve_namespace, wait
@@ -12,6 +13,7 @@ from tests.worlds.served_namespace import manifest, serve_namespace, wait
 MISSED = "mainstay_operator_watch_missed_total"
 
 
+@pytest.mark.chaos
 def test_silent_watches_are_made_good_by_lists_and_show_in_liveness(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

@@ -201,7 +201,10 @@ def test_a_flip_is_found_whenever_the_plan_has_its_check_executed(
     assert sum(check_flips(setting, 8, flipped).values()) > 0
 
 
-@pytest.mark.parametrize("execution", [Execution.PRIMARY, Execution.CHECKER])
+@pytest.mark.parametrize(
+    "execution",
+    [Execution.PRIMARY, pytest.param(Execution.CHECKER, marks=pytest.mark.chaos)],
+)
 def test_a_flip_inside_a_segment_is_found_where_it_leaves(
     execution: Execution, flipped: list[bool]
 ) -> None:

@@ -319,7 +319,7 @@ def test_buffers_are_reused_and_never_shared():
     assert second <= first
 
 
-@pytest.mark.parametrize("num_cells", [1, 2, 3, 8, 4_000])
+@pytest.mark.parametrize("num_cells", [1, 2, 3, 8, pytest.param(4_000, marks=pytest.mark.chaos)])
 @pytest.mark.parametrize("chunks", [1, 3, 100])
 def test_every_element_is_in_one_share_and_shares_are_even(num_cells, chunks):
     lengths = [chunk.stop - chunk.start for chunk in LAYOUT.chunks()]
