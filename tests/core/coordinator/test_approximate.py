@@ -1221,6 +1221,31 @@ def test_last_states_say_since_when_if_the_first_member_did_not(doubled: Any) ->
     assert "approximate since step 5: the job's last states say so" in world.messages()
 
 
+def test_a_first_member_that_joins_in_a_fork_is_waited_for_as_it_alone_tells_of_it(
+    start: Any,
+) -> None:
+    """No replica of the api was up meanwhile, and its pod is the last to reach the new one."""
+    world = start(spares=4, replicas=2, lanes=2, stages=5, approximate=ALLOWED)
+    world.register("teller")
+    world.up("teller", outline=OUTLINE)
+    for _ in range(5):
+        world.commit()
+    lost = (world.member(0, 0), world.member(0, 1), world.member(1, 1))
+    world.tell(*(world.down_fact(member) for member in lost))
+    first = world.plan.members[0]
+    assert world.plan.fork is not None
+    assert first.joining
+    how = {"masters": "m", "history": "h", "approximate_since": 5}
+    for member in world.plan.members[1:]:
+        world.finish(member, **how)
+    assert world.state.phase is not JobPhase.COMPLETE
+    world.tell(world.about(FactKind.SETTLED, first, step=5, history=FORKED))
+    world.finish(first, **how)
+
+    assert world.state.phase is JobPhase.COMPLETE
+    assert (world.state.approximate_since, world.state.history) == (5, (fork_at(5, 1),))
+
+
 def test_last_states_say_that_a_job_that_went_back_is_exact_again(doubled: Any) -> None:
     world = doubled
     world.settle(step=5, history=FORKED)
