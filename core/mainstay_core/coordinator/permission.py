@@ -313,9 +313,9 @@ def note_permission(
         message = f"{event.who} gives {verdict.reason}{'.' if place else ''}{place}"
     else:
         noted, old = replace(state, permission=given), state.permission
-        is_cut_short = old is not None and old.is_ahead
-        place = f". This ends what {old.who} has allowed ahead" if old and is_cut_short else ""
-        message = f"{event.who} allows one approximate recovery: {verdict.reason}{place}"
+        message = f"{event.who} allows one approximate recovery: {verdict.reason}"
+        if old is not None and old.is_ahead:  # its recovery was cut short
+            message += f". This ends what {old.who} has allowed ahead"
     return Transition(
         state=noted,
         actions=(Announce(code="ApproximationAllowed", message=message, warning=True),),

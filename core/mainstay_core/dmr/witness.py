@@ -417,9 +417,9 @@ def _voices(
     for one, value in zip(told, values, strict=True):
         slots = frozenset(one.cells[position] for position in place.positions)
         stands = [devices[p][one.cells[p]] for p in place.positions]
-        known = frozenset(device for device in stands if device is not None)
         if None in stands:
             continue
+        known = frozenset(device for device in stands if device is not None)
         met = [voice for voice in voices if voice[0] & known]
         known = known.union(*(others for others, _, _ in met))
         slots = slots.union(*(others for _, others, _ in met))
