@@ -137,6 +137,7 @@ def test_equal_ids_with_other_nonces_meet_in_a_plan_above_both(job: Job, own_red
     assert plan["unplanned_id"] == 3
 
 
+@pytest.mark.chaos
 def test_a_redis_that_hangs_is_answered_for_in_bounded_time_and_nobody_waits_behind_it(
     job: Job, own_redis: Redis
 ) -> None:

@@ -699,9 +699,13 @@ def test_the_model_refuses_the_same_at_the_same_field(case: Refused) -> None:
     assert refused.value.field == case.at
 
 
-def test_pipelines_are_refused_by_both_in_the_same_words_or_by_neither(api: Api) -> None:
+@pytest.mark.parametrize("share", [7, pytest.param(1, marks=pytest.mark.chaos)])
+def test_pipelines_are_refused_by_both_in_the_same_words_or_by_neither(
+    api: Api, share: int
+) -> None:
     num_refused = 0
-    for fields in PIPELINES:
+    pipelines = PIPELINES[::share]
+    for fields in pipelines:
         manifest = SMALLEST | {"spec": fields | {"template": TEMPLATE}}
         theirs, ours = refusal_of_server(api, manifest), refusal_of_model(manifest)
         num_refused += bool(ours)
@@ -709,7 +713,7 @@ def test_pipelines_are_refused_by_both_in_the_same_words_or_by_neither(api: Api)
         named = [r for r in crd_rules.PIPELINE if ours.startswith(f"{r.section}{r.field}: ")]
         alike = [r for r in named if r.message in theirs and f"{r.section}{r.field}: " in theirs]
         assert not ours or any(words_of(r) in ours for r in alike), f"{fields}\n{theirs}\n{ours}"
-    assert 0.2 < num_refused / len(PIPELINES) < 0.8, num_refused
+    assert 0.2 < num_refused / len(pipelines) < 0.8, num_refused
 
 
 def refusal_of_server(api: Api, manifest: dict[str, Any]) -> str:

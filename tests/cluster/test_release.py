@@ -243,6 +243,7 @@ def test_a_job_that_is_deleted_and_applied_again_trains_each_time(
         platform.wait("again", lambda job: job is None, "the job is not gone")
 
 
+@pytest.mark.chaos
 def test_a_deleted_job_leaves_nothing_though_the_store_is_gone(platform: Platform) -> None:
     platform.cluster.scale(3)
     story = Story(platform, "orphan", 1000, (3,))

@@ -84,6 +84,7 @@ def test_one_ctrl_c_lets_the_step_finish(tmp_path: Path, corpus: Path) -> None:
         assert report["state"] == "stopped"
 
 
+@pytest.mark.chaos
 def test_a_run_that_is_killed_with_9_takes_everything_with_it(tmp_path: Path, corpus: Path) -> None:
     with local_job(tmp_path, held_job(tmp_path, corpus)) as job:
         wait_until_held(job)

@@ -59,6 +59,7 @@ def test_kills_in_mid_work_and_in_reduce_leave_no_trace_in_the_bits(
     assert lacking == {"durable checkpoints", "pipeline stages", "replay", "op-level checks"}
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_an_exception_that_comes_back_fails_the_job_and_is_its_last_line(tmp_path: Path) -> None:
     job = make_job(Layout(stages=1, lanes=1, spares=0), NUM_STEPS, tmp_path)

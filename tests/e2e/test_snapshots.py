@@ -352,6 +352,7 @@ def logs_of(directory: Path) -> str:
     return "".join(log.read_text() for log in directory.glob("state/pods/*/trainer-*.log"))
 
 
+@pytest.mark.chaos
 def test_a_damaged_copy_is_found_and_a_good_one_is_used(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
 ) -> None:

@@ -195,7 +195,7 @@ def told_of(listener: str) -> Cost:
 @pytest.mark.parametrize(
     "listener",
     [
-        pytest.param(name, marks=[] if name in ("gather server", "api") else [pytest.mark.chaos])
+        pytest.param(name, marks=[] if name == "gather server" else [pytest.mark.chaos])
         for name in LISTENERS
     ],
 )

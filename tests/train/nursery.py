@@ -81,5 +81,7 @@ def _work(pipe: Connection) -> int:
 
 
 if __name__ == "__main__":
-    faulthandler.enable()  # of the workers too: a crash in native code says where it was
+    # Of the workers too: a crash in native code says where it was, in threads of C's as well.
+    faulthandler.enable()
+    torch._C._set_print_stack_traces_on_fatal_signal(True)  # type: ignore[attr-defined]
     serve(socket.socket(fileno=int(sys.argv[1])))

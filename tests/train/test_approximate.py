@@ -25,6 +25,7 @@ def run(folder: Path, *more: str, steps: int = 12) -> str:
     return (folder / "report.md").read_text()
 
 
+@pytest.mark.chaos
 @pytest.mark.slow
 def test_the_experiment_says_whether_it_can_tell_and_takes_up_its_curves(tmp_path: Path) -> None:
     parts = "--parts=check,figure2"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import selectors
@@ -197,6 +198,7 @@ class Launcher:
     def _train(self, settings: TrainerSettings) -> int:
         import torch
 
+        faulthandler.enable()  # its log says where it was when a library of C crashed
         for pidfd in tuple(self._processes):
             os.close(pidfd)
         torch.set_num_threads(1)

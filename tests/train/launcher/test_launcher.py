@@ -245,6 +245,17 @@ def test_the_end_of_a_trainer_is_reported_with_its_code_or_signal(
     assert ("a bug in the workload" in (pod.dir / "trainer-0.log").read_text()) == (what == "raise")
 
 
+def test_the_log_of_a_trainer_that_crashed_in_a_library_of_c_says_where_it_was(
+    pod: Pod, launcher: Line
+) -> None:
+    trainer, _ = pod.fork(launcher, f"die:{int(signal.SIGSEGV)}")
+    assert trainer.at_end()
+    assert launcher.expect("exited")["signal"] == signal.SIGSEGV
+    log = (pod.dir / "trainer-0.log").read_text()
+    assert "Segmentation fault" in log
+    assert "fake_trainers.py" in log
+
+
 def test_a_slot_can_be_forked_again(pod: Pod, launcher: Line) -> None:
     _, first = pod.fork(launcher, "exit:1")
     assert launcher.expect("exited")["code"] == 1

@@ -77,6 +77,7 @@ def graphs():
     return counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.chaos
 @needs_compiler
 def test_a_compiled_block_is_the_same_function_and_repeats_its_bits():
     dtype, near = torch.bfloat16, 0.05
