@@ -115,6 +115,8 @@ class InterruptibleWork(distributed._Work):
     def __init__(self, work: Any, group: Group, stage: _Stage, *, looks: bool) -> None:
         super().__init__()
         self._work, self._group, self._stage, self._looks = work, group, stage, looks
+        self._left = ""
+        """Why nobody can wait for it any more; empty while its group is that of the mesh."""
 
     def wait(self, timeout: Any = None) -> bool:
         """Wait until the collective is over.
@@ -126,6 +128,8 @@ class InterruptibleWork(distributed._Work):
             RuntimeError: the group has ended, or the backend says what is wrong.
         """
         del timeout
+        if self._left:
+            raise RuntimeError(self._left)
         try:
             self._group.finish_collective(self._work, looks=self._looks)
         except GroupEnded as end:
@@ -136,13 +140,26 @@ class InterruptibleWork(distributed._Work):
 
     def is_completed(self) -> bool:
         """Whether the collective is over and the caller's tensors have what it wrote."""
-        return self._stage.is_there and bool(self._work.is_completed())
+        return not self._left and self._stage.is_there and bool(self._work.is_completed())
 
     @property
     def is_over(self) -> bool:
         """Whether :meth:`wait` would return at once, or raise."""
         # Of the backend's work: what is left to copy holds nobody up.
-        return bool(self._work.is_completed()) or self._group.ended is not None
+        return bool(self._left or self._work.is_completed()) or self._group.ended is not None
+
+    def let_go(self) -> list[Any]:
+        """Give up what it refers to, for the caller to drop: a wait raises from now on.
+
+        torch keeps a collective for which nobody has waited until the process ends. What it refers
+        to would live as long: the group's sockets, and three threads that are never idle.
+        """
+        if self._left:
+            return []
+        held = [self._work, self._group, self._stage]
+        self._left = f"{self._group.name}: this rank has left it"
+        del self._work, self._group, self._stage
+        return held
 
     def get_future(self) -> Any:
         """Return what torch's own work has.
@@ -159,6 +176,8 @@ class InterruptibleWork(distributed._Work):
         return self._work.result()
 
     def _require_there(self) -> None:
+        if self._left:
+            raise RuntimeError(self._left)
         if not self._stage.is_there:
             raise RuntimeError("a collective over gloo has its result on a device after wait()")
 
@@ -177,6 +196,12 @@ class InterruptibleGroup(distributed.ProcessGroup):
         self._whole, self._of = whole, group
         self.newest: Callable[[], InterruptibleWork | None] = lambda: None
         """Returns what was started last, while torch keeps it, if that tells its end."""
+        self.kept = weakref.WeakSet[InterruptibleWork]()
+        """Those of its collectives and messages to which somebody still refers."""
+
+    def let_go(self) -> list[Any]:
+        """Have each collective and message give up what it refers to, for the caller to drop."""
+        return [held for work in list(self.kept) for held in work.let_go()]
 
 
 def newest_of(name: str) -> InterruptibleWork | None:
@@ -207,6 +232,7 @@ def _handed_on(name: str) -> Callable[..., InterruptibleWork]:
         }
         begun = getattr(self._whole, name)(*given, **options)
         work = InterruptibleWork(begun, self._of, stage, looks=name not in MESSAGES)
+        self.kept.add(work)
         # Weakly: its tensors go when nobody waits for it any more.
         self.newest = weakref.ref(work) if tells else lambda: None
         return work

@@ -139,7 +139,9 @@ def leave() -> None:
     global _entered, _group
     if _entered is not None:
         distributed_c10d._unregister_process_group(GROUP_NAME)
-        held, _entered, _group = [_entered], None, None
+        held = _entered.let_go() if isinstance(_entered, InterruptibleGroup) else []
+        held.append(_entered)
+        _entered, _group = None, None
         destroy(held)  # a collective that nobody waited for may be under way
 
 

@@ -1,9 +1,12 @@
 """The inner mesh: DTensor over groups that are ended and formed again; slices and digests."""
 
+import contextlib
 import dataclasses
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,6 +46,8 @@ SMALL = {"dim": 32, "layers": 2, "heads": 4, "kvHeads": 2, "hidden": 64, "sequen
 SIZE, SEED, STEP = 2, 5, 3
 TYPES = (0, 1)
 SLOT = Slot(pod=PodUid("a"), index=0)
+ENDS_S = 20.0
+"""Within this the threads of a group that was left have ended, on a busy machine as well."""
 
 
 def warm_up():
@@ -356,6 +361,47 @@ def test_a_mesh_that_is_formed_again_computes_the_same_bits(crew, backend):
         for worker in workers:
             worker.say()
     assert found[0] == found[1]
+
+
+def threads_of_gloo():
+    names = []
+    for task in os.scandir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            names.append(Path(task, "comm").read_text().strip())
+    return [name for name in names if "gloo" in name]
+
+
+def leave_with_an_unwaited_collective(pipe, store, index):
+    chain = chain_of(store, index)
+    chain.connect()
+    there = len(threads_of_gloo())
+    functional = torch.ops._c10d_functional
+    unwaited = functional.all_reduce(torch.ones(4), "sum", comm_mesh.GROUP_NAME)
+    functional.wait_tensor(functional.all_reduce(torch.ones(4), "sum", comm_mesh.GROUP_NAME))
+    pipe.send(there)
+    pipe.recv()  # the other one has got as far
+    chain.shutdown("the chain is formed again")
+    del chain
+    comm_mesh.leave()
+    deadline_s = time.monotonic() + ENDS_S
+    while threads_of_gloo() and time.monotonic() < deadline_s:
+        time.sleep(0.01)  # nobody tells that a thread has ended
+    pipe.send(threads_of_gloo())
+    with pytest.raises(RuntimeError, match="chain: this rank has left it"):
+        functional.wait_tensor(unwaited)
+    pipe.send("refused")
+
+
+def test_a_collective_that_nobody_waited_for_keeps_no_group_alive(crew):
+    """Else each recovery might leave threads behind that are never idle."""
+    workers = [
+        crew.fork(leave_with_an_unwaited_collective, crew.store, index) for index in range(SIZE)
+    ]
+    assert all(worker.hear() > 0 for worker in workers)
+    for worker in workers:
+        worker.say()
+    assert [worker.hear() for worker in workers] == [[], []]
+    assert [worker.hear() for worker in workers] == ["refused", "refused"]
 
 
 def ends_when_told(pipe, chain):
