@@ -145,7 +145,8 @@ def render(
     command = ["template", "mainstay", str(CHART), "--namespace", namespace, *options]
     for value in values:
         command += ["--set", value]
-    return [o for o in yaml.safe_load_all(plane.helm(*command)) if o]
+    # libyaml reads a chart in a tenth of the time.
+    return [o for o in yaml.load_all(plane.helm(*command), yaml.CSafeLoader) if o]
 
 
 def find(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:

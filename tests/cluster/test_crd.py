@@ -610,7 +610,7 @@ def merged(base: Any, patch: Any) -> Any:
 @pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> Api:
     """The API server, with the CRD that the chart installs."""
-    manifest = yaml.safe_load((ROOT / "manifests/crd.yaml").read_text())
+    manifest = yaml.load((ROOT / "manifests/crd.yaml").read_text(), yaml.CSafeLoader)
     control_plane.api.apply(manifest)
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{spec.PLURAL}.{spec.GROUP}"
 

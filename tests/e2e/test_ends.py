@@ -50,6 +50,7 @@ def wait_until_gone(directory: Path) -> None:
         time.sleep(POLL_S)
 
 
+@pytest.mark.chaos
 def test_a_completed_run_leaves_nothing(tmp_path: Path, corpus: Path) -> None:
     with local_job(tmp_path, make_job(LAYOUT, 3, corpus)) as job:
         assert job.report()["steps"]["committed"] == 3

@@ -246,22 +246,13 @@ def test_a_copy_is_compared_with_all_cells_and_a_healed_one_goes_on(tmp_path: Pa
     assert "not compared with" not in logs
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(
     ("spec", "second", "coverage"),
     [
         (PIGGYBACK, {"pass": "forward"}, "P 100 %"),
-        pytest.param(
-            DYNAMIC,
-            {"pass": "backward", "execution": "checker"},
-            "inter and naive",
-            marks=pytest.mark.chaos,
-        ),
-        pytest.param(
-            AUTO,
-            {"pass": "backward", "execution": "checker"},
-            "stage 0: ",
-            marks=pytest.mark.chaos,
-        ),
+        (DYNAMIC, {"pass": "backward", "execution": "checker"}, "inter and naive"),
+        (AUTO, {"pass": "backward", "execution": "checker"}, "stage 0: "),
     ],
     ids=["Piggyback", "Dynamic", "Auto"],
 )

@@ -392,6 +392,7 @@ def test_a_copy_that_was_written_wrong_is_found_by_what_votes_told_of_its_unit(
     assert replay["num_damaged"] == 1
 
 
+@pytest.mark.chaos
 def test_without_a_good_copy_the_next_row_is_taken_and_its_reason_names_the_unit(
     tmp_path: Path, corpus: Path, undisturbed: dict[Any, Any]
 ) -> None:

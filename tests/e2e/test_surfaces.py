@@ -165,6 +165,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[Path
     return directory, run_kept(directory, job, [kill(0, 1, LOST_AT)])
 
 
+@pytest.mark.chaos
 def test_every_surface_of_an_approximate_job_says_since_when(
     forked: tuple[Path, dict[str, str]],
 ) -> None:

@@ -37,6 +37,7 @@ def check(directory: Path, corpus: Path, layout: Layout, kills: list[tuple[str, 
     assert all(recovery["exact"] for recovery in report["recoveries"])
 
 
+@pytest.mark.chaos
 def test_kills_change_no_bit_and_neither_do_replicas(tmp_path: Path, corpus: Path) -> None:
     layout = Layout(stages=2, lanes=2, shards_per_lane=4)
     check(tmp_path, corpus, layout, [("kill-trainer", "SEND_F"), ("kill-pod", "backward")])

@@ -66,7 +66,7 @@ def test_a_kill_between_any_two_instructions(crew, tmp_path, undisturbed, point,
     "point",
     [
         pytest.param("computing", marks=pytest.mark.chaos),
-        "reduce-scattered",
+        pytest.param("reduce-scattered", marks=pytest.mark.chaos),
         "vote-posted",
         pytest.param("vote-gathered", marks=pytest.mark.chaos),
     ],

@@ -52,14 +52,14 @@ class InstalledChart:
             *["--set", f"crds.enabled=false,{values}", "--skip-tests"],
         )
         kinds = ("ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
-        for manifest in yaml.safe_load_all(rendered):
+        for manifest in yaml.load_all(rendered, yaml.CSafeLoader):
             if manifest and manifest["kind"] in kinds:
                 plane.api.apply(manifest, self.system)
         self.operator_user = f"system:serviceaccount:{self.system}:mainstay-operator"
         self.operator = self.token(self.system, "mainstay-operator", API)
 
     def apply_crd(self) -> None:
-        for manifest in yaml.safe_load_all((ROOT / "manifests/crd.yaml").read_text()):
+        for manifest in yaml.load_all((ROOT / "manifests/crd.yaml").read_text(), yaml.CSafeLoader):
             self.plane.api.apply(manifest)
             path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
             self.plane.api.wait(path + manifest["metadata"]["name"], is_established)

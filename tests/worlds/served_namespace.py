@@ -457,7 +457,7 @@ def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def apply_crd(plane: ControlPlane) -> None:
-    for body in yaml.safe_load_all((ROOT / "manifests" / "crd.yaml").read_text()):
+    for body in yaml.load_all((ROOT / "manifests" / "crd.yaml").read_text(), yaml.CSafeLoader):
         plane.api.apply(body)
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
         plane.api.wait(path, _is_established)

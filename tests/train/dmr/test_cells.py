@@ -98,7 +98,9 @@ def test_bits_are_the_same_whatever_checks_of_a_cell_wait_for(
     assert sum(tally.counts.values()) > 4
 
 
-@pytest.mark.parametrize("variant", [Variant.AUTO, Variant.PIGGYBACK])
+@pytest.mark.parametrize(
+    "variant", [pytest.param(Variant.AUTO, marks=pytest.mark.chaos), Variant.PIGGYBACK]
+)
 def test_a_rank_that_has_just_come_executes_what_the_others_do(
     chain: ProcessChain, variant: Variant
 ) -> None:

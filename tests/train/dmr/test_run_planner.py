@@ -194,7 +194,11 @@ def planned_spot(spot: Spot) -> PlannedSpot:
     return PlannedSpot(at.phase, at.in_pass, at.block, spot.ordinal, spot.kernel)
 
 
-@pytest.mark.parametrize("setting", QUICK, ids=str)
+@pytest.mark.parametrize(
+    "setting",
+    [QUICK[0], *(pytest.param(each, marks=pytest.mark.chaos) for each in QUICK[1:])],
+    ids=str,
+)
 def test_a_flip_is_found_whenever_the_plan_has_its_check_executed(
     setting: Setting, flipped: list[bool]
 ) -> None:
