@@ -129,7 +129,6 @@ def _has_successor(job: LocalJob, leaver: str, dead: int) -> bool:
     return len(pods) == 7 or leaver not in pods
 
 
-@pytest.mark.chaos
 def test_scale_down_and_up_again(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
     with local_job(tmp_path, gated(tmp_path, corpus, [3, 5, 9], spares=1)) as job:
         job.wait_until_all_up(7)

@@ -81,7 +81,8 @@ def _work(pipe: Connection) -> int:
 
 
 if __name__ == "__main__":
-    # Of the workers too: a crash in native code says where it was, in threads of C's as well.
+    # Of the workers too: a crash in native code says where it was. Python's stacks come first:
+    # those of native code take memory, which may be what is broken.
+    torch._C._set_print_stack_traces_on_fatal_signal(True)
     faulthandler.enable()
-    torch._C._set_print_stack_traces_on_fatal_signal(True)  # type: ignore[attr-defined]
     serve(socket.socket(fileno=int(sys.argv[1])))

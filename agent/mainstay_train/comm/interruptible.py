@@ -139,8 +139,11 @@ class InterruptibleWork(distributed._Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether the collective is over and the caller's tensors have what it wrote."""
-        return not self._left and self._stage.is_there and bool(self._work.is_completed())
+        """Whether the collective is over, and the caller's tensors have what it wrote if it was.
+
+        As torch means it, also of one that has failed: a wait says so.
+        """
+        return bool(self._left) or (self._stage.is_there and bool(self._work.is_completed()))
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +160,7 @@ class InterruptibleWork(distributed._Work):
         if self._left:
             return []
         held = [self._work, self._group, self._stage]
-        self._left = f"{self._group.name}: this rank has left it"
+        self._left = self._group.ended or f"{self._group.name}: this rank has left it"
         del self._work, self._group, self._stage
         return held
 

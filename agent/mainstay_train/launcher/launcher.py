@@ -198,7 +198,7 @@ class Launcher:
     def _train(self, settings: TrainerSettings) -> int:
         import torch
 
-        faulthandler.enable()  # its log says where it was when a library of C crashed
+        faulthandler.enable()  # its log says where it was when native code crashed
         for pidfd in tuple(self._processes):
             os.close(pidfd)
         torch.set_num_threads(1)

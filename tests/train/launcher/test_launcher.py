@@ -245,7 +245,7 @@ def test_the_end_of_a_trainer_is_reported_with_its_code_or_signal(
     assert ("a bug in the workload" in (pod.dir / "trainer-0.log").read_text()) == (what == "raise")
 
 
-def test_the_log_of_a_trainer_that_crashed_in_a_library_of_c_says_where_it_was(
+def test_the_log_of_a_trainer_that_crashed_in_native_code_says_where_it_was(
     pod: Pod, launcher: Line
 ) -> None:
     trainer, _ = pod.fork(launcher, f"die:{int(signal.SIGSEGV)}")

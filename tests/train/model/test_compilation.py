@@ -150,7 +150,6 @@ def model(*middle, **last):
     )
 
 
-@pytest.mark.chaos
 @needs_compiler
 def test_a_trial_names_the_compiler_and_refuses_a_block_whose_bits_vary():
     entry = trial.check(model(name="head", build=lambda: split.Linear(8, 256)), CPU)
