@@ -15,6 +15,7 @@ import pytest
 import yaml
 from tests.cluster.client import Api, ApiError
 from tests.cluster.control_plane import ControlPlane
+from tests.worlds.crd import apply_crd
 
 from mainstay_core.base.ids import JobUid
 from mainstay_core.job import crd, crd_rules, spec
@@ -610,17 +611,7 @@ def merged(base: Any, patch: Any) -> Any:
 @pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> Api:
     """The API server, with the CRD that the chart installs."""
-    manifest = yaml.load((ROOT / "manifests/crd.yaml").read_text(), yaml.CSafeLoader)
-    control_plane.api.apply(manifest)
-    path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{spec.PLURAL}.{spec.GROUP}"
-
-    def established(found: dict[str, Any] | None) -> bool:
-        conditions = ((found or {}).get("status") or {}).get("conditions") or []
-        problems = [c for c in conditions if c["type"] == "NonStructuralSchema"]
-        assert problems == []
-        return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
-
-    control_plane.api.wait(path, established, "established")
+    apply_crd(control_plane)
     return control_plane.api
 
 

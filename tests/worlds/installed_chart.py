@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from tests.cluster.control_plane import ControlPlane
+from tests.worlds.crd import apply_crd
 
 from mainstay_api.kube import KubeSettings
 from mainstay_core.job.object_names import object_name
@@ -46,7 +47,7 @@ class InstalledChart:
         self.directory = directory
         self._count = itertools.count()
         self.system = plane.make_namespace(f"system-{secrets.token_hex(3)}")
-        self.apply_crd()
+        apply_crd(plane)
         rendered = plane.helm(
             *["template", "mainstay", str(ROOT / "charts/mainstay"), "-n", self.system],
             *["--set", f"crds.enabled=false,{values}", "--skip-tests"],
@@ -57,12 +58,6 @@ class InstalledChart:
                 plane.api.apply(manifest, self.system)
         self.operator_user = f"system:serviceaccount:{self.system}:mainstay-operator"
         self.operator = self.token(self.system, "mainstay-operator", API)
-
-    def apply_crd(self) -> None:
-        for manifest in yaml.load_all((ROOT / "manifests/crd.yaml").read_text(), yaml.CSafeLoader):
-            self.plane.api.apply(manifest)
-            path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/"
-            self.plane.api.wait(path + manifest["metadata"]["name"], is_established)
 
     def kube_settings(self, url: str | None = None) -> KubeSettings:
         """What an api in a pod of the chart would find."""
@@ -154,11 +149,6 @@ class InstalledChart:
         if role is not None:
             self.grant(namespace, role, f"system:serviceaccount:{namespace}:{name}")
         return self.token(namespace, name, audience)
-
-
-def is_established(crd: dict[str, Any] | None) -> bool:
-    conditions = ((crd or {}).get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
 def routes_of(app: Any) -> Iterator[tuple[str, str]]:

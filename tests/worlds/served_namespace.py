@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import Redis
 from tests.cluster.client import ApiError
 from tests.cluster.control_plane import ControlPlane
 from tests.worlds import played
+from tests.worlds.crd import apply_crd
 
 from mainstay_core.job.object_names import object_name
 from mainstay_core.supervisor.outbox import MAX_BATCH
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "operator-tests"
 GIVE_UP_S = 120.0
 JOBS = "/apis/mainstay.dev/v1alpha1"
@@ -454,18 +453,6 @@ class Job:
 def condition_of(status: dict[str, Any], kind: str) -> dict[str, Any]:
     found = [c for c in status.get("conditions") or () if c["type"] == kind]
     return dict(found[0]) if found else {}
-
-
-def apply_crd(plane: ControlPlane) -> None:
-    for body in yaml.load_all((ROOT / "manifests" / "crd.yaml").read_text(), yaml.CSafeLoader):
-        plane.api.apply(body)
-        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{body['metadata']['name']}"
-        plane.api.wait(path, _is_established)
-
-
-def _is_established(crd: dict[str, Any] | None) -> bool:
-    conditions = ((crd or {}).get("status") or {}).get("conditions") or ()
-    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 
 
 @contextlib.contextmanager
